@@ -1,0 +1,1 @@
+"""Wire types: what clients send and get, bounded field by field."""

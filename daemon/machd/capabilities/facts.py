@@ -1,0 +1,108 @@
+"""What is known of a model's KV cache, read from live cache objects by ``engine/caches.py``.
+
+Plain data and pure functions: the names of the classes and what they can do, never the classes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["CacheFacts", "KvCacheKind", "LayerCacheFacts"]
+
+_STANDARD = "KVCache"
+_ROTATING = "RotatingKVCache"
+_STATE = "ArraysCache"
+_CHUNKED = "ChunkedKVCache"
+_LIST = "CacheList"
+_PUBLIC = frozenset({_STANDARD, _ROTATING, _STATE, _CHUNKED, _LIST})
+
+
+class KvCacheKind(StrEnum):
+    """How a model remembers. Judged by live objects: a configuration can change it."""
+
+    STANDARD = "standard"
+    ROTATING = "rotating"
+    HYBRID_GDN = "hybrid_gdn"
+    HYBRID = "hybrid"
+    RECURRENT = "recurrent"
+    CHUNKED = "chunked"
+    COMPRESSED = "compressed"
+    NESTED = "nested"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCacheFacts:
+    """One cache object.
+
+    Attributes:
+        class_name: The class, such as ``KVCache``.
+        owner: The class of the module that keeps state in it, such as ``GatedDeltaNet``; empty
+            where it cannot be told.
+        keep: Sink tokens that a rotating cache never drops.
+        window_tokens: Positions that a rotating cache holds; None without a window.
+        nested: The caches inside a list.
+    """
+
+    class_name: str
+    owner: str = ""
+    trimmable: bool = True
+    mergeable: bool = True
+    keep: int = 0
+    window_tokens: int | None = None
+    nested: tuple[LayerCacheFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """A whole model's cache.
+
+    Attributes:
+        layers: One entry for each cache object; fewer or more than the model has layers.
+        bytes_per_token: What one more position costs in one sequence.
+        bytes_per_sequence: What a sequence costs whatever its length (recurrent state).
+    """
+
+    layers: tuple[LayerCacheFacts, ...]
+    bytes_per_token: int
+    bytes_per_sequence: int
+
+    @property
+    def class_counts(self) -> dict[str, int]:
+        """How many cache objects there are of each class, by name."""
+        return dict(sorted(Counter(layer.class_name for layer in self.layers).items()))
+
+    @property
+    def nested_classes(self) -> tuple[str, ...]:
+        """Sorted names of the classes inside cache lists."""
+        return tuple(sorted({inner.class_name for layer in self.layers for inner in layer.nested}))
+
+    @property
+    def trimmable(self) -> bool:
+        """Whether every cache can be cut back to an earlier position."""
+        return all(layer.trimmable for layer in self.layers)
+
+    @property
+    def kind(self) -> KvCacheKind:
+        """The kind as ``/v1/capabilities`` names it: the most restrictive class present decides."""
+        names = {layer.class_name for layer in self.layers}
+        if _LIST in names:
+            return KvCacheKind.NESTED
+        if names - _PUBLIC:
+            return KvCacheKind.COMPRESSED
+        if _CHUNKED in names:
+            return KvCacheKind.CHUNKED
+        if _STATE in names:
+            return self._state_kind(names)
+        if _ROTATING in names:
+            return KvCacheKind.ROTATING
+        return KvCacheKind.STANDARD
+
+    def _state_kind(self, names: set[str]) -> KvCacheKind:
+        if names == {_STATE}:
+            return KvCacheKind.RECURRENT
+        owners = {layer.owner for layer in self.layers if layer.class_name == _STATE}
+        if owners and all("GatedDelta" in owner for owner in owners):
+            return KvCacheKind.HYBRID_GDN
+        return KvCacheKind.HYBRID

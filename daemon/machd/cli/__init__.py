@@ -1,0 +1,1 @@
+"""The ``machd`` command: one module for each subcommand."""

@@ -1,0 +1,57 @@
+"""The only reader of time.
+
+Everything else is handed a :class:`Clock`, so that tests own time and no layer that should be
+pure can look at the wall.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "ManualClock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Two readings: one that only grows, one that a person understands."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        ...
+
+    def unix_s(self) -> float:
+        """Seconds since 1970-01-01 UTC."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        return time.monotonic()
+
+    def unix_s(self) -> float:
+        """Seconds since 1970-01-01 UTC."""
+        return time.time()
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self, start_s: float = 1000.0) -> None:
+        """Start both readings at ``start_s``."""
+        self._now_s = start_s
+
+    def advance(self, seconds_s: float) -> None:
+        """Move time forward."""
+        assert seconds_s >= 0, "time does not go back"
+        self._now_s += seconds_s
+
+    def monotonic_s(self) -> float:
+        """The time set by the test."""
+        return self._now_s
+
+    def unix_s(self) -> float:
+        """The time set by the test."""
+        return self._now_s

@@ -1,0 +1,1 @@
+"""The only importer of mlx and mlx_lm: it computes and never decides."""

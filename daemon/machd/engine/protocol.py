@@ -1,0 +1,289 @@
+"""What the scheduler and the serving loop know of an engine: plain data and four verbs.
+
+A step is a message: :class:`StepPlan` in, :class:`StepResult` out, both frozen and free of
+tensors, so that several ranks can run one plan and a fake can answer it.
+
+The rules of the seam, which the contract suite proves for every engine:
+
+- ``run`` first frees ``plan.release``, then prefills, then decodes.
+- The last chunk of a prompt yields the row's first token in the same result.
+- A decode row yields exactly one token a step. The engine may already be computing the next one
+  when it answers; ``DecodeRow.has_next`` says whether that work would be of use.
+- A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
+- ``run`` raising anything is an engine fault: nothing of the step counts.
+- Every method is called on the one engine thread, except ``tokenizer``'s, which are thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from machd.capabilities.facts import CacheFacts
+
+__all__ = [
+    "ChatMessages",
+    "DecodeRow",
+    "Detokenizer",
+    "Engine",
+    "MemoryReading",
+    "ModelDescription",
+    "PrefillChunk",
+    "RowFault",
+    "SampledToken",
+    "SamplingParams",
+    "StepPlan",
+    "StepResult",
+    "Tokenizer",
+    "TokenLogprob",
+]
+
+ChatMessages = Sequence[dict[str, object]]
+"""Chat messages as a template sees them: ``role``, ``content`` and what else the template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one row's tokens are chosen. The same whatever other rows share the batch.
+
+    The order is: penalties and ``logit_bias`` on the logits, then temperature, then ``top_k``,
+    ``top_p`` and ``min_p`` on the resulting distribution. Temperature 0 is greedy.
+
+    Attributes:
+        seed: With the token's position it alone decides the row's random draw.
+        logit_bias: Pairs of token id and addend; ids are inside the vocabulary.
+        top_logprobs: None for no log-probabilities, else how many alternatives (0 to 20).
+            They are of the model's own distribution, before penalties and temperature.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Some of a prompt's tokens for one slot.
+
+    Attributes:
+        start: Position of ``token_ids[0]`` in the prompt; 0 opens the slot.
+        is_last: The chunk ends the prompt, so the row's first token is sampled.
+        sampling: The row's parameters; the engine keeps those of the opening chunk.
+        reserved_tokens: Positions that prompt and completion may take together.
+    """
+
+    slot_index: int
+    token_ids: tuple[int, ...]
+    start: int
+    is_last: bool
+    sampling: SamplingParams
+    reserved_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One running row that wants its next token.
+
+    Attributes:
+        has_next: Whether the row may want another token after this one; without it an engine
+            that works ahead would compute a step for nobody.
+    """
+
+    slot_index: int
+    has_next: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: what to free, what to prefill, who decodes."""
+
+    release: tuple[int, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+    decode: tuple[DecodeRow, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether running the plan would do nothing."""
+        return not (self.release or self.prefill or self.decode)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that this step computes."""
+        return sum(len(chunk.token_ids) for chunk in self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token id and its natural-log probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token that a row got, with log-probabilities if the row asked for them.
+
+    Attributes:
+        logprob: Natural log of the model's probability of ``token_id``; None unless asked.
+        top_logprobs: The most likely tokens, best first; empty unless asked.
+    """
+
+    slot_index: int
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """One row failed; ``cause`` goes to the log, never to the client."""
+
+    slot_index: int
+    cause: Exception = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step made: at most one token for each row of the plan."""
+
+    tokens: tuple[SampledToken, ...] = ()
+    faults: tuple[RowFault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Bytes at one moment.
+
+    Attributes:
+        kv_used_bytes: KV and state held for occupied slots.
+        active_bytes: Held by the array library, weights included.
+        peak_bytes: The most ``active_bytes`` has been.
+        cache_bytes: Kept by the array library for reuse.
+    """
+
+    kv_used_bytes: int
+    active_bytes: int
+    peak_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """The loaded model, as the outside may know it.
+
+    Attributes:
+        model_id: The name that requests use.
+        context_tokens: Positions that prompt and completion share.
+        vocabulary_tokens: Width of the logits.
+        weights_bytes: What the weights take in memory.
+        dtype: Name of the dtype computed in, such as ``float32``.
+        quantization: Such as ``affine 4-bit, group 64``; None when the weights are plain.
+        backend: ``cpu``, ``metal`` or ``cuda``.
+        blas: The library that multiplies matrices on the CPU; None elsewhere.
+        eos_token_ids: Tokens that end a completion.
+        created_unix_s: When the weights were written, in seconds since 1970.
+    """
+
+    model_id: str
+    architecture: str
+    context_tokens: int
+    vocabulary_tokens: int
+    parameters: int
+    weights_bytes: int
+    dtype: str
+    quantization: str | None
+    backend: str
+    blas: str | None
+    eos_token_ids: frozenset[int]
+    cache: CacheFacts
+    created_unix_s: int
+
+
+class Detokenizer(Protocol):
+    """Turns one completion's token ids into text as they come."""
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; empty inside a multi-byte character."""
+        ...
+
+    def finish(self) -> str:
+        """The text still held back; incomplete bytes become U+FFFD."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Every method may be called from any thread."""
+
+    @property
+    def vocabulary_tokens(self) -> int:
+        """Ids that text can come from: 0 up to this number, not included."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`render_chat` can work."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        ...
+
+    def render_chat(self, messages: ChatMessages, *, add_generation_prompt: bool = True) -> str:
+        """The prompt text of a conversation.
+
+        Raises:
+            ChatTemplateMissingError: The model has no template.
+            InvalidRequestError: The template refuses the conversation.
+        """
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, which need not be whole characters."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one completion."""
+        ...
+
+
+class Engine(Protocol):
+    """A loaded model that runs steps."""
+
+    @property
+    def model(self) -> ModelDescription:
+        """What is loaded."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step. Raising is an engine fault."""
+        ...
+
+    def memory(self) -> MemoryReading:
+        """Bytes right now."""
+        ...
+
+    def reset(self) -> None:
+        """Forget every slot, as after an engine fault."""
+        ...
+
+    def close(self) -> None:
+        """Give back weights and caches."""
+        ...

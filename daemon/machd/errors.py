@@ -1,0 +1,359 @@
+"""The one tree of operating errors.
+
+Operating errors are expected: bad settings, a missing model, a full queue, a client that
+leaves. Programmer errors are assertions and never appear here.
+
+Every class has a stable ``code`` that clients, dashboards and scripts may depend on. A class
+that can answer an HTTP request names its ``http_status`` and OpenAI ``error_type``; a class that
+can end a command names its ``exit_code``. Nothing in machd decides by the text of a message.
+
+::
+
+    MachdError
+    + SettingsError                   bad settings, every problem at once        exit 2
+    + StartupError                    the daemon cannot start                    exit 2
+      - ListenError                   the address cannot be listened on
+      - ModelError                    the model cannot be served
+        . ModelNotFoundError          no such file, directory or hub id
+        . ModelDownloadError          a fetch failed or its hash is wrong
+        . ModelFormatError            corrupt, truncated or unsupported weights
+        . ModelArchitectureError      mlx-lm does not know the architecture
+        . ModelCodeError              the checkpoint wants to run its own code
+        . ModelMemoryError            the weights do not fit
+        . ChatTemplateMissingError    no chat template to render messages with
+    + RequestError                    the client's request is wrong              4xx
+      - InvalidRequestError           400
+        . UnsupportedParameterError
+        . ContextLengthExceededError
+      - AuthenticationError           401
+      - ForbiddenOriginError          403
+      - NotFoundError                 404
+        . ModelNotServedError
+      - MethodNotAllowedError         405
+      - BodyTooLargeError             413
+      - UnsupportedMediaTypeError     415
+      - MisdirectedRequestError       421
+    + UnavailableError                right request, wrong moment                429, 503
+      - QueueFullError                429
+      - QueueTimeoutError             503
+      - NotReadyError                 503
+      - DrainingError                 503
+    + AbortError                      a generation ended early
+      - ClientDisconnectedError       499
+      - ClientStalledError            499
+      - RequestTimeoutError           504
+      - DrainDeadlineError            503
+    + FaultError                      machd's own failure                        5xx
+      - RowFaultError                 500, one request
+      - EngineFaultError              503, the engine                            exit 70
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AbortError",
+    "AuthenticationError",
+    "BodyTooLargeError",
+    "ChatTemplateMissingError",
+    "ClientDisconnectedError",
+    "ClientStalledError",
+    "ContextLengthExceededError",
+    "DrainDeadlineError",
+    "DrainingError",
+    "EngineFaultError",
+    "FaultError",
+    "ForbiddenOriginError",
+    "InvalidRequestError",
+    "ListenError",
+    "MachdError",
+    "MethodNotAllowedError",
+    "MisdirectedRequestError",
+    "ModelArchitectureError",
+    "ModelCodeError",
+    "ModelDownloadError",
+    "ModelError",
+    "ModelFormatError",
+    "ModelMemoryError",
+    "ModelNotFoundError",
+    "ModelNotServedError",
+    "NotFoundError",
+    "NotReadyError",
+    "QueueFullError",
+    "QueueTimeoutError",
+    "RequestError",
+    "RequestTimeoutError",
+    "RowFaultError",
+    "SettingsError",
+    "StartupError",
+    "UnavailableError",
+    "UnsupportedMediaTypeError",
+    "UnsupportedParameterError",
+]
+
+
+class MachdError(Exception):
+    """An expected failure. ``message`` is safe to show: no path of the server's, no user text."""
+
+    code: ClassVar[str] = "machd_error"
+    http_status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "server_error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        """Keep what a person reads, and the request field it is about when there is one."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class SettingsError(MachdError):
+    """One or more settings are wrong; ``problems`` holds a line for each."""
+
+    code = "invalid_settings"
+    exit_code = 2
+
+    def __init__(self, problems: list[str]) -> None:
+        """Join every problem, so that one run shows them all."""
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class StartupError(MachdError):
+    """The daemon cannot start; the message says what to do."""
+
+    code = "startup_failed"
+    exit_code = 2
+
+
+class ListenError(StartupError):
+    """The address is taken, not ours, or refused by policy."""
+
+    code = "cannot_listen"
+
+
+class ModelError(StartupError):
+    """The model cannot be served."""
+
+    code = "model_error"
+
+
+class ModelNotFoundError(ModelError):
+    """There is no such file, directory or hub id."""
+
+    code = "model_missing"
+
+
+class ModelDownloadError(ModelError):
+    """Fetching failed, or what came has the wrong hash."""
+
+    code = "model_download_failed"
+
+
+class ModelFormatError(ModelError):
+    """The files are corrupt, truncated, or of a format machd does not read."""
+
+    code = "model_format"
+
+
+class ModelArchitectureError(ModelError):
+    """The installed mlx-lm has no such architecture."""
+
+    code = "model_architecture"
+
+
+class ModelCodeError(ModelError):
+    """The checkpoint wants to run code of its own, and that was not allowed."""
+
+    code = "model_code"
+
+
+class ModelMemoryError(ModelError):
+    """The weights do not fit into memory."""
+
+    code = "model_memory"
+
+
+class ChatTemplateMissingError(ModelError):
+    """The model has no chat template, so messages cannot be rendered."""
+
+    code = "chat_template_missing"
+    http_status = 400
+    error_type = "invalid_request_error"
+
+
+class RequestError(MachdError):
+    """The client's request is wrong; sending it again unchanged gives the same answer."""
+
+    code = "request_error"
+    http_status = 400
+    error_type = "invalid_request_error"
+
+
+class InvalidRequestError(RequestError):
+    """A field is malformed or out of range."""
+
+    code = "invalid_request"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A field that would change the answer and that machd does not support."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """Prompt and completion together do not fit into the context."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(RequestError):
+    """The API key is missing or wrong."""
+
+    code = "invalid_api_key"
+    http_status = 401
+    error_type = "authentication_error"
+
+
+class ForbiddenOriginError(RequestError):
+    """A browser page of an origin that is not allowed sent this."""
+
+    code = "origin_not_allowed"
+    http_status = 403
+    error_type = "permission_error"
+
+
+class NotFoundError(RequestError):
+    """Nothing is served at that path."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class ModelNotServedError(NotFoundError):
+    """The request names a model that this daemon does not serve."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowedError(RequestError):
+    """The path exists, the method does not."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class BodyTooLargeError(RequestError):
+    """The body is longer than ``limits.max_body_bytes``."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not uncompressed ``application/json``."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class MisdirectedRequestError(RequestError):
+    """The Host header names a host that is not in ``http.allowed_hosts``."""
+
+    code = "host_not_allowed"
+    http_status = 421
+
+
+class UnavailableError(MachdError):
+    """The request is right; this moment is wrong. ``retry_after_s`` says when to come back."""
+
+    code = "unavailable"
+    http_status = 503
+    error_type = "overloaded_error"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        """Keep the whole seconds that the Retry-After header will carry."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFullError(UnavailableError):
+    """``limits.max_queue`` or ``limits.max_queue_tokens`` is reached."""
+
+    code = "queue_full"
+    http_status = 429
+    error_type = "rate_limit_error"
+
+
+class QueueTimeoutError(UnavailableError):
+    """The request waited ``limits.queue_timeout_s`` without being admitted."""
+
+    code = "queue_timeout"
+
+
+class NotReadyError(UnavailableError):
+    """The daemon is still loading its model."""
+
+    code = "not_ready"
+
+
+class DrainingError(UnavailableError):
+    """The daemon is finishing what it has and takes nothing new."""
+
+    code = "draining"
+
+
+class AbortError(MachdError):
+    """A generation ended before it was finished."""
+
+    code = "aborted"
+
+
+class ClientDisconnectedError(AbortError):
+    """The client closed the connection; nobody reads this answer."""
+
+    code = "client_disconnected"
+    http_status = 499
+
+
+class ClientStalledError(AbortError):
+    """The client read nothing for ``limits.stall_timeout_s``."""
+
+    code = "client_stalled"
+    http_status = 499
+
+
+class RequestTimeoutError(AbortError):
+    """The request ran longer than ``limits.request_timeout_s``."""
+
+    code = "request_timeout"
+    http_status = 504
+
+
+class DrainDeadlineError(AbortError):
+    """The daemon stops and ``limits.drain_timeout_s`` is over."""
+
+    code = "drain_deadline"
+    http_status = 503
+
+
+class FaultError(MachdError):
+    """A failure of machd's own; the message to the client is constant, the log has the rest."""
+
+    code = "fault"
+
+
+class RowFaultError(FaultError):
+    """One row's sampler, detokeniser or cache failed; no other row is touched."""
+
+    code = "row_fault"
+
+
+class EngineFaultError(FaultError):
+    """The forward pass itself failed, or the engine stopped answering."""
+
+    code = "engine_fault"
+    http_status = 503
+    exit_code = 70

@@ -1,0 +1,1 @@
+"""Litestar: one module for each endpoint family."""

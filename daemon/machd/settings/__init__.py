@@ -1,0 +1,1 @@
+"""Settings: one frozen model, read from TOML, ``LME_*`` variables and flags."""

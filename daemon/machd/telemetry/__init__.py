@@ -1,0 +1,1 @@
+"""Facts turned into metrics and log lines."""
