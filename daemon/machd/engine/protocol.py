@@ -35,8 +35,8 @@ __all__ = [
     "SamplingParams",
     "StepPlan",
     "StepResult",
-    "Tokenizer",
     "TokenLogprob",
+    "Tokenizer",
 ]
 
 ChatMessages = Sequence[dict[str, object]]

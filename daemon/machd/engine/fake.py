@@ -1,0 +1,242 @@
+"""A scripted engine: no model, no tensors, the same answer every time, faults on request.
+
+It keeps the rules of :mod:`machd.engine.protocol`, which the contract suite proves by running the
+same tests on it and on MLX. What it generates depends on the row's prompt, parameters and
+position alone, so isolation can be checked without a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.protocol import (
+    ChatMessages,
+    DecodeRow,
+    MemoryReading,
+    ModelDescription,
+    PrefillChunk,
+    RowFault,
+    SampledToken,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
+
+__all__ = ["FakeEngine", "FakeFaults", "FakeTokenizer", "Script", "lettered", "spelled"]
+
+_BYTES_PER_TOKEN = 1024
+_END_OF_TEXT = 256
+_VOCABULARY_TOKENS = 257
+
+Script = Callable[[tuple[int, ...], SamplingParams, int], int]
+"""Prompt, parameters and position to the token id there."""
+
+
+def lettered(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
+    """The default script: lower-case letters that look random and never end by themselves."""
+    seed = sampling.seed if sampling.temperature > 0 else 0
+    digest = hashlib.blake2b(repr((prompt, seed, position)).encode(), digest_size=2).digest()
+    return ord("a") + int.from_bytes(digest, "little") % 26
+
+
+def spelled(text: str) -> Script:
+    """A script that says ``text`` and ends."""
+    data = text.encode()
+    return lambda _prompt, _sampling, position: (*data, _END_OF_TEXT)[min(position, len(data))]
+
+
+@dataclass(slots=True)
+class FakeFaults:
+    """Faults to inject; each step is counted from 0 and release-only steps do not count.
+
+    Attributes:
+        step_errors: Step number to what ``run`` raises there.
+        row_errors: (slot index, position) to the row's fault there.
+        reset_error: What ``reset`` raises.
+    """
+
+    step_errors: dict[int, Exception] = field(default_factory=dict)
+    row_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
+    reset_error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Row:
+    sampling: SamplingParams
+    prompt: tuple[int, ...] = ()
+    position: int = 0
+
+
+class FakeEngine:
+    """Rows that follow a script."""
+
+    def __init__(
+        self,
+        script: Script = lettered,
+        *,
+        faults: FakeFaults | None = None,
+        before_step: Callable[[StepPlan], None] = lambda _plan: None,
+        context_tokens: int = 4096,
+    ) -> None:
+        """Start with no rows.
+
+        Args:
+            script: What rows say.
+            faults: What goes wrong, and when.
+            before_step: Called at the start of every ``run``; sleeping here is a slow model.
+            context_tokens: Positions that prompt and completion share.
+        """
+        self._script = script
+        self._faults = faults or FakeFaults()
+        self._before_step = before_step
+        self._rows: dict[int, _Row] = {}
+        self._step = 0
+        self._tokenizer = FakeTokenizer()
+        self._model = _description(context_tokens)
+
+    @property
+    def model(self) -> ModelDescription:
+        """A made-up model of 257 tokens: the bytes and an end."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        """One token a byte."""
+        return self._tokenizer
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Free, prefill, decode, as the script says."""
+        for slot_index in plan.release:
+            self._rows.pop(slot_index, None)
+        if not (plan.prefill or plan.decode):
+            return StepResult()
+        self._before_step(plan)
+        step, self._step = self._step, self._step + 1
+        if step in self._faults.step_errors:
+            raise self._faults.step_errors[step]
+        outcomes = [self._prefill(chunk) for chunk in plan.prefill]
+        outcomes += [self._decode(row) for row in plan.decode]
+        return StepResult(
+            tuple(one for one in outcomes if isinstance(one, SampledToken)),
+            tuple(one for one in outcomes if isinstance(one, RowFault)),
+        )
+
+    def memory(self) -> MemoryReading:
+        """A kibibyte a token."""
+        used = sum(len(row.prompt) + row.position for row in self._rows.values())
+        return MemoryReading(used * _BYTES_PER_TOKEN, used * _BYTES_PER_TOKEN, 0, 0)
+
+    def reset(self) -> None:
+        """Forget every row."""
+        if self._faults.reset_error is not None:
+            raise self._faults.reset_error
+        self._rows.clear()
+
+    def close(self) -> None:
+        """Forget every row."""
+        self._rows.clear()
+
+    def _prefill(self, chunk: PrefillChunk) -> SampledToken | RowFault | None:
+        if chunk.start == 0:
+            assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
+            self._rows[chunk.slot_index] = _Row(chunk.sampling)
+        row = self._rows[chunk.slot_index]
+        assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
+        row.prompt += chunk.token_ids
+        return self._next(chunk.slot_index, row) if chunk.is_last else None
+
+    def _decode(self, decode: DecodeRow) -> SampledToken | RowFault:
+        return self._next(decode.slot_index, self._rows[decode.slot_index])
+
+    def _next(self, slot_index: int, row: _Row) -> SampledToken | RowFault:
+        fault = self._faults.row_errors.get((slot_index, row.position))
+        if fault is not None:
+            return RowFault(slot_index, fault)
+        token_id = self._script(row.prompt, row.sampling, row.position)
+        row.position += 1
+        asked = row.sampling.top_logprobs
+        if asked is None:
+            return SampledToken(slot_index, token_id)
+        top = tuple(
+            TokenLogprob((token_id + i) % _VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
+        )
+        return SampledToken(slot_index, token_id, -0.5, top)
+
+
+class FakeTokenizer:
+    """One token a byte, and one more that ends the text."""
+
+    @property
+    def vocabulary_tokens(self) -> int:
+        """256 bytes and an end."""
+        return _VOCABULARY_TOKENS
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Always."""
+        return True
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """UTF-8 bytes; there is nothing special to add."""
+        del add_special_tokens
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of those bytes."""
+        return bytes(one for one in token_ids if one < _END_OF_TEXT).decode("utf-8", "replace")
+
+    def render_chat(self, messages: ChatMessages, *, add_generation_prompt: bool = True) -> str:
+        """A line a message."""
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return "".join([*lines, "assistant: " if add_generation_prompt else ""])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte itself."""
+        return bytes([token_id]) if token_id < _END_OF_TEXT else b"<end>"
+
+    def detokenizer(self) -> _FakeDetokenizer:
+        """A fresh one."""
+        return _FakeDetokenizer()
+
+
+class _FakeDetokenizer:
+    def __init__(self) -> None:
+        self._held = b""
+
+    def push(self, token_id: int) -> str:
+        if token_id < _END_OF_TEXT:
+            self._held += bytes([token_id])
+        try:
+            text = self._held.decode()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return ""
+            text = self._held.decode("utf-8", "replace")
+        self._held = b""
+        return text
+
+    def finish(self) -> str:
+        text, self._held = self._held.decode("utf-8", "replace"), b""
+        return text
+
+
+def _description(context_tokens: int) -> ModelDescription:
+    return ModelDescription(
+        model_id="fake",
+        architecture="fake",
+        context_tokens=context_tokens,
+        vocabulary_tokens=_VOCABULARY_TOKENS,
+        parameters=0,
+        weights_bytes=0,
+        dtype="none",
+        quantization=None,
+        backend="cpu",
+        blas=None,
+        eos_token_ids=frozenset({_END_OF_TEXT}),
+        cache=CacheFacts((LayerCacheFacts("KVCache"),), _BYTES_PER_TOKEN, 0),
+        created_unix_s=0,
+    )

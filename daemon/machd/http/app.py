@@ -1,0 +1,57 @@
+"""The public application: every endpoint, behind the gate."""
+
+from __future__ import annotations
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from machd.http.authentication import ApiKeys, require_api_key
+from machd.http.chat import create_chat_completion
+from machd.http.completions import create_completion
+from machd.http.context import ServerContext
+from machd.http.failures import EXCEPTION_HANDLERS
+from machd.http.gate import Gate
+from machd.http.health import get_live, get_ready
+from machd.http.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
+from machd.http.models import get_model, list_models
+from machd.http.tokenization import detokenize, tokenize
+
+__all__ = ["create_app"]
+
+
+def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
+    """Build the application that answers on the public port."""
+    settings = context.settings
+    handlers = [
+        create_chat_completion,
+        create_completion,
+        list_models,
+        get_model,
+        tokenize,
+        detokenize,
+        get_capabilities,
+        get_cache_stats,
+        get_live,
+        get_ready,
+        get_openapi,
+    ]
+    if settings.metrics.public:
+        handlers.append(get_metrics)
+    app = Litestar(
+        handlers,
+        dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
+        exception_handlers=EXCEPTION_HANDLERS,
+        guards=[require_api_key],
+        state=State({"api_keys": api_keys, "metrics": context.metrics}),
+        request_max_body_size=settings.limits.max_body_bytes,
+        openapi_config=None,
+        logging_config=None,
+    )
+    return Gate(
+        app,
+        clock=context.clock,
+        allowed_hosts=settings.http.allowed_hosts,
+        allowed_origins=settings.http.allowed_origins,
+    )

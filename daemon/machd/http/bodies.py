@@ -1,0 +1,50 @@
+"""A request's body: bytes of the right type, decoded strictly."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import structlog
+from litestar import Request
+from msgspec import Struct
+
+from machd.api.decoding import decode_body, unknown_fields
+from machd.errors import ModelNotServedError, UnsupportedMediaTypeError
+from machd.http.gate import request_id
+
+__all__ = ["check_model", "read_body"]
+
+_S = TypeVar("_S", bound=Struct)
+
+
+async def read_body(request: Request[Any, Any, Any], type_: type[_S]) -> _S:
+    """Read and decode the body; names of unknown fields go to the debug log.
+
+    Raises:
+        UnsupportedMediaTypeError: It is not plain ``application/json``. A browser sends other
+            types without asking, so accepting one would let any page in.
+        InvalidRequestError: It is not what ``type_`` takes.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaTypeError("send the body as Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaTypeError("send the body without a Content-Encoding")
+    body = await request.body()
+    decoded = decode_body(body, type_)
+    log = structlog.get_logger("machd.http")
+    if log.is_enabled_for(10) and (names := unknown_fields(body, type_)):
+        log.debug("request.unknown_fields", request_id=request_id(request.scope), fields=names)
+    return decoded
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Refuse a request for another model.
+
+    Raises:
+        ModelNotServedError: It names another; the message names the one that is served.
+    """
+    if asked is not None and asked != served:
+        raise ModelNotServedError(
+            f"this server serves {served!r} and no other model; ask for that one", param="model"
+        )

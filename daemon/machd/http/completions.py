@@ -1,0 +1,146 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from litestar.types import ASGIApp
+from msgspec import UNSET
+
+from machd.api.completion import Completion, CompletionChoice
+from machd.api.completion_request import CompletionRequest, Prompt
+from machd.api.logprobs import CompletionChoiceLogprobs
+from machd.api.options import GenerationOptions
+from machd.api.usage import Usage
+from machd.engine.protocol import Tokenizer
+from machd.errors import InvalidRequestError
+from machd.http.bodies import check_model, read_body
+from machd.http.context import ServerContext
+from machd.http.generations import identify, respond
+from machd.http.logprobs import completion_logprobs, token_text
+from machd.http.usage import wire_finish_reason, wire_usage
+from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+
+__all__ = ["create_completion"]
+
+
+@post("/v1/completions", status_code=200)
+async def create_completion(request: Request[Any, Any, Any], context: ServerContext) -> ASGIApp:
+    """Continue a text."""
+    body = (await read_body(request, CompletionRequest)).checked()
+    service = context.service
+    service.lifecycle.check_accepting()
+    check_model(body.model, service.model.model_id)
+    body.check_vocabulary(service.model.vocabulary_tokens)
+    options = body.options()
+    prompts = await service.in_worker(_tokenise, service.tokenizer, body.prompts())
+    echoes = await service.in_worker(_echo, service.tokenizer, body) if body.echo else []
+    identity = identify(request, context, endpoint="completions", prefix="cmpl")
+    return respond(
+        context,
+        identity,
+        prompts,
+        options,
+        lambda: _CompletionDialect(
+            identity, options, service.model.model_id, service.tokenizer, echoes
+        ),
+    )
+
+
+def _tokenise(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    tokenised = [
+        tuple(tokenizer.encode(prompt, add_special_tokens=True))
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in prompts
+    ]
+    if not all(tokenised):
+        raise InvalidRequestError("prompt: holds no token; send some text", param="prompt")
+    return tokenised
+
+
+def _echo(tokenizer: Tokenizer, body: CompletionRequest) -> list[str]:
+    return [
+        prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompts()
+    ]
+
+
+class _CompletionDialect:
+    """Text completion objects."""
+
+    def __init__(
+        self,
+        identity: GenerationIdentity,
+        options: GenerationOptions,
+        model_id: str,
+        tokenizer: Tokenizer,
+        echoes: Sequence[str],
+    ) -> None:
+        self._identity = identity
+        self._options = options
+        self._model_id = model_id
+        self._tokenizer = tokenizer
+        self._echoes = echoes
+        self._text_offsets: dict[int, int] = {}
+        self._encoder = msgspec.json.Encoder()
+
+    def opening(self) -> Sequence[bytes]:
+        return [
+            self._object([CompletionChoice(index=index, text=echo, finish_reason=None)])
+            for index in range(len(self._echoes) * self._options.n)
+            if (echo := self._echo(index))
+        ]
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        return self._object([self._choice(delta, delta.text)])
+
+    def usage(self, usage: GenerationUsage) -> bytes | None:
+        return self._object([], wire_usage(usage)) if self._options.include_usage else None
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+        choices = [self._choice(delta, self._echo(delta.index) + delta.text) for delta in deltas]
+        return self._encoder.encode(self._completion(choices, wire_usage(usage)))
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._options.n] if self._echoes else ""
+
+    def _choice(self, delta: ChoiceDelta, text: str) -> CompletionChoice:
+        return CompletionChoice(
+            index=delta.index,
+            text=text,
+            logprobs=self._logprobs(delta),
+            finish_reason=wire_finish_reason(delta.finish_reason),
+        )
+
+    def _logprobs(self, delta: ChoiceDelta) -> CompletionChoiceLogprobs | None:
+        if not self._options.logprobs:
+            return None
+        offset = self._text_offsets.get(delta.index, 0)
+        columns = completion_logprobs(
+            delta.tokens,
+            self._tokenizer,
+            text_offset=offset,
+            with_top=bool(self._options.top_logprobs),
+        )
+        length = sum(len(token_text(token.token_id, self._tokenizer)) for token in delta.tokens)
+        self._text_offsets[delta.index] = offset + length
+        return columns
+
+    def _object(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
+        return self._encoder.encode(
+            self._completion(choices, usage if self._options.include_usage else UNSET)
+        )
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+    ) -> Completion:
+        return Completion(
+            id=self._identity.generation_id,
+            created=self._identity.created_unix_s,
+            model=self._model_id,
+            choices=choices,
+            usage=usage,
+        )

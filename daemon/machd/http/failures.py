@@ -1,0 +1,106 @@
+"""Every way to fail, in one envelope.
+
+Errors of our own tree know their status and code. The framework's are translated by status, never
+by text. Anything else is our bug: the client gets a constant message, the log the traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp, ExceptionHandlersMap, Receive, Scope, Send
+
+from machd.api.errors import error_body
+from machd.errors import (
+    BodyTooLargeError,
+    FaultError,
+    InvalidRequestError,
+    MachdError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+)
+
+__all__ = ["EXCEPTION_HANDLERS", "error_headers", "error_json", "error_response", "unexpected"]
+
+_HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
+    404: lambda: NotFoundError("nothing is served at this path"),
+    405: lambda: MethodNotAllowedError("this path does not take this method"),
+    413: lambda: BodyTooLargeError("the body is longer than limits.max_body_bytes"),
+}
+
+
+def error_json(error: MachdError) -> bytes:
+    """The envelope of an error, as JSON."""
+    return msgspec.json.encode(error_body(error))
+
+
+def error_headers(error: MachdError) -> dict[str, str]:
+    """Headers that go with an error."""
+    if isinstance(error, UnavailableError):
+        return {"Retry-After": str(error.retry_after_s)}
+    return {}
+
+
+def error_response(error: MachdError) -> ASGIApp:
+    """An answer that needs nothing of the framework."""
+    body = error_json(error)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.lower().encode(), value.encode()) for name, value in error_headers(error).items()),
+    ]
+
+    async def respond(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    return respond
+
+
+def unexpected(error: BaseException) -> FaultError:
+    """Log a bug of ours and give what the client may know of it."""
+    structlog.get_logger("machd.http").error("request.failed", exc_info=error)
+    return FaultError("the server failed to answer this request")
+
+
+def _response(error: MachdError) -> Response[bytes]:
+    return Response(
+        error_json(error),
+        status_code=error.http_status,
+        media_type="application/json",
+        headers=error_headers(error),
+    )
+
+
+def _on_machd_error(request: Request[Any, Any, Any], error: MachdError) -> Response[bytes]:
+    if isinstance(error, UnavailableError):
+        # Whoever refuses does so before a response has started, so every refusal comes by here.
+        request.app.state.metrics.count_rejection(error.code)
+    return _response(error)
+
+
+def _on_http_error(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    make = _HTTP_ERRORS.get(error.status_code)
+    if make is not None:
+        return _response(make())
+    if error.status_code < 500:
+        return _response(InvalidRequestError("the request is not one that this server understands"))
+    return _response(unexpected(error))
+
+
+def _on_exception(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return _response(unexpected(error))
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    MachdError: _on_machd_error,
+    HTTPException: _on_http_error,
+    Exception: _on_exception,
+}

@@ -1,0 +1,116 @@
+"""What happens to every request before it is routed: an id, a host, an origin.
+
+A plain ASGI wrapper around the application, because middleware of the framework does not run on
+paths it does not know.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Sequence
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from machd.clock import Clock
+from machd.errors import ForbiddenOriginError, MachdError, MisdirectedRequestError
+from machd.http.failures import error_response
+
+__all__ = ["Gate", "arrived_s", "request_id"]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
+_REQUEST_ID_KEY = "machd_request_id"
+_ARRIVED_KEY = "machd_arrived_s"
+
+
+def request_id(scope: Scope) -> str:
+    """The id that the gate gave the request."""
+    return str(scope["state"][_REQUEST_ID_KEY])
+
+
+def arrived_s(scope: Scope) -> float:
+    """When the request came, on the monotonic clock."""
+    return float(scope["state"][_ARRIVED_KEY])
+
+
+class Gate:
+    """Stamps requests and turns away those that a browser page of elsewhere has sent here."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        clock: Clock,
+        allowed_hosts: Sequence[str],
+        allowed_origins: Sequence[str],
+    ) -> None:
+        """Guard ``app``.
+
+        Args:
+            app: What answers once a request is through.
+            clock: Reads the arrival time.
+            allowed_hosts: Names that the Host header may carry besides loopback names; ``*`` for
+                all.
+            allowed_origins: Origins of browser pages that may call; none by default.
+        """
+        self._app = app
+        self._clock = clock
+        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        state = scope.setdefault("state", {})
+        state[_REQUEST_ID_KEY] = stamped
+        state[_ARRIVED_KEY] = self._clock.monotonic_s()
+
+        async def send_stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"x-request-id", stamped.encode()),
+                ]
+            await send(message)
+
+        refusal = self._refusal(headers)
+        answer = self._app if refusal is None else error_response(refusal)
+        await answer(scope, receive, send_stamped)
+
+    def _refusal(self, headers: dict[bytes, bytes]) -> MachdError | None:
+        if not self._is_host_allowed(headers.get(b"host")):
+            return MisdirectedRequestError(
+                "the Host header names no host of this server; add it to http.allowed_hosts"
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").lower() not in self._allowed_origins:
+            return ForbiddenOriginError(
+                "pages of this origin may not call this server; add it to http.allowed_origins"
+            )
+        return None
+
+    def _is_host_allowed(self, host: bytes | None) -> bool:
+        if "*" in self._allowed_hosts:
+            return True
+        match = _HOST.fullmatch(host.decode("latin-1") if host else "")
+        if match is None:
+            return False
+        name = match["name"].lower()
+        return name in self._allowed_hosts or _is_loopback(name)
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

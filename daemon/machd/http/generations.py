@@ -1,0 +1,57 @@
+"""What the endpoints that generate share: identity, pacing, and turning a result into a response."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from litestar import Request
+
+from machd.api.options import GenerationOptions
+from machd.http.authentication import client_name
+from machd.http.context import ServerContext
+from machd.http.gate import arrived_s, request_id
+from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
+from machd.serving.generation import GenerationIdentity
+
+__all__ = ["identify", "respond"]
+
+
+def identify(
+    request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
+) -> GenerationIdentity:
+    """Name a request's generation."""
+    return GenerationIdentity(
+        generation_id=f"{prefix}-{secrets.token_hex(14)}",
+        request_id=request_id(request.scope),
+        endpoint=endpoint,
+        client=client_name(request.scope),
+        arrived_s=arrived_s(request.scope),
+        created_unix_s=int(context.clock.unix_s()),
+    )
+
+
+def respond(
+    context: ServerContext,
+    identity: GenerationIdentity,
+    prompts: Sequence[tuple[int, ...]],
+    options: GenerationOptions,
+    make_dialect: Callable[[], Dialect],
+) -> GenerationResponse:
+    """Open the generation and hand it to the response that will own it.
+
+    Nothing is awaited in between, so a client that leaves cannot leave a generation behind.
+    """
+    settings = context.settings
+    dialect = make_dialect()
+    return GenerationResponse(
+        context.service.open(prompts, options, identity),
+        dialect,
+        StreamPolicy(
+            interval_tokens=options.stream_interval or settings.streaming.interval,
+            keepalive_s=settings.streaming.keepalive_s,
+            stall_timeout_s=settings.limits.stall_timeout_s,
+        ),
+        is_stream=options.stream,
+    )

@@ -1,0 +1,217 @@
+"""A generation as an HTTP response: server-sent events, or one JSON body.
+
+The framework's streaming response neither closes its generator nor frees anything when a client
+leaves, so this one is ours: the generation is let go in a synchronous ``finally``, whatever
+happened, and the client's departure is watched for at every phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+from litestar.types import Receive, Scope, Send
+
+from machd.errors import ClientStalledError, MachdError, RowFaultError
+from machd.http.failures import error_json
+from machd.scheduler.events import SequenceAdmitted
+from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
+
+__all__ = ["Dialect", "GenerationResponse", "StreamPolicy"]
+
+_DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_Headers = list[tuple[bytes, bytes]]
+
+
+class Dialect(Protocol):
+    """How one endpoint family writes a generation; every method returns JSON."""
+
+    def opening(self) -> Sequence[bytes]:
+        """Events that come before any token."""
+        ...
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        """One choice's news."""
+        ...
+
+    def usage(self, usage: GenerationUsage) -> bytes | None:
+        """The last event, if the client asked for it."""
+        ...
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+        """The answer in one piece; one merged delta a choice, in index order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPolicy:
+    """How a response is paced.
+
+    Attributes:
+        interval_tokens: Tokens in one event, the first token and the last ones excepted.
+        keepalive_s: Silence after which a comment line is sent.
+        stall_timeout_s: How long the client may take to accept what is sent.
+    """
+
+    interval_tokens: int
+    keepalive_s: float
+    stall_timeout_s: float
+
+
+class GenerationResponse:
+    """An ASGI application that answers one request with a generation, and owns it."""
+
+    def __init__(
+        self, generation: Generation, dialect: Dialect, policy: StreamPolicy, *, is_stream: bool
+    ) -> None:
+        """Take over an open generation."""
+        self._generation = generation
+        self._dialect = dialect
+        self._policy = policy
+        self._is_stream = is_stream
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and let go of the generation whatever happens.
+
+        Raises:
+            MachdError: The generation failed before the response had started.
+        """
+        error: MachdError | None = None
+        write = self._write_events if self._is_stream else self._write_whole
+        writer = asyncio.create_task(write(_Sender(send, self._policy.stall_timeout_s)))
+        watcher = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+        except ClientStalledError as stalled:
+            error = stalled
+        finally:
+            self._generation.close(error)
+            for task in (writer, watcher):
+                task.cancel()
+
+    async def _write_whole(self, sender: _Sender) -> None:
+        admission = await self._generation.admitted()
+        merged: dict[int, ChoiceDelta] = {}
+        async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
+            for delta in batch:
+                merged[delta.index] = _merge(merged.get(delta.index), delta)
+        ordered = [merged[index] for index in sorted(merged)]
+        body = self._dialect.whole(ordered, self._generation.usage)
+        await sender.start(
+            [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                *_mode_headers(admission),
+            ]
+        )
+        await sender.send(body, is_last=True)
+
+    async def _write_events(self, sender: _Sender) -> None:
+        admission = await self._generation.admitted()
+        await sender.start(
+            [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+                *_mode_headers(admission),
+            ]
+        )
+        try:
+            for event in self._dialect.opening():
+                await sender.send(_frame(event))
+            await self._send_deltas(sender)
+            usage = self._dialect.usage(self._generation.usage)
+            if usage is not None:
+                await sender.send(_frame(usage))
+        except ClientStalledError:
+            raise
+        except MachdError as error:
+            await sender.send(_frame(error_json(error)))
+        except Exception as error:  # noqa: BLE001 - one row's detokeniser must not end another's stream
+            structlog.get_logger("machd.http").error("row.failed", exc_info=error)
+            fault = RowFaultError("the generation failed inside the server")
+            self._generation.close(fault)
+            await sender.send(_frame(error_json(fault)))
+        await sender.send(_DONE, is_last=True)
+
+    async def _send_deltas(self, sender: _Sender) -> None:
+        held: dict[int, ChoiceDelta] = {}
+        begun: set[int] = set()
+        async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
+            if not batch:
+                await sender.send(_KEEP_ALIVE)
+            frames = bytearray()
+            for delta in batch:
+                merged = _merge(held.pop(delta.index, None), delta)
+                if self._is_due(merged, begun):
+                    begun.add(delta.index)
+                    frames += _frame(self._dialect.event(merged))
+                else:
+                    held[delta.index] = merged
+            if frames:
+                await sender.send(bytes(frames))
+
+    def _is_due(self, delta: ChoiceDelta, begun: set[int]) -> bool:
+        """Whether to send now. A piece without text waits: half a character helps nobody."""
+        if delta.finish_reason is not None:
+            return True
+        if not delta.text:
+            return False
+        return delta.index not in begun or len(delta.tokens) >= self._policy.interval_tokens
+
+
+class _Sender:
+    """ASGI's ``send`` with a limit on the client's patience; the server itself has none."""
+
+    def __init__(self, send: Send, stall_timeout_s: float) -> None:
+        self._send = send
+        self._stall_timeout_s = stall_timeout_s
+
+    async def start(self, headers: _Headers) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def send(self, body: bytes, *, is_last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._send(
+                    {"type": "http.response.body", "body": body, "more_body": not is_last}
+                )
+        except TimeoutError:
+            raise ClientStalledError(
+                f"the client read nothing for limits.stall_timeout_s ({self._stall_timeout_s:g} s)"
+            ) from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _merge(before: ChoiceDelta | None, delta: ChoiceDelta) -> ChoiceDelta:
+    if before is None:
+        return delta
+    return ChoiceDelta(
+        delta.index,
+        before.text + delta.text,
+        before.tokens + delta.tokens,
+        delta.finish_reason,
+    )
+
+
+def _frame(data: bytes) -> bytes:
+    """One event. Line feeds alone: common clients split on two of them and know nothing else."""
+    return b"data: " + data + b"\n\n"
+
+
+def _mode_headers(admission: SequenceAdmitted) -> _Headers:
+    return [
+        (b"x-decode-mode", admission.decode_mode.value.encode()),
+        (b"x-active-loops", str(admission.active_loops).encode()),
+    ]

@@ -1,0 +1,28 @@
+"""Usage and finish reasons as the wire spells them."""
+
+from __future__ import annotations
+
+from machd.api.usage import FinishReason, Usage
+from machd.serving.generation import GenerationUsage
+
+__all__ = ["wire_finish_reason", "wire_usage"]
+
+
+def wire_usage(usage: GenerationUsage) -> Usage:
+    """Tokens of a generation."""
+    return Usage.of(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def wire_finish_reason(reason: str | None) -> FinishReason | None:
+    """Of a choice that ended well; None while it goes on."""
+    match reason:
+        case None:
+            return None
+        case "length":
+            return "length"
+        case _:
+            return "stop"

@@ -1,0 +1,104 @@
+"""What happened, as frozen facts. The scheduler emits them; fan-out and telemetry subscribe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from machd.engine.protocol import SampledToken
+from machd.errors import MachdError
+
+__all__ = [
+    "DecodeMode",
+    "Event",
+    "FinishReason",
+    "SequenceAdmitted",
+    "SequenceFinished",
+    "SequenceQueued",
+    "StepCompleted",
+    "TokenGenerated",
+]
+
+
+class DecodeMode(StrEnum):
+    """How a sequence's tokens are made, as ``X-Decode-Mode`` spells it."""
+
+    SINGLE = "single"
+    SPECULATIVE = "speculative"
+    BATCHED = "batched"
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceQueued:
+    """A sequence was accepted and waits; ``position`` 0 is next."""
+
+    sequence_id: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAdmitted:
+    """A sequence got a slot; ``active_loops`` counts the generation loops now running.
+
+    ``at_s`` is on the monotonic clock, as in every event.
+    """
+
+    sequence_id: str
+    slot_index: int
+    decode_mode: DecodeMode
+    active_loops: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGenerated:
+    """A sequence got a token that belongs to its text (stop tokens do not)."""
+
+    sequence_id: str
+    token: SampledToken
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFinished:
+    """A sequence ended and its slot is free.
+
+    Attributes:
+        error: Why, for ``abort`` and ``error``; None when the client itself had enough.
+        completion_tokens: Tokens generated, a final stop token included.
+    """
+
+    sequence_id: str
+    reason: FinishReason
+    error: MachdError | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted:
+    """The engine computed a step.
+
+    Attributes:
+        batch_width: Rows that decoded.
+        prefill_tokens: Prompt tokens computed.
+        duration_s: Wall time of the engine's ``run``.
+    """
+
+    batch_width: int
+    prefill_tokens: int
+    duration_s: float
+
+
+Event = SequenceQueued | SequenceAdmitted | TokenGenerated | SequenceFinished | StepCompleted

@@ -1,0 +1,65 @@
+"""The rows of the running batch: who sits where, and what the engine still has to free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from machd.scheduler.sequence import Sequence
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    """A fixed number of places; the lowest free one is given out first."""
+
+    def __init__(self, count: int) -> None:
+        """Start with every slot free."""
+        assert count >= 1, "there is at least one slot"
+        self._count = count
+        self._occupied: dict[int, Sequence] = {}
+        self._released: set[int] = set()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Running sequences by slot index."""
+        return iter(sequence for _, sequence in sorted(self._occupied.items()))
+
+    def __len__(self) -> int:
+        """Occupied slots."""
+        return len(self._occupied)
+
+    @property
+    def free_count(self) -> int:
+        """Slots that a sequence could take."""
+        return self._count - len(self._occupied)
+
+    @property
+    def released(self) -> tuple[int, ...]:
+        """Slots that were left and that the engine has not freed yet."""
+        return tuple(sorted(self._released))
+
+    def at(self, slot_index: int) -> Sequence | None:
+        """Who sits there now."""
+        return self._occupied.get(slot_index)
+
+    def find(self, sequence_id: str) -> Sequence | None:
+        """The running sequence of that id."""
+        return next(
+            (one for one in self._occupied.values() if one.sequence_id == sequence_id), None
+        )
+
+    def occupy(self, sequence: Sequence, now_s: float) -> int:
+        """Seat a sequence; returns its slot index."""
+        assert self.free_count > 0, "no slot is free"
+        slot_index = next(index for index in range(self._count) if index not in self._occupied)
+        sequence.admit(slot_index, now_s)
+        self._occupied[slot_index] = sequence
+        return slot_index
+
+    def leave(self, slot_index: int) -> None:
+        """Free a slot; the engine learns of it with the next plan."""
+        del self._occupied[slot_index]
+        self._released.add(slot_index)
+
+    def confirm_released(self, slot_indices: tuple[int, ...]) -> None:
+        """The engine has freed these."""
+        self._released.difference_update(slot_indices)

@@ -1,0 +1,117 @@
+"""One step's events to every client that waits for them, with one wake-up of the event loop.
+
+The engine thread calls :meth:`Fanout.publish`; all else happens on the event loop. A client that
+reads slowly finds its tokens merged: whatever has come since its last look is handed over at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from machd.errors import ClientStalledError, MachdError
+from machd.scheduler.events import (
+    Event,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceQueued,
+    StepCompleted,
+    TokenGenerated,
+)
+
+__all__ = ["EventObserver", "Fanout", "SequenceEvent", "Stream"]
+
+MAX_PENDING_EVENTS = 16_384
+"""Events that one client may leave unread before it counts as stalled."""
+
+SequenceEvent = SequenceAdmitted | TokenGenerated | SequenceFinished
+
+
+class EventObserver(Protocol):
+    """Told of every event, on the event loop."""
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Take note; must be quick and must not raise."""
+        ...
+
+
+class Stream:
+    """The unread events of one request's sequences."""
+
+    def __init__(self) -> None:
+        """Start empty and open."""
+        self._pending: list[SequenceEvent] = []
+        self._error: MachdError | None = None
+        self._wake = asyncio.Event()
+
+    def push(self, event: SequenceEvent) -> None:
+        """Add an event for the reader."""
+        if len(self._pending) >= MAX_PENDING_EVENTS:
+            self.fail(ClientStalledError(f"{MAX_PENDING_EVENTS} events were left unread"))
+            return
+        self._pending.append(event)
+        self._wake.set()
+
+    def fail(self, error: MachdError) -> None:
+        """End the stream with an error, after what is pending."""
+        self._error = self._error or error
+        self._wake.set()
+
+    async def take(self) -> list[SequenceEvent]:
+        """Everything unread, at least one event.
+
+        Raises:
+            MachdError: The stream failed, and all before that has been read.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        events, self._pending = self._pending, []
+        if self._error is not None:
+            self._wake.set()
+            if not events:
+                raise self._error
+        return events
+
+
+class Fanout:
+    """Who reads which sequence. Owned by the event loop; only ``publish`` may come from elsewhere."""
+
+    def __init__(
+        self, event_loop: asyncio.AbstractEventLoop, observers: Sequence[EventObserver] = ()
+    ) -> None:
+        """Deliver on ``event_loop``."""
+        self._event_loop = event_loop
+        self._observers = tuple(observers)
+        self._streams: dict[str, Stream] = {}
+
+    def __len__(self) -> int:
+        """Sequences that somebody reads."""
+        return len(self._streams)
+
+    def publish(self, events: list[Event]) -> None:
+        """Hand over a step's events; one wake-up, whatever their number."""
+        self._event_loop.call_soon_threadsafe(self._deliver, events)
+
+    def open(self, sequence_ids: Sequence[str]) -> Stream:
+        """One stream for all the sequences of a request."""
+        stream = Stream()
+        for sequence_id in sequence_ids:
+            assert sequence_id not in self._streams, "sequence ids are unique"
+            self._streams[sequence_id] = stream
+        return stream
+
+    def close(self, sequence_ids: Sequence[str]) -> None:
+        """Nobody reads these any more."""
+        for sequence_id in sequence_ids:
+            self._streams.pop(sequence_id, None)
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, StepCompleted | SequenceQueued):
+                continue
+            stream = self._streams.get(event.sequence_id)
+            if stream is not None:
+                stream.push(event)
+        for observer in self._observers:
+            observer.on_events(events)

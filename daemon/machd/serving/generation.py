@@ -1,0 +1,280 @@
+"""A client's handle on the sequences of one request: text comes out, an abort goes in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from machd.engine.protocol import SampledToken
+from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
+from machd.scheduler.events import (
+    FinishReason,
+    SequenceAdmitted,
+    SequenceFinished,
+    TokenGenerated,
+)
+from machd.serving.fanout import Stream
+from machd.serving.record import RequestRecord
+from machd.serving.text import CompletionText
+
+__all__ = ["ChoiceDelta", "Generation", "GenerationIdentity", "GenerationUsage"]
+
+AbortSequences = Callable[[tuple[str, ...], MachdError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationIdentity:
+    """Who asked, where, and under which ids; never what.
+
+    Attributes:
+        generation_id: Ours and unique; the answer's id.
+        request_id: May be the client's, and then need not be unique.
+        endpoint: Name of the endpoint family, such as ``chat_completions``.
+        client: Name of the API key, or ``anonymous``.
+        arrived_s: On the monotonic clock.
+        created_unix_s: Whole seconds, as the answer carries it.
+    """
+
+    generation_id: str
+    request_id: str
+    endpoint: str
+    client: str
+    arrived_s: float
+    created_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What one choice gained since the last look.
+
+    Attributes:
+        finish_reason: ``stop`` or ``length`` with the last delta of a choice.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[SampledToken, ...]
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationUsage:
+    """Tokens that a request took, over all its prompts and choices."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class _Choice:
+    """One sequence on its way to the client."""
+
+    __slots__ = ("completion_tokens", "finish_reason", "index", "sequence_id", "text")
+
+    def __init__(self, index: int, sequence_id: str, text: CompletionText) -> None:
+        self.index = index
+        self.sequence_id = sequence_id
+        self.text = text
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+
+
+class Generation:
+    """Lives on the event loop. Whoever opened it must call :meth:`close`, which is synchronous."""
+
+    def __init__(
+        self,
+        identity: GenerationIdentity,
+        stream: Stream,
+        choices: list[tuple[str, CompletionText]],
+        *,
+        prompt_tokens: int,
+        abort: AbortSequences,
+        on_close: Callable[[Generation], None],
+    ) -> None:
+        """Wrap the sequences of one request.
+
+        Args:
+            identity: Whose request it is.
+            stream: Where the sequences' events come out.
+            choices: Sequence ids with a fresh text each, in the order of the answer's indices.
+            prompt_tokens: Of all prompts together.
+            abort: Ends sequences; safe to call for finished ones.
+            on_close: Told once, when nobody reads any more.
+        """
+        self.identity = identity
+        self._stream = stream
+        self._choices = {
+            sequence_id: _Choice(index, sequence_id, text)
+            for index, (sequence_id, text) in enumerate(choices)
+        }
+        self._prompt_tokens = prompt_tokens
+        self._cached_tokens = 0
+        self._abort_sequences = abort
+        self._on_close = on_close
+        self._admission: SequenceAdmitted | None = None
+        self._first_token_s: float | None = None
+        self._unread: list[ChoiceDelta] = []
+        self._error: MachdError | None = None
+        self._is_closed = False
+
+    @property
+    def sequence_ids(self) -> tuple[str, ...]:
+        """The sequences behind the choices."""
+        return tuple(self._choices)
+
+    @property
+    def usage(self) -> GenerationUsage:
+        """Tokens so far; final once every choice is finished."""
+        completion_tokens = sum(choice.completion_tokens for choice in self._choices.values())
+        return GenerationUsage(self._prompt_tokens, self._cached_tokens, completion_tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return all(choice.finish_reason is not None for choice in self._choices.values())
+
+    async def admitted(self) -> SequenceAdmitted:
+        """Wait until the first sequence has a slot, so that headers can tell the truth.
+
+        Raises:
+            MachdError: The request was turned away or ended before.
+        """
+        while self._admission is None:
+            self._unread += await self._take()
+        return self._admission
+
+    async def deltas(self, *, idle_s: float) -> AsyncIterator[list[ChoiceDelta]]:
+        """What has come, whenever something has, until every choice is finished.
+
+        Args:
+            idle_s: Seconds without news after which an empty list comes instead.
+
+        Raises:
+            MachdError: A choice failed, or the whole request was ended from this side.
+        """
+        while True:
+            batch, self._unread = self._unread, []
+            if batch:
+                yield batch
+            if self.is_finished:
+                return
+            try:
+                async with asyncio.timeout(idle_s):
+                    self._unread += await self._take()
+            except TimeoutError:
+                yield []
+
+    def fail(self, error: MachdError) -> None:
+        """End the generation from the server's side; its reader gets ``error``."""
+        self._stream.fail(error)
+        self._abort_sequences(self._running(), error)
+
+    def close(self, error: MachdError | None = None) -> None:
+        """Let go: end whatever still runs. Idempotent, never blocks, safe in ``finally``.
+
+        Args:
+            error: Why the reader left early; a client that disconnected unless given.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self.is_finished:
+            self._error = self._error or error or ClientDisconnectedError("the client has left")
+            self._abort_sequences(self._running(), self._error)
+        self._on_close(self)
+
+    def record(self, finished_s: float) -> RequestRecord:
+        """The facts of the request, at its end."""
+        identity = self.identity
+        first = next(iter(self._choices.values()))
+        admitted_s = self._admission.at_s if self._admission else None
+        token_s = self._first_token_s
+        return RequestRecord(
+            request_id=identity.request_id,
+            endpoint=identity.endpoint,
+            decode_mode=self._admission.decode_mode if self._admission else None,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            completion_tokens=self.usage.completion_tokens,
+            queue_s=(admitted_s or finished_s) - identity.arrived_s,
+            prefill_s=token_s - admitted_s if token_s and admitted_s else None,
+            ttft_s=token_s - identity.arrived_s if token_s else None,
+            decode_s=finished_s - token_s if token_s else None,
+            duration_s=finished_s - identity.arrived_s,
+            finish_reason=_finish_reason(first.finish_reason, self._error),
+            error_code=self._error.code if self._error else None,
+            client=identity.client,
+        )
+
+    def _running(self) -> tuple[str, ...]:
+        return tuple(
+            choice.sequence_id for choice in self._choices.values() if choice.finish_reason is None
+        )
+
+    async def _take(self) -> list[ChoiceDelta]:
+        """Wait for events and fold those of each choice into one delta."""
+        try:
+            events = await self._stream.take()
+        except MachdError as error:
+            self._error = self._error or error
+            raise
+        tokens: dict[str, list[SampledToken]] = {}
+        finished: dict[str, SequenceFinished] = {}
+        for event in events:
+            match event:
+                case SequenceAdmitted():
+                    self._admission = self._admission or event
+                case TokenGenerated(sequence_id, token):
+                    self._first_token_s = self._first_token_s or event.at_s
+                    tokens.setdefault(sequence_id, []).append(token)
+                case SequenceFinished(sequence_id):
+                    finished[sequence_id] = event
+        touched = dict.fromkeys([*tokens, *finished])
+        deltas = [
+            self._advance(self._choices[one], tokens.get(one, []), finished.get(one))
+            for one in touched
+        ]
+        return [delta for delta in deltas if delta is not None]
+
+    def _advance(
+        self, choice: _Choice, tokens: list[SampledToken], finished: SequenceFinished | None
+    ) -> ChoiceDelta | None:
+        if finished is not None:
+            self._cached_tokens += finished.cached_tokens
+        if choice.finish_reason is not None:
+            return None  # a stop string ended it; what the engine made meanwhile is not wanted
+        text, used = "", 0
+        for token in tokens:
+            text += choice.text.push(token.token_id)
+            used += 1
+            if choice.text.is_stopped:
+                break
+        choice.completion_tokens += used
+        if choice.text.is_stopped:
+            choice.finish_reason = FinishReason.STOP.value
+            self._abort_sequences((choice.sequence_id,), None)
+        elif finished is not None:
+            self._settle(choice, finished)
+            text += choice.text.finish()
+        return ChoiceDelta(choice.index, text, tuple(tokens[:used]), choice.finish_reason)
+
+    def _settle(self, choice: _Choice, finished: SequenceFinished) -> None:
+        choice.completion_tokens = finished.completion_tokens
+        if finished.error is not None:
+            self._error = self._error or finished.error
+            raise self._error
+        choice.finish_reason = finished.reason.value
+
+
+def _finish_reason(finish_reason: str | None, error: MachdError | None) -> str:
+    match error:
+        case None:
+            return finish_reason or FinishReason.ABORT.value
+        case UnavailableError():
+            return "reject"
+        case AbortError():
+            return FinishReason.ABORT.value
+        case _:
+            return FinishReason.ERROR.value

@@ -1,0 +1,236 @@
+"""The one engine thread: it loads the model, runs every step, and says what happened.
+
+Nothing else calls the engine, so no lock guards it. Outside threads leave messages in the inbox and
+read frozen snapshots; the thread's pulse is its heartbeat, which liveness is judged by.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import structlog
+
+from machd.clock import Clock
+from machd.engine.protocol import Engine, MemoryReading, StepPlan
+from machd.errors import EngineFaultError, MachdError
+from machd.scheduler.events import Event, StepCompleted
+from machd.scheduler.protocol import Scheduler
+from machd.serving.inbox import Abort, Inbox, Stop, Submit
+
+__all__ = ["EngineLoop", "LoopSnapshot"]
+
+_IDLE_WAIT_S = 0.5
+"""How long an idle thread sleeps between heartbeats."""
+
+_MAX_CONSECUTIVE_FAULTS = 3
+"""Failed steps in a row after which the engine is given up instead of reset."""
+
+_MEMORY_INTERVAL_S = 1.0
+"""How often memory is read while steps run."""
+
+_NO_MEMORY = MemoryReading(0, 0, 0, 0)
+
+Publish = Callable[[list[Event]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSnapshot:
+    """The engine thread at one moment, replaced whole and never changed."""
+
+    taken_unix_s: float = 0.0
+    running_count: int = 0
+    waiting_count: int = 0
+    active_loops: int = 0
+    memory: MemoryReading = _NO_MEMORY
+
+
+class EngineLoop:
+    """Owner of the engine, the scheduler and the thread they live on.
+
+    Attributes:
+        loaded: Resolves to the engine once the model is loaded, or to why it could not be.
+        finished: Resolves when the thread has ended: to None after a stop, else to the fault.
+    """
+
+    def __init__(
+        self,
+        *,
+        load: Callable[[], Engine],
+        make_scheduler: Callable[[Engine], Scheduler],
+        publish: Publish,
+        clock: Clock,
+    ) -> None:
+        """Prepare the thread; :meth:`start` runs it.
+
+        Args:
+            load: Makes the engine; called on the engine thread.
+            make_scheduler: Makes the scheduler for the loaded engine.
+            publish: Takes the events of a step; called on the engine thread.
+            clock: Reads time.
+        """
+        self.loaded: Future[Engine] = Future()
+        self.finished: Future[None] = Future()
+        self.inbox = Inbox()
+        self.step_faults = 0
+        self._load = load
+        self._make_scheduler = make_scheduler
+        self._publish = publish
+        self._clock = clock
+        self._log = structlog.get_logger("machd.engine")
+        self._heartbeat_s = clock.monotonic_s()
+        self._memory_read_s = 0.0
+        self._consecutive_faults = 0
+        self._snapshot = LoopSnapshot()
+        self._idle_snapshot = LoopSnapshot()
+        self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
+
+    @property
+    def snapshot(self) -> LoopSnapshot:
+        """The newest counts; memory at most a second old."""
+        return self._snapshot
+
+    @property
+    def idle_snapshot(self) -> LoopSnapshot:
+        """The last moment at which nothing ran."""
+        return self._idle_snapshot
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the thread last began a step or found itself idle."""
+        return self._clock.monotonic_s() - self._heartbeat_s
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Run the thread."""
+        self._thread.start()
+
+    def stop(self, error: MachdError) -> None:
+        """Ask the thread to end whatever runs with ``error`` and leave."""
+        self.inbox.put(Stop(error))
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; returns whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            engine = self._load()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
+            self.loaded.set_exception(error)
+            self.finished.set_result(None)
+            return
+        scheduler = self._make_scheduler(engine)
+        self._note(engine, scheduler, idle=True)
+        self._beat()
+        self.loaded.set_result(engine)
+        try:
+            self._serve(engine, scheduler)
+        except BaseException as error:  # noqa: BLE001 - a thread that ends in silence is the one forbidden state
+            self._log.critical("engine.stopped", error=type(error).__name__, exc_info=error)
+            fault = EngineFaultError("the engine has stopped; the server is restarting")
+            self._publish(self._end_all(scheduler, fault))
+            self.finished.set_exception(error)
+        else:
+            self.finished.set_result(None)
+        finally:
+            engine.close()
+
+    def _serve(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Step until told to stop. Raises when the engine cannot be recovered."""
+        was_busy = False
+        while True:
+            self._beat()
+            events, stop = self._take_messages(scheduler, wait_s=0 if was_busy else _IDLE_WAIT_S)
+            if stop is not None:
+                self._publish(events + self._end_all(scheduler, stop.error))
+                return
+            events += scheduler.admit(self._clock.monotonic_s())
+            if events:
+                self._publish(events)
+            plan = scheduler.plan()
+            if not plan.is_empty:
+                self._step(engine, scheduler, plan)
+            is_busy = scheduler.running_count + scheduler.waiting_count > 0
+            if not is_busy and (was_busy or not plan.is_empty):
+                scheduler.check_invariants()
+            self._note(engine, scheduler, idle=plan.is_empty and not is_busy)
+            was_busy = is_busy or not plan.is_empty
+
+    def _take_messages(
+        self, scheduler: Scheduler, *, wait_s: float
+    ) -> tuple[list[Event], Stop | None]:
+        events: list[Event] = []
+        for message in self.inbox.drain(wait_s=wait_s):
+            now_s = self._clock.monotonic_s()
+            match message:
+                case Submit(requests):
+                    events += scheduler.submit(requests, now_s)
+                case Abort(sequence_ids, error):
+                    events += scheduler.abort(sequence_ids, error, now_s)
+                case Stop():
+                    return events, message
+        return events, None
+
+    def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> None:
+        start_s = self._clock.monotonic_s()
+        try:
+            result = engine.run(plan)
+        except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
+            self._recover(engine, scheduler, error)
+            return
+        self._consecutive_faults = 0
+        now_s = self._clock.monotonic_s()
+        for fault in result.faults:
+            self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
+        events = scheduler.commit(plan, result, now_s)
+        if plan.prefill or plan.decode:
+            events.append(StepCompleted(len(plan.decode), plan.prefill_tokens, now_s - start_s))
+        if events:
+            self._publish(events)
+
+    def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> None:
+        """Answer every running request, then start the engine's rows afresh.
+
+        Raises:
+            EngineFaultError: Too many steps in a row have failed, or the reset itself did.
+        """
+        self.step_faults += 1
+        self._consecutive_faults += 1
+        self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
+        fault = EngineFaultError("the engine failed while computing this request")
+        self._publish(scheduler.fail(fault, self._clock.monotonic_s()))
+        if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
+            raise EngineFaultError(
+                f"{self._consecutive_faults} steps in a row have failed"
+            ) from error
+        engine.reset()
+
+    def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
+        return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
+
+    def _beat(self) -> None:
+        self._heartbeat_s = self._clock.monotonic_s()
+
+    def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
+        now_s = self._clock.monotonic_s()
+        memory = self._snapshot.memory
+        if idle or now_s - self._memory_read_s >= _MEMORY_INTERVAL_S:
+            memory = engine.memory()
+            self._memory_read_s = now_s
+        self._snapshot = LoopSnapshot(
+            taken_unix_s=self._clock.unix_s(),
+            running_count=scheduler.running_count,
+            waiting_count=scheduler.waiting_count,
+            active_loops=scheduler.active_loops,
+            memory=memory,
+        )
+        if idle:
+            self._idle_snapshot = self._snapshot

@@ -1,0 +1,237 @@
+"""The front of serving: prompts and options in, generations out.
+
+Everything here runs on the event loop, except tokenising and template rendering, which worker
+threads do so that a long prompt never stalls the streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from machd.api.options import GenerationOptions
+from machd.clock import Clock
+from machd.engine.protocol import Engine, ModelDescription, SamplingParams, Tokenizer
+from machd.errors import (
+    ContextLengthExceededError,
+    DrainDeadlineError,
+    InvalidRequestError,
+    MachdError,
+)
+from machd.scheduler.sequence import SequenceRequest
+from machd.serving.fanout import Fanout
+from machd.serving.generation import Generation, GenerationIdentity
+from machd.serving.inbox import Abort, Submit
+from machd.serving.lifecycle import Lifecycle
+from machd.serving.loop import EngineLoop
+from machd.serving.record import RequestObserver
+from machd.serving.text import CompletionText
+
+__all__ = ["GenerationLimits", "GenerationService"]
+
+_TOKENISER_THREADS = 2
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """What one request may ask for.
+
+    Attributes:
+        max_tokens_default: Completion tokens when the client names no number.
+        max_n: Completions for each prompt.
+    """
+
+    max_tokens_default: int
+    max_n: int
+
+
+class GenerationService:
+    """Opens generations and knows every open one."""
+
+    def __init__(
+        self,
+        *,
+        loop: EngineLoop,
+        fanout: Fanout,
+        lifecycle: Lifecycle,
+        limits: GenerationLimits,
+        clock: Clock,
+        observers: Sequence[RequestObserver] = (),
+    ) -> None:
+        """Wire the parts that a generation needs."""
+        self.lifecycle = lifecycle
+        self._loop = loop
+        self._fanout = fanout
+        self._limits = limits
+        self._clock = clock
+        self._observers = tuple(observers)
+        self._open: dict[str, Generation] = {}
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self._workers = ThreadPoolExecutor(_TOKENISER_THREADS, thread_name_prefix="machd-tokeniser")
+
+    @property
+    def open_count(self) -> int:
+        """Generations that somebody reads."""
+        return len(self._open)
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded engine, for its description and tokenizer only.
+
+        Raises:
+            NotReadyError, DrainingError, EngineFaultError: There is none to speak of.
+        """
+        if not self._loop.loaded.done() or self._loop.loaded.exception() is not None:
+            self.lifecycle.check_accepting()
+        return self._loop.loaded.result(timeout=0)
+
+    @property
+    def model(self) -> ModelDescription:
+        """What is served."""
+        return self.engine.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The served model's tokenizer."""
+        return self.engine.tokenizer
+
+    async def in_worker(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Run tokeniser work off the event loop."""
+        event_loop = asyncio.get_running_loop()
+        return await event_loop.run_in_executor(self._workers, lambda: function(*args, **kwargs))
+
+    def open(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        options: GenerationOptions,
+        identity: GenerationIdentity,
+    ) -> Generation:
+        """Start ``options.n`` completions of every prompt.
+
+        Raises:
+            NotReadyError, DrainingError, EngineFaultError: No new work is taken.
+            InvalidRequestError: The request asks for more than the limits or the context allow.
+        """
+        self.lifecycle.check_accepting()
+        if options.n > self._limits.max_n:
+            raise InvalidRequestError(
+                f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
+            )
+        requests = self._requests(prompts, options, identity)
+        sequence_ids = [request.sequence_id for request in requests]
+        generation = Generation(
+            identity,
+            self._fanout.open(sequence_ids),
+            [
+                (one, CompletionText(self.tokenizer.detokenizer(), options.stop))
+                for one in sequence_ids
+            ],
+            prompt_tokens=sum(len(prompt) for prompt in prompts),
+            abort=self._abort,
+            on_close=self._closed,
+        )
+        self._open[identity.generation_id] = generation
+        self._all_closed.clear()
+        self._loop.inbox.put(Submit(tuple(requests)))
+        return generation
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for the open generations; end those that outlast ``timeout_s``.
+
+        Returns:
+            Whether all of them ended by themselves.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_closed.wait()
+        except TimeoutError:
+            self.fail_open(
+                DrainDeadlineError(
+                    f"the server stopped after limits.drain_timeout_s ({timeout_s:g} s)"
+                )
+            )
+            return False
+        return True
+
+    def fail_open(self, error: MachdError) -> None:
+        """End every open generation with ``error``."""
+        for generation in list(self._open.values()):
+            generation.fail(error)
+
+    def close(self) -> None:
+        """Let the worker threads go."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _requests(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        options: GenerationOptions,
+        identity: GenerationIdentity,
+    ) -> list[SequenceRequest]:
+        model = self.model
+        stop_token_ids = frozenset(options.stop_token_ids)
+        if not options.ignore_eos:
+            stop_token_ids |= model.eos_token_ids
+        seed = secrets.randbits(63) if options.seed is None else options.seed
+        return [
+            SequenceRequest(
+                sequence_id=f"{identity.generation_id}/{index}",
+                prompt=prompt,
+                sampling=_sampling(options, seed + choice),
+                max_tokens=self._max_tokens(len(prompt), options.max_tokens, model.context_tokens),
+                stop_token_ids=stop_token_ids,
+                arrived_s=identity.arrived_s,
+            )
+            for index, (prompt, choice) in enumerate(
+                (prompt, choice) for prompt in prompts for choice in range(options.n)
+            )
+        ]
+
+    def _max_tokens(self, prompt_tokens: int, asked: int | None, context_tokens: int) -> int:
+        room = context_tokens - prompt_tokens
+        if asked is None and room > 0:
+            return min(self._limits.max_tokens_default, room)
+        if asked is None or asked > room:
+            wanted = f" and {asked} for the completion" if asked is not None else ""
+            raise ContextLengthExceededError(
+                f"the model's context is {context_tokens} tokens; this request needs "
+                f"{prompt_tokens + (asked or 1)} ({prompt_tokens} in the prompt{wanted})",
+                param="messages" if asked is None else "max_tokens",
+            )
+        return asked
+
+    def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        self._loop.inbox.put(Abort(sequence_ids, error))
+
+    def _closed(self, generation: Generation) -> None:
+        self._fanout.close(generation.sequence_ids)
+        self._open.pop(generation.identity.generation_id, None)
+        if not self._open:
+            self._all_closed.set()
+        record = generation.record(self._clock.monotonic_s())
+        for observer in self._observers:
+            observer.on_request(record)
+
+
+def _sampling(options: GenerationOptions, seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=options.logit_bias,
+        seed=seed,
+        top_logprobs=options.top_logprobs,
+    )

@@ -1,0 +1,63 @@
+"""Tokens to text, with stop strings found wherever they fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machd.engine.protocol import Detokenizer
+
+__all__ = ["CompletionText"]
+
+
+class CompletionText:
+    """One completion's text as it becomes certain.
+
+    Text that could be the beginning of a stop string is held back until it is known not to be. A
+    stop string and all after it never come out.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+        """Begin with nothing said.
+
+        Args:
+            detokenizer: A fresh one, for this completion alone.
+            stop: Strings that end the text; none is empty.
+        """
+        assert all(stop), "an empty stop string would end every text at once"
+        self._detokenizer = detokenizer
+        self._stop = tuple(stop)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, token_id: int) -> str:
+        """The text that this token makes certain."""
+        assert not self.is_stopped, "nothing comes after a stop string"
+        return self._release(self._detokenizer.push(token_id))
+
+    def finish(self) -> str:
+        """The rest, when no more tokens come."""
+        if self.is_stopped:
+            return ""
+        text = self._release(self._detokenizer.finish())
+        rest, self._held = self._held, ""  # empty if the last piece completed a stop string
+        return text + rest
+
+    def _release(self, new: str) -> str:
+        if not self._stop or not new:
+            return new
+        text = self._held + new
+        found = [position for stop in self._stop if (position := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a true beginning of ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

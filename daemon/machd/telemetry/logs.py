@@ -1,0 +1,105 @@
+"""Structured logs: JSON lines for machines, colours on a terminal, never a word a user typed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from machd.serving.record import RequestRecord
+
+__all__ = ["RequestLog", "configure_logs"]
+
+_QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "litestar", "asyncio", "httpx", "httpcore")
+"""Libraries whose own chatter is shown from warnings on; access lines are ours to write."""
+
+
+def configure_logs(*, level: str, log_format: str, stream: TextIO | None = None) -> None:
+    """Send machd's and every library's log events to one place in one format.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_format: ``json``, ``console``, or ``auto``: console on a terminal, else JSON.
+        stream: Where to write; standard error unless given.
+    """
+    target = stream or sys.stderr
+    is_console = log_format == "console" or (log_format == "auto" and target.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(
+            fmt="%H:%M:%S" if is_console else "iso", utc=not is_console
+        ),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *_renderers(is_console=is_console, colors=is_console and target.isatty()),
+        ],
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        logger = logging.getLogger(name)
+        logger.handlers = []
+        logger.propagate = True
+        logger.setLevel(logging.WARNING)
+
+
+def _renderers(*, is_console: bool, colors: bool) -> list[Processor]:
+    """The last processors. Tracebacks are plain: one that shows locals would show prompts."""
+    if is_console:
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+class RequestLog:
+    """One ``request.finished`` line a request."""
+
+    def __init__(self) -> None:
+        """Write to the configured log."""
+        self._log = structlog.get_logger("machd.request")
+
+    def on_request(self, record: RequestRecord) -> None:
+        """Write the line."""
+        self._log.info(
+            "request.finished",
+            request_id=record.request_id,
+            endpoint=record.endpoint,
+            decode_mode=record.decode_mode.value if record.decode_mode else None,
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.cached_tokens,
+            completion_tokens=record.completion_tokens,
+            queue_ms=_ms(record.queue_s),
+            ttft_ms=_ms(record.ttft_s),
+            prompt_tps=_rate(record.prompt_tokens - record.cached_tokens, record.prefill_s),
+            generation_tps=_rate(record.completion_tokens - 1, record.decode_s),
+            latency_ms=_ms(record.duration_s),
+            finish_reason=record.finish_reason,
+            error=record.error_code,
+            client=record.client,
+        )
+
+
+def _ms(seconds_s: float | None) -> float | None:
+    return None if seconds_s is None else round(seconds_s * 1000, 1)
+
+
+def _rate(tokens: int, seconds_s: float | None) -> float | None:
+    return round(tokens / seconds_s, 1) if seconds_s and tokens > 0 else None

@@ -1,0 +1,140 @@
+"""Every metric machd exports, in one table: collectors, documentation and tests read it.
+
+Buckets are vLLM's, so that existing dashboards and recording rules keep their meaning. Labels have
+fixed sets of values; nothing that a client sends becomes one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["METRICS", "MetricKind", "MetricSpec", "metrics_markdown"]
+
+_TTFT_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKEN_BUCKETS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_REQUEST_BUCKETS_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_WIDTH_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class MetricKind(StrEnum):
+    """Prometheus metric types."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric family.
+
+    Attributes:
+        name: As exported, except that a counter's ``_total`` is part of the name here.
+        labels: Names of the labels.
+        buckets: Upper bounds of a histogram, in the metric's unit.
+    """
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _counter(name: str, text: str, *labels: str) -> MetricSpec:
+    return MetricSpec(name, MetricKind.COUNTER, text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> MetricSpec:
+    return MetricSpec(name, MetricKind.GAUGE, text, labels)
+
+
+def _histogram(
+    name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+) -> MetricSpec:
+    return MetricSpec(name, MetricKind.HISTOGRAM, text, labels, buckets)
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    _gauge("machd_build_info", "Versions; always 1.", "version", "mlx", "mlx_lm", "python"),
+    _gauge(
+        "machd_model_info",
+        "The served model; always 1.",
+        "model",
+        "architecture",
+        "kv_cache_kind",
+        "dtype",
+        "backend",
+    ),
+    _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
+    _gauge("machd_decode_mode", "1 on the decode mode in use.", "mode"),
+    _gauge("machd_requests_running", "Sequences in slots."),
+    _gauge("machd_requests_waiting", "Sequences that wait for a slot."),
+    _gauge("machd_slots", "Slots by state.", "state"),
+    _gauge("machd_active_loops", "Generation loops that are running."),
+    _counter(
+        "machd_requests_total",
+        "Requests that ended.",
+        "endpoint",
+        "finish_reason",
+        "decode_mode",
+    ),
+    _counter("machd_rejections_total", "Requests turned away before they ran.", "reason"),
+    _counter("machd_aborts_total", "Requests that ended before they were finished.", "reason"),
+    _counter("machd_prompt_tokens_total", "Prompt tokens of requests that ended."),
+    _counter("machd_prompt_tokens_cached_total", "Prompt tokens that were not computed again."),
+    _counter("machd_generation_tokens_total", "Completion tokens of requests that ended."),
+    _histogram(
+        "machd_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S
+    ),
+    _histogram(
+        "machd_inter_token_latency_seconds", "Between two tokens of a sequence.", _TOKEN_BUCKETS_S
+    ),
+    _histogram(
+        "machd_request_duration_seconds", "From arrival to the end.", _REQUEST_BUCKETS_S
+    ),
+    _histogram(
+        "machd_request_queue_time_seconds", "From arrival to a slot.", _REQUEST_BUCKETS_S
+    ),
+    _histogram(
+        "machd_request_prefill_time_seconds", "From a slot to the first token.", _REQUEST_BUCKETS_S
+    ),
+    _histogram(
+        "machd_request_decode_time_seconds", "From the first token to the end.", _REQUEST_BUCKETS_S
+    ),
+    _histogram(
+        "machd_step_duration_seconds", "Wall time of an engine step.", _TOKEN_BUCKETS_S, ("phase",)
+    ),
+    _histogram("machd_batch_width", "Rows that decoded in a step.", _WIDTH_BUCKETS),
+    _histogram(
+        "machd_step_tokens", "Tokens computed in a step, prompt and decode.", _STEP_TOKEN_BUCKETS
+    ),
+    _gauge("machd_kv_cache_bytes", "Bytes of KV cache by state.", "state"),
+    _gauge(
+        "machd_engine_heartbeat_age_seconds",
+        "Since the engine thread last began a step or found itself idle.",
+    ),
+    _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
+    _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
+    _counter("machd_faults_total", "Failures of machd's own.", "scope"),
+)  # fmt: skip
+
+
+def metrics_markdown() -> str:
+    """The table as Markdown, for ``docs/reference/metrics.md``."""
+    lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
+    for spec in METRICS:
+        labels = ", ".join(f"`{label}`" for label in spec.labels) or "none"
+        lines.append(f"| `{spec.name}` | {spec.kind.value} | {labels} | {spec.help} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,158 @@
+"""Prometheus collectors made from the metric table, and what feeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from machd.scheduler.events import (
+    DecodeMode,
+    Event,
+    FinishReason,
+    SequenceFinished,
+    StepCompleted,
+    TokenGenerated,
+)
+from machd.serving.lifecycle import State
+from machd.serving.record import RequestRecord
+from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of :meth:`Metrics.render`: the text format that every Prometheus reads."""
+
+
+class Metrics:
+    """All collectors on a registry of their own. Observes events and requests on the event loop."""
+
+    def __init__(self) -> None:
+        """Make every collector of the table, at zero."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each counter's birth doubles the page for nobody
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for spec in METRICS:
+            self._make(spec)
+        for scope in ("row", "engine"):
+            self._counters["machd_faults_total"].labels(scope)
+        self._last_token_s: dict[str, float] = {}
+
+    def render(self) -> bytes:
+        """The page that Prometheus scrapes. Reads frozen snapshots only; wakes nothing."""
+        return generate_latest(self.registry)
+
+    def set_info(self, name: str, **labels: str) -> None:
+        """Set an info gauge's one series to 1."""
+        gauge = self._gauges[name]
+        gauge.clear()
+        gauge.labels(**labels).set(1)
+
+    def watch(self, name: str, read: Callable[[], float], **labels: str) -> None:
+        """Read a gauge's value at every scrape."""
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set_function(read)
+
+    def watch_one_of(
+        self, name: str, label: str, values: Sequence[str], read: Callable[[], str]
+    ) -> None:
+        """One series for each value; 1 on the one that ``read`` returns, else 0."""
+
+        def is_value(value: str) -> Callable[[], float]:
+            return lambda: float(read() == value)
+
+        for value in values:
+            self.watch(name, is_value(value), **{label: value})
+
+    def watch_state(self, read: Callable[[], State]) -> None:
+        """Follow the daemon's state."""
+        self.watch_one_of("machd_state", "state", list(State), read)
+
+    def watch_decode_mode(self, read: Callable[[], DecodeMode]) -> None:
+        """Follow the decode mode."""
+        self.watch_one_of("machd_decode_mode", "mode", list(DecodeMode), read)
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Count a step's events."""
+        for event in events:
+            match event:
+                case TokenGenerated(sequence_id, _, at_s):
+                    last_s = self._last_token_s.get(sequence_id)
+                    if last_s is not None:
+                        self._observe("machd_inter_token_latency_seconds", at_s - last_s)
+                    self._last_token_s[sequence_id] = at_s
+                case SequenceFinished(sequence_id, reason):
+                    self._last_token_s.pop(sequence_id, None)
+                    if reason is FinishReason.ERROR and event.error is not None:
+                        self._count_fault(event.error.code)
+                case StepCompleted():
+                    self._observe_step(event)
+                case _:
+                    pass
+
+    def on_request(self, record: RequestRecord) -> None:
+        """Count a request that ended."""
+        mode = record.decode_mode.value if record.decode_mode else "none"
+        self._counters["machd_requests_total"].labels(
+            record.endpoint, record.finish_reason, mode
+        ).inc()
+        if record.finish_reason == FinishReason.ABORT.value:
+            self._counters["machd_aborts_total"].labels(record.error_code or "unknown").inc()
+        self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
+        self._counters["machd_prompt_tokens_cached_total"].inc(record.cached_tokens)
+        self._counters["machd_generation_tokens_total"].inc(record.completion_tokens)
+        self._observe("machd_request_duration_seconds", record.duration_s)
+        self._observe("machd_request_queue_time_seconds", record.queue_s)
+        for name, seconds_s in (
+            ("machd_time_to_first_token_seconds", record.ttft_s),
+            ("machd_request_prefill_time_seconds", record.prefill_s),
+            ("machd_request_decode_time_seconds", record.decode_s),
+        ):
+            if seconds_s is not None:
+                self._observe(name, seconds_s)
+
+    def count_rejection(self, code: str) -> None:
+        """Count a request that was turned away; ``code`` is an error class's stable code."""
+        self._counters["machd_rejections_total"].labels(code).inc()
+
+    def _observe_step(self, step: StepCompleted) -> None:
+        if step.prefill_tokens and step.batch_width:
+            phase = "mixed"
+        else:
+            phase = "prefill" if step.prefill_tokens else "decode"
+        self._histograms["machd_step_duration_seconds"].labels(phase).observe(step.duration_s)
+        self._observe("machd_step_tokens", step.prefill_tokens + step.batch_width)
+        if step.batch_width:
+            self._observe("machd_batch_width", step.batch_width)
+
+    def _count_fault(self, code: str) -> None:
+        scope = {"row_fault": "row", "engine_fault": "engine"}.get(code)
+        if scope is not None:
+            self._counters["machd_faults_total"].labels(scope).inc()
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def _make(self, spec: MetricSpec) -> None:
+        match spec.kind:
+            case MetricKind.COUNTER:
+                self._counters[spec.name] = Counter(
+                    spec.name, spec.help, spec.labels, registry=self.registry
+                )
+            case MetricKind.GAUGE:
+                self._gauges[spec.name] = Gauge(
+                    spec.name, spec.help, spec.labels, registry=self.registry
+                )
+            case MetricKind.HISTOGRAM:
+                self._histograms[spec.name] = Histogram(
+                    spec.name, spec.help, spec.labels, registry=self.registry, buckets=spec.buckets
+                )

@@ -1,0 +1,86 @@
+"""A daemon in this process, on its own thread and event loop, with any engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from machd.compose import Daemon
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import Engine
+from machd.settings.sources import load_settings
+
+__all__ = ["RunningDaemon"]
+
+
+class RunningDaemon:
+    """A context manager: inside it the daemon is ready at ``url``."""
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine] = FakeEngine,
+        flags: Mapping[str, object] | None = None,
+        *,
+        wait_until_ready: bool = True,
+    ) -> None:
+        """Prepare a daemon on a free port; ``flags`` are settings by dotted key."""
+        settings = load_settings(
+            config_path=None, environ={}, flags={"server.port": 0, **(flags or {})}
+        ).settings
+        self._make_engine = make_engine
+        self._settings = settings
+        self._wait_until_ready = wait_until_ready
+        self._ready = threading.Event()
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._daemon: Daemon | None = None
+        self.url = ""
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="test-daemon", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start and wait until requests are taken."""
+        self._thread.start()
+        assert self._ready.wait(30), "the daemon did not become ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, at once if need be."""
+        self.stop()
+        self._thread.join(2)
+        if self._thread.is_alive():
+            self.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the daemon did not stop"
+
+    def stop(self) -> None:
+        """What SIGTERM does."""
+        if self._event_loop is not None and self._daemon is not None and self._thread.is_alive():
+            self._event_loop.call_soon_threadsafe(self._daemon.request_stop)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; returns whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - tests look at it
+            self.error = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._daemon = Daemon(
+            self._settings,
+            self._make_engine,
+            environ={},
+            on_ready=lambda _url, _engine: self._ready.set(),
+        )
+        self.url = self._daemon.url
+        if not self._wait_until_ready:
+            self._ready.set()
+        await self._daemon.run()
