@@ -1,0 +1,117 @@
+"""The bounds of everything a client may send, one alias for each kind of value.
+
+``limits.*`` in the settings are what an operator turns; these are the hard ends that no setting
+passes, so that no field is ever unbounded. Text is bounded at the scale of the largest body that
+could be configured: ``limits.max_body_bytes`` is the bound that is met first.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+__all__ = [
+    "MAX_PROMPTS",
+    "CompletionLogprobs",
+    "ContentText",
+    "Fraction",
+    "Label",
+    "LogitBias",
+    "MaxTokens",
+    "Metadata",
+    "MinP",
+    "ModelName",
+    "Penalty",
+    "RepetitionPenalty",
+    "SamplesPerPrompt",
+    "Seed",
+    "Stop",
+    "StopTokenIds",
+    "StreamInterval",
+    "Temperature",
+    "TokenId",
+    "TokenIds",
+    "TopK",
+    "TopLogprobs",
+]
+
+MAX_PROMPTS = 128
+"""Prompts that one completion request may carry; each of them is ``n`` sequences."""
+
+_MAX_TEXT_CHARS = 8 * 1024 * 1024
+_MAX_TOKEN_ID = 2**31 - 1
+_MAX_PROMPT_TOKENS = 2**20
+
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+"""A model's name: compared with the names that are served, never used as a path."""
+
+ContentText = Annotated[str, Meta(max_length=_MAX_TEXT_CHARS)]
+"""A prompt or a message's text, in characters."""
+
+Label = Annotated[str, Meta(max_length=512)]
+"""A short text that does not change the answer, such as ``user``."""
+
+TokenId = Annotated[int, Meta(ge=0, le=_MAX_TOKEN_ID)]
+"""A token id of any vocabulary; :mod:`machd.api.token_ids` checks it against the model's own."""
+
+TokenIds = Annotated[list[TokenId], Meta(max_length=_MAX_PROMPT_TOKENS)]
+"""A prompt that is already tokenised."""
+
+MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+"""Tokens that a completion may have."""
+
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+"""0 is greedy. The range is OpenAI's."""
+
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+"""A share of probability mass that cannot be nothing, as ``top_p``."""
+
+MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
+"""The least probability a token may have, as a share of the likeliest one's; 0 is off."""
+
+TopK = Annotated[int, Meta(ge=-1, le=_MAX_TOKEN_ID)]
+"""How many of the likeliest tokens take part; 0 and, as clients of vLLM write it, -1 are off."""
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+"""A presence or frequency penalty, subtracted from logits. The range is OpenAI's."""
+
+RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=2.0)]
+"""A factor on the logits of tokens that occurred; 1 is off."""
+
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""A signed 64-bit integer, as in OpenAI's API."""
+
+SamplesPerPrompt = Annotated[int, Meta(ge=1, le=128)]
+"""``n``: completions for one prompt. 128 is OpenAI's; ``limits.max_n`` is met first."""
+
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+"""Alternatives shown at each position of a chat completion. The range is OpenAI's."""
+
+CompletionLogprobs = Annotated[int, Meta(ge=0, le=20)]
+"""Alternatives at each position of a completion. OpenAI stops at 5; the chat range serves both."""
+
+StreamInterval = Annotated[int, Meta(ge=1, le=1024)]
+"""Tokens in one server-sent event."""
+
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]],
+    Meta(
+        max_length=1024,
+        extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}},
+    ),
+]
+"""Token id, written as a JSON string, to what is added to its logit."""
+
+_StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Stop = _StopText | Annotated[list[_StopText], Meta(max_length=16)]
+"""A text that ends the completion, or up to 16 of them; lengths in characters."""
+
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=256)]
+"""Tokens that end the completion."""
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+"""Pairs that a client keeps for itself. The bounds are OpenAI's."""

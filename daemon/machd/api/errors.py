@@ -1,0 +1,40 @@
+"""How an operating error looks on the wire."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from machd.errors import MachdError
+
+__all__ = ["ErrorBody", "ErrorDetail", "error_body"]
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """One error.
+
+    Attributes:
+        message: For a person; its words may change.
+        type: OpenAI's family, such as ``invalid_request_error``.
+        param: The request field it is about, where there is one.
+        code: For a program; stable.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success, and of an error event in a stream."""
+
+    error: ErrorDetail
+
+
+def error_body(error: MachdError) -> ErrorBody:
+    """The wire form of an operating error."""
+    return ErrorBody(
+        error=ErrorDetail(
+            message=error.message, type=error.error_type, param=error.param, code=error.code
+        )
+    )

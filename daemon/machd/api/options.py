@@ -1,0 +1,50 @@
+"""What a client asks of a generation, whatever dialect it spoke."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["GenerationOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """A checked request without its prompt. Values are inside the bounds of ``api/bounds.py``.
+
+    Attributes:
+        max_tokens: Tokens of completion; None leaves it to ``limits.max_tokens_default``.
+        top_k: Likeliest tokens that take part; 0 is off.
+        logit_bias: Pairs of token id and addend, by id.
+        seed: None asks for a fresh one.
+        top_logprobs: None for no log-probabilities, else alternatives at each position (0 to 20).
+        stop: Texts that end the completion.
+        stop_token_ids: Tokens that end the completion.
+        ignore_eos: Go on after the model's own end of text.
+        n: Completions for each prompt.
+        include_usage: Send a last event with the usage; only ever true with ``stream``.
+        stream_interval: Tokens in one event; None leaves it to ``streaming.interval``.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    top_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    stream_interval: int | None = None
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether log-probabilities are wanted at all."""
+        return self.top_logprobs is not None

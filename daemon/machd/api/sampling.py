@@ -1,0 +1,135 @@
+"""The request fields that chat completions and completions share."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct
+
+from machd.api.bounds import (
+    Fraction,
+    Label,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    ModelName,
+    Penalty,
+    RepetitionPenalty,
+    SamplesPerPrompt,
+    Seed,
+    Stop,
+    StopTokenIds,
+    StreamInterval,
+    Temperature,
+    TopK,
+)
+from machd.api.options import GenerationOptions
+from machd.api.refusal import Refused
+from machd.api.token_ids import check_token_ids
+from machd.errors import InvalidRequestError
+
+__all__ = ["SamplingRequest", "StreamOptions"]
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    """``stream_options``. Null means the default throughout, as in OpenAI's API.
+
+    Attributes:
+        include_usage: Send one more event, with the usage and no choices, before the end.
+        include_obfuscation: Accepted; machd pads nothing.
+    """
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingRequest(Struct, frozen=True, kw_only=True):
+    """How to generate. Null means the default throughout, as in OpenAI's API.
+
+    From ``top_k`` to ``stop_token_ids`` the fields are extensions that other servers spell the
+    same way; what follows them are such extensions that machd refuses.
+    """
+
+    model: ModelName
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    n: SamplesPerPrompt | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    user: Label | None = None
+
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+    stream_interval: StreamInterval | None = None
+    stop_token_ids: StopTokenIds | None = None
+
+    guided_json: Refused = UNSET
+    guided_regex: Refused = UNSET
+    guided_choice: Refused = UNSET
+    guided_grammar: Refused = UNSET
+    structured_outputs: Refused = UNSET
+
+    def check_stream_options(self) -> None:
+        """Refuse ``stream_options`` on an answer that is not streamed.
+
+        Raises:
+            InvalidRequestError: ``stream_options`` is given and ``stream`` is not true.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options is only allowed together with stream: true",
+                param="stream_options",
+            )
+
+    def check_vocabulary(self, vocabulary_tokens: int) -> None:
+        """Hold the token ids of ``logit_bias`` and ``stop_token_ids`` against the model's.
+
+        Raises:
+            InvalidRequestError: An id is outside the vocabulary.
+        """
+        for param, token_ids in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
+            check_token_ids(token_ids or (), vocabulary_tokens=vocabulary_tokens, param=param)
+
+    def generation_options(
+        self, *, max_tokens: int | None, top_logprobs: int | None
+    ) -> GenerationOptions:
+        """The dialect-free form, given the two values that the dialects spell differently."""
+        return GenerationOptions(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, 1.0),
+            top_p=_or(self.top_p, 1.0),
+            top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
+            seed=self.seed,
+            top_logprobs=top_logprobs,
+            stop=_stop_texts(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            n=self.n or 1,
+            stream=bool(self.stream),
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            stream_interval=self.stream_interval,
+        )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _stop_texts(stop: Stop | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)

@@ -1,0 +1,58 @@
+"""How many tokens an answer took."""
+
+from __future__ import annotations
+
+from typing import Literal, Self, TypeAlias
+
+from msgspec import Struct
+
+__all__ = ["CompletionTokensDetails", "FinishReason", "PromptTokensDetails", "Usage"]
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+"""``stop``: the model's end of text or a stop; ``length``: ``max_tokens`` or the context."""
+
+
+class PromptTokensDetails(Struct, frozen=True, kw_only=True):
+    """Part of the prompt's tokens.
+
+    Attributes:
+        cached_tokens: Taken from the prefix cache instead of computed.
+    """
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
+    """Part of the completion's tokens.
+
+    Attributes:
+        reasoning_tokens: Generated as reasoning.
+        accepted_prediction_tokens: Zero; machd takes no ``prediction``.
+        rejected_prediction_tokens: Zero; machd takes no ``prediction``.
+    """
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens of a request, summed over its choices; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Self:
+        """The usage with its total."""
+        assert 0 <= cached_tokens <= prompt_tokens, "cached tokens are tokens of the prompt"
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(),
+        )

@@ -1,0 +1,229 @@
+"""Bodies for ``POST /v1/chat/completions`` that must be refused and must harm nothing.
+
+Plain data: a name, the bytes, and the statuses that are a right answer, all of them 4xx. Every
+body that is JSON at all names a model called ``model``, which a test server need not have: what is
+wrong with such a body is told before its model is looked up.
+"""
+
+from __future__ import annotations
+
+import json
+
+__all__ = ["HOSTILE_CHAT_BODIES", "HostileBody"]
+
+HostileBody = tuple[str, bytes, frozenset[int]]
+
+_BAD = frozenset({400})
+_UNKNOWN_MODEL = frozenset({400, 404})
+_TOO_LARGE = frozenset({400, 413})
+_DIGITS_400 = "9" * 400
+_DIGITS_5000 = "9" * 5000
+_DEPTH = 200_000
+
+
+def _body(**fields: object) -> bytes:
+    """A valid body with some fields replaced or added."""
+    whole = {"model": "model", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return json.dumps(whole).encode()
+
+
+def _raw(field: str) -> bytes:
+    """A valid body with one more member, written by hand."""
+    return _body()[:-1] + b", " + field.encode("utf-8", "surrogatepass") + b"}"
+
+
+def _message(**fields: object) -> bytes:
+    return _body(messages=[fields])
+
+
+def _part(**fields: object) -> bytes:
+    return _message(role="user", content=[fields])
+
+
+_NOT_JSON: tuple[tuple[str, bytes], ...] = (
+    ("empty body", b""),
+    ("white space only", b" \r\n\t "),
+    ("a NUL byte", b"\x00"),
+    ("text", b"hello"),
+    ("a form", b"model=model&messages=hi"),
+    ("an opening brace", b"{"),
+    ("cut off in the middle", _body()[:-12]),
+    ("two documents", _body() + _body()),
+    ("trailing text", _body() + b"x"),
+    ("trailing comma", _body()[:-1] + b",}"),
+    ("single quotes", _body().replace(b'"', b"'")),
+    ("bare key", b"{model: 1}"),
+    ("a comment", b"/* hi */" + _body()),
+    ("byte order mark", b"\xef\xbb\xbf" + _body()),
+    ("UTF-16", _body().decode().encode("utf-16")),
+    ("UTF-32", _body().decode().encode("utf-32")),
+    ("gzip magic", b"\x1f\x8b\x08\x00" + _body()),
+    ("NaN", _raw('"temperature": NaN')),
+    ("Infinity", _raw('"temperature": Infinity')),
+    ("negative Infinity", _raw('"top_p": -Infinity')),
+    ("leading zero", _raw('"n": 01')),
+    ("plus sign", _raw('"n": +1')),
+    ("hexadecimal", _raw('"n": 0x1')),
+    ("bad escape", _raw('"user": "\\x41"')),
+    ("short unicode escape", _raw('"user": "\\u12"')),
+    ("raw newline in a string", _raw('"user": "a\nb"')),
+    ("raw NUL in a string", _raw('"user": "a\x00b"')),
+    ("escaped lone high surrogate", _raw('"user": "\\ud800"')),
+    ("escaped surrogates in the wrong order", _raw('"user": "\\udc00\\ud800"')),
+    ("surrogate encoded as UTF-8", _raw('"user": "\ud800"')),
+    ("invalid UTF-8 in a value", _raw('"user": "?"').replace(b"?", b"\xff")),
+    ("invalid UTF-8 in a key", _raw('"?": 1').replace(b"?", b"\xc3\x28")),
+    ("invalid UTF-8 in an unknown field", _raw('"zz": "?"').replace(b"?", b"\x80")),
+    ("overlong UTF-8", _raw('"user": "?"').replace(b"?", b"\xc0\xaf")),
+    ("truncated UTF-8", _raw('"user": "?"').replace(b"?", b"\xf0\x9f\x98")),
+)
+
+_WRONG_SHAPE: tuple[tuple[str, bytes], ...] = (
+    ("null", b"null"),
+    ("a number", b"1"),
+    ("a string", b'"hi"'),
+    ("a list", b"[]"),
+    ("a list with a body", b"[" + _body() + b"]"),
+    ("an empty object", b"{}"),
+    ("deep lists", b"[" * _DEPTH + b"]" * _DEPTH),
+    ("deep lists, never closed", b"[" * _DEPTH),
+    ("deep objects", b'{"a":' * _DEPTH + b"1" + b"}" * _DEPTH),
+    ("deep lists in an unknown field", _raw('"zz": ' + "[" * _DEPTH + "]" * _DEPTH)),
+    ("deep lists in a refused field", _raw('"tools": ' + "[" * _DEPTH + "]" * _DEPTH)),
+    ("deep objects in metadata", _raw('"metadata": ' + '{"a":' * _DEPTH + "1" + "}" * _DEPTH)),
+    ("no messages", b'{"model": "model"}'),
+    ("no model", b'{"messages": [{"role": "user", "content": "hi"}]}'),
+    ("model is null", _body(model=None)),
+    ("model is a number", _body(model=1)),
+    ("model is empty", _body(model="")),
+    ("model of 10000 characters", _body(model="m" * 10_000)),
+    ("messages are null", _body(messages=None)),
+    ("messages are a string", _body(messages="hi")),
+    ("messages are an object", _body(messages={"role": "user", "content": "hi"})),
+    ("no message at all", _body(messages=[])),
+    ("a message is null", _body(messages=[None])),
+    ("10000 messages", _body(messages=[{"role": "user", "content": "hi"}] * 10_000)),
+    ("no role", _message(content="hi")),
+    ("unknown role", _message(role="root", content="hi")),
+    ("role of 10000 characters", _message(role="r" * 10_000, content="hi")),
+    ("role is a list", _message(role=["user"], content="hi")),
+    ("no content", _message(role="user")),
+    ("content is null", _message(role="user", content=None)),
+    ("content is a number", _message(role="user", content=1)),
+    ("content has no parts", _message(role="user", content=[])),
+    ("assistant says nothing", _message(role="assistant")),
+    ("tool without a call", _message(role="tool", content="4")),
+    ("unknown part", _part(type="hologram")),
+    ("part without a type", _part(text="hi")),
+    ("text part without text", _part(type="text")),
+    ("duplicate key, the last one wrong", _raw('"n": 1, "n": "1"')),
+)
+
+_OUT_OF_RANGE: tuple[tuple[str, bytes], ...] = (
+    ("max_tokens 0", _body(max_tokens=0)),
+    ("max_tokens negative", _body(max_tokens=-1)),
+    ("max_tokens 2**31", _body(max_tokens=2**31)),
+    ("max_tokens of 400 digits", _raw(f'"max_tokens": {_DIGITS_400}')),
+    ("max_tokens of 5000 digits", _raw(f'"max_tokens": {_DIGITS_5000}')),
+    ("max_tokens is a string", _body(max_tokens="7")),
+    ("max_tokens is a fraction", _body(max_tokens=7.5)),
+    ("max_tokens is true", _body(max_tokens=True)),
+    ("max_completion_tokens 0", _body(max_completion_tokens=0)),
+    ("max_tokens twice, differently", _body(max_tokens=1, max_completion_tokens=2)),
+    ("n 0", _body(n=0)),
+    ("n 129", _body(n=129)),
+    ("n 1e9", _raw('"n": 1e9')),
+    ("n of 400 digits", _raw(f'"n": {_DIGITS_400}')),
+    ("temperature negative", _body(temperature=-0.1)),
+    ("temperature 2.1", _body(temperature=2.1)),
+    ("temperature 1e999", _raw('"temperature": 1e999')),
+    ("temperature of 400 digits", _raw(f'"temperature": {_DIGITS_400}')),
+    ("temperature is a string", _body(temperature="NaN")),
+    ("top_p 0", _body(top_p=0)),
+    ("top_p 1.1", _body(top_p=1.1)),
+    ("top_k -2", _body(top_k=-2)),
+    ("top_k 2**63", _body(top_k=2**63)),
+    ("min_p -0.1", _body(min_p=-0.1)),
+    ("min_p 1.1", _body(min_p=1.1)),
+    ("repetition_penalty 0", _body(repetition_penalty=0)),
+    ("repetition_penalty 1000", _body(repetition_penalty=1000)),
+    ("presence_penalty 3", _body(presence_penalty=3)),
+    ("frequency_penalty -3", _body(frequency_penalty=-3)),
+    ("seed 2**63", _body(seed=2**63)),
+    ("seed of 5000 digits", _raw(f'"seed": -{_DIGITS_5000}')),
+    ("seed is a string", _body(seed="1")),
+    ("1000 stops", _body(stop=["a"] * 1000)),
+    ("stop of 10000 characters", _body(stop="a" * 10_000)),
+    ("empty stop", _body(stop="")),
+    ("empty stop in a list", _body(stop=["a", ""])),
+    ("stop is a number", _body(stop=[1])),
+    ("negative stop token", _body(stop_token_ids=[-1])),
+    ("1000 stop tokens", _body(stop_token_ids=[1] * 1000)),
+    ("logit_bias is a list", _body(logit_bias=[1, 2])),
+    ("logit_bias for a word", _body(logit_bias={"hello": 1})),
+    ("logit_bias for a negative id", _body(logit_bias={"-1": 1})),
+    ("logit_bias for an id of 5000 digits", _body(logit_bias={_DIGITS_5000: 1})),
+    ("logit_bias 101", _body(logit_bias={"1": 101})),
+    ("logit_bias with 2000 ids", _body(logit_bias={str(i): 1 for i in range(2000)})),
+    ("top_logprobs 21", _body(logprobs=True, top_logprobs=21)),
+    ("top_logprobs without logprobs", _body(top_logprobs=2)),
+    ("logprobs is a number", _body(logprobs=5)),
+    ("stream is a string", _body(stream="true")),
+    ("stream_options without stream", _body(stream_options={"include_usage": True})),
+    ("stream_options is a list", _body(stream=True, stream_options=[])),
+    ("stream_interval 0", _body(stream=True, stream_interval=0)),
+    ("ignore_eos is a number", _body(ignore_eos=1)),
+    ("metadata with 17 pairs", _body(metadata={str(i): "v" for i in range(17)})),
+    ("metadata with a list", _body(metadata={"k": ["v"]})),
+    ("user of 10000 characters", _body(user="u" * 10_000)),
+)
+
+_UNSUPPORTED: tuple[tuple[str, bytes], ...] = (
+    ("tools", _body(tools=[{"type": "function", "function": {"name": "f"}}])),
+    ("tool_choice", _body(tool_choice="auto")),
+    ("functions", _body(functions=[{"name": "f"}])),
+    ("function_call", _body(function_call={"name": "f"})),
+    ("a JSON format", _body(response_format={"type": "json_object"})),
+    ("a schema that refers to itself", _body(response_format={"$ref": "#"})),
+    ("an evil pattern", _body(guided_regex="(a+)+b" * 1000)),
+    ("guided_json 1e999", _raw('"guided_json": 1e999')),
+    ("a template", _body(chat_template="{{ cycler.__init__.__globals__ }}")),
+    ("template arguments", _body(chat_template_kwargs={"tokenize": True})),
+    ("no generation prompt", _body(add_generation_prompt=False)),
+    ("continue the last message", _body(continue_final_message=True)),
+    ("store", _body(store=True)),
+    ("audio out", _body(modalities=["text", "audio"], audio={"voice": "alloy"})),
+    ("prediction", _body(prediction={"type": "content", "content": "hi"})),
+    ("web search", _body(web_search_options={"search_context_size": "low"})),
+    ("reasoning effort", _body(reasoning_effort="high")),
+    ("verbosity", _body(verbosity="low")),
+    ("an image from the network", _part(type="image_url", image_url={"url": "http://h/i.png"})),
+    ("an image from the disk", _part(type="image_url", image_url={"url": "file:///etc/hostname"})),
+    ("a sound", _part(type="input_audio", input_audio={"data": "", "format": "wav"})),
+    ("a file", _part(type="file", file={"file_id": "f"})),
+    ("tool calls in the past", _message(role="assistant", tool_calls=[{"id": "c"}])),
+)
+
+_NO_SUCH_MODEL: tuple[tuple[str, bytes], ...] = (
+    ("model is a path", _body(model="/etc/passwd")),
+    ("model climbs", _body(model="../../../etc/passwd")),
+    ("model climbs the other way", _body(model="..\\..\\secret")),
+    ("model with a NUL", _body(model="model\x00.safetensors")),
+    ("model with a line break", _body(model="model\r\nX-Evil: 1")),
+    ("model is an address", _body(model="http://localhost:1/model")),
+    ("model in bidirectional text", _body(model="\u202eledom")),
+)
+
+_LARGE: tuple[tuple[str, bytes], ...] = (
+    ("one message of 10 MiB", _message(role="user", content="x" * (10 * 1024 * 1024))),
+    ("10 MiB of white space", b" " * (10 * 1024 * 1024)),
+)
+
+HOSTILE_CHAT_BODIES: tuple[HostileBody, ...] = (
+    *((name, body, _BAD) for name, body in _NOT_JSON),
+    *((name, body, _BAD) for name, body in _WRONG_SHAPE),
+    *((name, body, _BAD) for name, body in _OUT_OF_RANGE),
+    *((name, body, _BAD) for name, body in _UNSUPPORTED),
+    *((name, body, _UNKNOWN_MODEL) for name, body in _NO_SUCH_MODEL),
+    *((name, body, _TOO_LARGE) for name, body in _LARGE),
+)

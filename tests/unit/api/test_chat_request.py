@@ -1,0 +1,273 @@
+"""Chat requests: what is accepted, what is refused by name, and what comes out."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machd.api.chat_request import ChatCompletionRequest
+from machd.api.decoding import decode_body
+from machd.api.options import GenerationOptions
+from machd.api.refusal import neutral_values
+from machd.errors import InvalidRequestError, UnsupportedParameterError
+
+_MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def _request(**fields: object) -> ChatCompletionRequest:
+    whole = {"model": "m", "messages": _MESSAGES, **fields}
+    return decode_body(json.dumps(whole).encode(), ChatCompletionRequest).checked()
+
+
+def test_defaults_are_those_of_openai() -> None:
+    """A request that says nothing about sampling gets the documented defaults."""
+    assert _request().options() == GenerationOptions()
+
+
+def test_every_option_arrives() -> None:
+    """Each supported field ends in the option of its name."""
+    options = _request(
+        max_completion_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        logit_bias={"9": -100, "3": 1.5},
+        seed=-3,
+        logprobs=True,
+        top_logprobs=5,
+        stop=["a", "b"],
+        stop_token_ids=[5, 4],
+        ignore_eos=True,
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+        stream_interval=4,
+    ).options()
+    assert options == GenerationOptions(
+        max_tokens=7,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        logit_bias=((3, 1.5), (9, -100.0)),
+        seed=-3,
+        top_logprobs=5,
+        stop=("a", "b"),
+        stop_token_ids=(5, 4),
+        ignore_eos=True,
+        n=2,
+        stream=True,
+        include_usage=True,
+        stream_interval=4,
+    )
+    assert options.logprobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"stop": "x"}, "stop", ("x",)),
+        ({"stop": None}, "stop", ()),
+        ({"stop": []}, "stop", ()),
+        ({"top_k": -1}, "top_k", 0),
+        ({"max_tokens": 5}, "max_tokens", 5),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", 5),
+        ({"logprobs": True}, "top_logprobs", 0),
+        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs", None),
+        ({"temperature": None}, "temperature", 1.0),
+        ({"stream": True, "stream_options": {}}, "include_usage", False),
+    ],
+)
+def test_spellings_of_one_option(fields: dict[str, object], name: str, value: object) -> None:
+    """Equivalent ways to ask for a thing give the same option."""
+    assert getattr(_request(**fields).options(), name) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": False, "stream_options": {}}, "stream_options"),
+        ({"messages": [*_MESSAGES, {"role": "assistant"}]}, "messages[1].content"),
+    ],
+)
+def test_contradictions_are_refused(fields: dict[str, object], param: str) -> None:
+    """Fields that are fine alone and wrong together are a 400 that names one of them."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(**fields)
+    assert caught.value.param == param
+    assert caught.value.code == "invalid_request"
+
+
+_ASKING: dict[str, object] = {
+    "tools": [{"type": "function"}],
+    "tool_choice": "auto",
+    "functions": [{"name": "f"}],
+    "function_call": "auto",
+    "response_format": {"type": "json_object"},
+    "audio": {"voice": "alloy"},
+    "modalities": ["text", "audio"],
+    "moderation": {"model": "m"},
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "low",
+    "verbosity": "high",
+    "web_search_options": {"search_context_size": "low"},
+    "store": True,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": "root ::= x",
+    "structured_outputs": {"regex": "a"},
+}
+
+
+def test_the_list_of_refused_fields_is_whole() -> None:
+    """A refused field cannot be added without a case here."""
+    assert set(neutral_values(ChatCompletionRequest)) == set(_ASKING)
+
+
+@pytest.mark.parametrize("name", _ASKING)
+def test_unsupported_fields_are_refused_by_name(name: str) -> None:
+    """A field that would change the answer is never ignored."""
+    with pytest.raises(UnsupportedParameterError) as caught:
+        _request(**{name: _ASKING[name]})
+    assert caught.value.param == name
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize("name", _ASKING)
+@pytest.mark.parametrize("value", [None, [], {}])
+def test_unsupported_fields_may_be_empty(name: str, value: object) -> None:
+    """A client that sends every field it knows, empty, asks for nothing."""
+    assert _request(**{name: value}).options() == GenerationOptions()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "none"},
+        {"function_call": "none"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"store": False},
+        {"add_generation_prompt": True},
+        {"continue_final_message": False},
+        {"user": "u", "metadata": {"k": "v"}, "service_tier": "auto"},
+        {"safety_identifier": "s", "prompt_cache_key": "k", "parallel_tool_calls": True},
+        {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
+    ],
+)
+def test_fields_that_change_nothing_are_accepted(fields: dict[str, object]) -> None:
+    """What does not change the answer does not change the options."""
+    assert _request(**fields).options() == GenerationOptions()
+
+
+@pytest.mark.parametrize("field", ["store", "continue_final_message"])
+def test_a_number_is_no_boolean(field: str) -> None:
+    """0 is not taken for false where only false asks for nothing."""
+    with pytest.raises(UnsupportedParameterError):
+        _request(**{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "file"}]},
+            "messages[0].content[1].type",
+        ),
+        ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
+        ({"role": "assistant", "refusal": "no"}, "messages[0].refusal"),
+    ],
+)
+def test_unsupported_message_parts_are_refused(message: dict[str, object], param: str) -> None:
+    """What a template would not be shown is refused, with its place."""
+    with pytest.raises(UnsupportedParameterError) as caught:
+        _request(messages=[message])
+    assert caught.value.param == param
+
+
+def test_template_sees_roles_texts_and_names() -> None:
+    """A developer is a system, parts become one text, and names are kept."""
+    seen = _request(
+        messages=[
+            {"role": "developer", "content": "d"},
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "name": "bob",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "text", "text": "b"},
+                ],
+            },
+            {"role": "assistant", "content": "c", "tool_calls": None, "refusal": None},
+            {"role": "tool", "content": "4", "tool_call_id": "call"},
+        ]
+    ).template_messages()
+    assert seen == [
+        {"role": "system", "content": "d"},
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "ab", "name": "bob"},
+        {"role": "assistant", "content": "c"},
+        {"role": "tool", "content": "4", "tool_call_id": "call"},
+    ]
+
+
+def test_token_ids_are_held_against_the_vocabulary() -> None:
+    """The last id of the vocabulary passes and the next does not, in both fields."""
+    _request(logit_bias={"99": 1}, stop_token_ids=[0, 99]).check_vocabulary(100)
+    for fields, param in (
+        ({"logit_bias": {"100": 1}}, "logit_bias"),
+        ({"stop_token_ids": [100]}, "stop_token_ids"),
+    ):
+        with pytest.raises(InvalidRequestError, match="token id 100") as caught:
+            _request(**fields).check_vocabulary(100)
+        assert caught.value.param == param
+
+
+_optional = {
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0, 1, exclude_min=True),
+    "top_k": st.integers(-1, 2**31 - 1),
+    "min_p": st.floats(0, 1),
+    "n": st.integers(1, 128),
+    "seed": st.integers(-(2**63), 2**63 - 1),
+    "max_tokens": st.integers(1, 2**31 - 1),
+    "stop": st.lists(st.text(min_size=1, max_size=9), max_size=16),
+    "logit_bias": st.dictionaries(
+        st.integers(0, 2**31 - 1).map(str), st.floats(-100, 100), max_size=5
+    ),
+    "stream": st.booleans(),
+    "user": st.text(max_size=512),
+    "tools": st.sampled_from([None, []]),
+}
+
+
+@given(fields=st.fixed_dictionaries({}, optional=_optional), text=st.text())
+def test_encoding_and_decoding_give_the_same_request(fields: dict[str, object], text: str) -> None:
+    """A valid request is accepted, and written out again it reads the same."""
+    request = _request(messages=[{"role": "user", "content": text}], **fields)
+    again = decode_body(msgspec.json.encode(request), ChatCompletionRequest).checked()
+    assert again.options() == request.options()
+    assert again.template_messages() == request.template_messages()

@@ -1,0 +1,114 @@
+"""Completion requests: the four spellings of a prompt, and the fields that chat has not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machd.api.completion_request import CompletionRequest, Prompt
+from machd.api.decoding import decode_body
+from machd.api.options import GenerationOptions
+from machd.errors import InvalidRequestError, RequestError, UnsupportedParameterError
+
+
+def _request(**fields: object) -> CompletionRequest:
+    whole = {"model": "m", "prompt": "p", **fields}
+    return decode_body(json.dumps(whole).encode(), CompletionRequest).checked()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ("a",)),
+        ("", ("",)),
+        (["a"], ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_prompt_spellings(prompt: object, prompts: tuple[Prompt, ...]) -> None:
+    """A text, texts, ids and lists of ids each give the prompts that they are."""
+    assert _request(prompt=prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[], [[]], [[1], []], ["a", 1], ["a", [1]], [1, [1]], ["a"] * 129, [[1]] * 129],
+)
+def test_wrong_prompts_are_refused(prompt: object) -> None:
+    """Nothing, a mixture, or more prompts than one request may carry is a 400 on ``prompt``."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [[-1], [1.5], [True], [[-1]], [[["a"]]], {"a": 1}, None, 1])
+def test_prompts_of_wrong_types_are_refused(prompt: object) -> None:
+    """What is no token id and no text is a 400 inside ``prompt``."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(prompt=prompt)
+    assert str(caught.value.param).startswith("prompt")
+
+
+def test_options_arrive() -> None:
+    """``logprobs`` counts alternatives here, and the rest is as in chat."""
+    options = _request(max_tokens=3, logprobs=2, temperature=0.5, top_k=1, n=2, best_of=2).options()
+    assert options == GenerationOptions(max_tokens=3, top_logprobs=2, temperature=0.5, top_k=1, n=2)
+    assert _request(logprobs=0).options().logprobs
+    assert not _request().options().logprobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_unsupported_fields_are_refused(fields: dict[str, object], param: str) -> None:
+    """What would change the answer is refused by name."""
+    with pytest.raises(UnsupportedParameterError) as caught:
+        _request(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("fields", [{"suffix": None}, {"suffix": ""}, {"best_of": 1}, {"n": None}])
+def test_neutral_fields_are_accepted(fields: dict[str, object]) -> None:
+    """The same fields with values that ask for nothing pass."""
+    assert _request(**fields).options() == GenerationOptions()
+
+
+def test_prompt_ids_are_held_against_the_vocabulary() -> None:
+    """An id beyond the vocabulary is refused wherever it stands, and texts are not looked at."""
+    _request(prompt="100").check_vocabulary(100)
+    _request(prompt=[0, 99]).check_vocabulary(100)
+    for fields, param in (
+        ({"prompt": [1, 100]}, "prompt"),
+        ({"prompt": [[1], [100]]}, "prompt"),
+        ({"logit_bias": {"100": 1}}, "logit_bias"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            _request(**fields).check_vocabulary(100)
+        assert caught.value.param == param
+
+
+_items = st.text(max_size=3) | st.integers(-2, 5) | st.lists(st.integers(-2, 5), max_size=3)
+
+
+@given(prompt=st.text() | st.lists(_items, max_size=4) | st.none() | st.booleans())
+def test_any_prompt_is_taken_or_refused(prompt: object) -> None:
+    """Accepted prompts are homogeneous and never an empty list; the rest is a request error."""
+    try:
+        prompts = _request(prompt=prompt).prompts()
+    except RequestError:
+        return
+    assert prompts
+    assert len({type(one) for one in prompts}) == 1
+    assert () not in prompts

@@ -1,0 +1,107 @@
+"""The OpenAPI document is whole: every endpoint, every reference, every status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from machd.api.endpoints import EVENTS, PUBLIC_ENDPOINTS, Endpoint
+from machd.api.openapi import openapi_document
+
+DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi_document(version="1.2.3")))
+
+_CONTRACT = {
+    ("post", "/v1/chat/completions"),
+    ("post", "/v1/completions"),
+    ("get", "/v1/models"),
+    ("get", "/v1/models/{id}"),
+    ("post", "/tokenize"),
+    ("post", "/detokenize"),
+    ("get", "/v1/capabilities"),
+    ("get", "/v1/cache/stats"),
+    ("get", "/health"),
+    ("get", "/health/live"),
+    ("get", "/health/ready"),
+    ("get", "/metrics"),
+    ("get", "/openapi.json"),
+}
+
+
+def _references(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
+
+
+def _resolve(reference: str) -> object:
+    node: Any = DOCUMENT
+    for step in reference.removeprefix("#/").split("/"):
+        node = node[step]
+    return node
+
+
+def test_every_public_endpoint_is_described() -> None:
+    """The document has the contract's endpoints and no other."""
+    described = {(method, path) for path, item in DOCUMENT["paths"].items() for method in item}
+    assert described == _CONTRACT
+
+
+def test_document_has_the_required_members() -> None:
+    """What OpenAPI 3.1 asks of a document is there."""
+    assert DOCUMENT["openapi"] == "3.1.0"
+    assert DOCUMENT["info"]["title"] == "machd"
+    assert DOCUMENT["info"]["version"] == "1.2.3"
+
+
+def test_every_reference_resolves_and_every_schema_is_used() -> None:
+    """No reference points at nothing, and nothing lies there unreferenced."""
+    references = set(_references(DOCUMENT))
+    assert all(_resolve(reference) for reference in references)
+    used = {one.rsplit("/", 1)[1] for one in references if "/schemas/" in one}
+    assert used == set(DOCUMENT["components"]["schemas"])
+
+
+@pytest.mark.parametrize("endpoint", PUBLIC_ENDPOINTS, ids=lambda one: one.name)
+def test_operations_are_well_formed(endpoint: Endpoint) -> None:
+    """Each operation has an id, described responses, and a parameter for each hole in its path."""
+    operation = DOCUMENT["paths"][endpoint.path][endpoint.method]
+    assert operation["operationId"] == endpoint.name
+    assert "200" in operation["responses"]
+    assert all(answer["description"] for answer in operation["responses"].values())
+    holes = [one["name"] for one in operation.get("parameters", [])]
+    assert endpoint.path.count("{") == len(holes)
+    assert all("{" + hole + "}" in endpoint.path for hole in holes)
+    assert ("requestBody" in operation) == (endpoint.method == "post")
+
+
+def test_operation_ids_are_unique() -> None:
+    """Generated clients get one function for each operation."""
+    names = [endpoint.name for endpoint in PUBLIC_ENDPOINTS]
+    assert len(set(names)) == len(names)
+
+
+def test_generating_endpoints_offer_both_forms_and_all_refusals() -> None:
+    """A stream and a whole answer, an overload status and a deadline status."""
+    for endpoint in PUBLIC_ENDPOINTS:
+        if endpoint.generates:
+            responses = DOCUMENT["paths"][endpoint.path][endpoint.method]["responses"]
+            assert EVENTS in responses["200"]["content"]
+            assert {"400", "401", "404", "413", "415", "429", "503", "504"} <= set(responses)
+            assert "X-Decode-Mode" in responses["200"]["headers"]
+            assert "Retry-After" in responses["429"]["headers"]
+
+
+def test_descriptions_are_not_indented() -> None:
+    """The text is the same whether Python strips docstrings or not."""
+    for schema in DOCUMENT["components"]["schemas"].values():
+        assert all(
+            not line.startswith("    Attributes") for line in schema["description"].split("\n")
+        )

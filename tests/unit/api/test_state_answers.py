@@ -1,0 +1,123 @@
+"""Capabilities, cache numbers and health have the contract's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from machd.api.cache import CacheStats, KvStats, PrefixStats
+from machd.api.capabilities import (
+    Capabilities,
+    DecodeModeReport,
+    Device,
+    Evidence,
+    Features,
+    FeatureVerdict,
+    ModelCapabilities,
+    SpeculationReport,
+    Versions,
+)
+from machd.api.health import Health
+
+
+def _wire(value: object) -> Any:
+    return json.loads(msgspec.json.encode(value))
+
+
+def test_cache_stats_have_the_contract_s_keys() -> None:
+    """Numbers that are not kept are null, not missing."""
+    stats = CacheStats(
+        status="stale_generation_in_flight",
+        as_of="2030-01-01T00:00:00Z",
+        kv=KvStats(budget_bytes=3, reserved_bytes=2, used_bytes=1),
+    )
+    assert _wire(stats) == {
+        "status": "stale_generation_in_flight",
+        "as_of": "2030-01-01T00:00:00Z",
+        "kv": {"budget_bytes": 3, "reserved_bytes": 2, "used_bytes": 1},
+        "prefix": None,
+        "disk": None,
+        "expert_bank": None,
+    }
+
+
+def test_prefix_stats_have_the_contract_s_keys() -> None:
+    """The ten numbers of the contract, under their names."""
+    assert PrefixStats.__struct_fields__ == (
+        "queries",
+        "hits",
+        "prefix_hits",
+        "misses",
+        "entries",
+        "blocks",
+        "shared_blocks",
+        "bytes",
+        "bytes_saved",
+        "evictions",
+    )
+
+
+def test_a_measured_row_has_the_contract_s_shape() -> None:
+    """The row of the contract's example comes out as it stands there."""
+    row = ModelCapabilities(
+        architecture="qwen3",
+        kv_cache_kind="standard",
+        layers={"KVCache": 28},
+        continuous_batching=FeatureVerdict(
+            verdict="supported",
+            reason="measured",
+            source="measured",
+            evidence=Evidence(
+                token_mismatches=0, max_logprob_diff=1.2e-05, noise_floor=1.1e-05, cases=12
+            ),
+        ),
+        batched_specdec=FeatureVerdict(verdict="blocked", reason="no draft model"),
+        trimmable=True,
+        versions=Versions(machd="1"),
+    )
+    wire = _wire(row)
+    assert list(wire) == [
+        "architecture",
+        "kv_cache_kind",
+        "layers",
+        "continuous_batching",
+        "batched_specdec",
+        "kv_quantization",
+        "prefix_cache",
+        "trimmable",
+        "versions",
+    ]
+    assert wire["continuous_batching"]["evidence"]["cases"] == 12
+    assert wire["batched_specdec"] == {"verdict": "blocked", "reason": "no draft model"}
+    assert set(wire["versions"]) == {"machd", "mlx", "mlx_lm", "backend", "dtype"}
+
+
+def test_capabilities_before_anything_is_known() -> None:
+    """While a model loads, the answer has every key and null for what is not known."""
+    wire = _wire(
+        Capabilities(
+            versions=Versions(machd="1"),
+            decode_mode=DecodeModeReport(requested="batched", active="single", reason="loading"),
+            max_b=4,
+            features=Features(
+                chat=False, logprobs=True, tools=False, reasoning=False, structured_output=False
+            ),
+            speculation=SpeculationReport(mode="off"),
+            device=Device(backend="cpu"),
+        )
+    )
+    assert wire["architecture"] is None
+    assert wire["model"] is None
+    assert wire["decode_mode"] == {"requested": "batched", "active": "single", "reason": "loading"}
+    assert {"max_b", "features", "speculation", "device"} <= set(wire)
+
+
+def test_health_is_three_fields() -> None:
+    """A probe reads a status, a state and a reason."""
+    assert _wire(Health(status="ok", state="ready")) == {
+        "status": "ok",
+        "state": "ready",
+        "reason": None,
+    }
