@@ -17,7 +17,11 @@ import structlog
 from machd import __version__
 from machd.api.capabilities import Versions
 from machd.clock import Clock, SystemClock
+from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.progress import LoadProgress
 from machd.engine.protocol import Engine
+from machd.engine.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.source import resolve_model
 from machd.errors import DrainDeadlineError, EngineFaultError, ListenError
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
@@ -35,7 +39,7 @@ from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["Daemon", "installed_versions"]
+__all__ = ["Daemon", "engine_loader", "installed_versions"]
 
 _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
@@ -46,6 +50,63 @@ _SERVER_JOIN_S = 10.0
 def installed_versions() -> Versions:
     """Of machd and what it was measured with; read from the installed packages."""
     return Versions(machd=__version__, mlx=_version("mlx"), mlx_lm=_version("mlx-lm"))
+
+
+def engine_loader(
+    settings: Settings,
+    *,
+    cache_directory: Path,
+    set_variable: Callable[[str, str], None],
+    progress: LoadProgress,
+) -> Callable[[], Engine]:
+    """Prepare the process for mlx, then give the function that loads the model.
+
+    Chooses the BLAS and the private scratch directory now, because both must be settled before
+    anything imports mlx; the function imports it, on the thread that calls it.
+
+    Args:
+        settings: Validated settings.
+        cache_directory: The user's cache directory.
+        set_variable: Sets an environment variable of this process.
+        progress: Told about loading.
+
+    Raises:
+        StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
+    """
+    choice = choose_blas(settings.engine.blas)
+    use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
+
+    def load() -> Engine:
+        from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+        log = structlog.get_logger("machd.engine")
+        model = settings.model
+        source = resolve_model(
+            model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
+        )
+        report = measure_blas(choice)
+        log.info(
+            "blas.measured",
+            backend=report.backend,
+            library=report.name,
+            one_row_ms=report.one_row_ms,
+            sixteen_rows_ms=report.sixteen_rows_ms,
+        )
+        if report.advice:
+            log.warning("blas.slow", advice=report.advice)
+        loaded = load_model(
+            source,
+            dtype=model.dtype,
+            max_context_tokens=model.max_context_tokens,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=model.chat_template,
+            progress=progress,
+            blas=report.name,
+        )
+        return MlxEngine(loaded)
+
+    return load
 
 
 class Daemon:

@@ -1,0 +1,38 @@
+# Everything from a checkout; CONTRIBUTING.md says what each target is for.
+.PHONY: setup serve test check bench docs lock dev
+.DEFAULT_GOAL := serve
+
+MACHD := .venv/bin/machd
+
+setup:
+	@scripts/setup
+	@$(MACHD) model pull
+
+serve: setup
+	@exec $(MACHD) serve $(ARGS)
+
+dev:
+	@scripts/setup --dev
+	@$(MACHD) model pull
+
+test: dev
+	.venv/bin/pytest $(ARGS)
+
+check: dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy daemon probes tests docs/generate.py
+	.venv/bin/lint-imports --no-logo
+	.venv/bin/codespell
+	.venv/bin/python docs/generate.py --check
+	$(MAKE) --no-print-directory test
+
+bench: dev
+	@mkdir -p bench-results
+	$(MACHD) bench --json bench-results/bench.json --plot bench-results/bench.png $(ARGS)
+
+docs: dev
+	.venv/bin/python docs/generate.py
+
+lock:
+	scripts/lock

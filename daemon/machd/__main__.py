@@ -1,0 +1,5 @@
+"""``python -m machd``."""
+
+from machd.cli.main import main
+
+main()
