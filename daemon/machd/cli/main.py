@@ -10,7 +10,7 @@ import click
 from machd import __version__
 from machd.errors import EngineFaultError, MachdError
 
-__all__ = ["main"]
+__all__ = ["command_line", "main"]
 
 _COMMANDS = {
     "serve": "machd.cli.serve:serve",
@@ -38,14 +38,14 @@ class _Commands(click.Group):
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="machd")
-def _machd() -> None:
+def command_line() -> None:
     """Serve an MLX model over the OpenAI API: one config file, one process."""
 
 
 def main() -> None:
     """Run the command line; the exit codes are those of the contract."""
     try:
-        _machd(standalone_mode=False)
+        command_line(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(2)

@@ -113,18 +113,7 @@ class GenerationResponse:
         await sender.send(body, is_last=True)
 
     async def _write_events(self, sender: _Sender) -> None:
-        admission = await self._generation.admitted()
-        await sender.start(
-            [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-                *_mode_headers(admission),
-            ]
-        )
         try:
-            for event in self._dialect.opening():
-                await sender.send(_frame(event))
             await self._send_deltas(sender)
             usage = self._dialect.usage(self._generation.usage)
             if usage is not None:
@@ -132,8 +121,13 @@ class GenerationResponse:
         except ClientStalledError:
             raise
         except MachdError as error:
+            if not sender.has_started:
+                raise
             await sender.send(_frame(error_json(error)))
-        except Exception as error:  # noqa: BLE001 - one row's detokeniser must not end another's stream
+        except Exception as error:
+            if not sender.has_started:
+                raise
+            # One row's detokeniser must not end another's stream.
             structlog.get_logger("machd.http").error("row.failed", exc_info=error)
             fault = RowFaultError("the generation failed inside the server")
             self._generation.close(fault)
@@ -143,10 +137,12 @@ class GenerationResponse:
     async def _send_deltas(self, sender: _Sender) -> None:
         held: dict[int, ChoiceDelta] = {}
         begun: set[int] = set()
+        admission = await self._generation.admitted()
         async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
-            if not batch:
-                await sender.send(_KEEP_ALIVE)
-            frames = bytearray()
+            if not sender.has_started:
+                # Not before there is news, so that a failing prefill still gets its status.
+                await self._start_events(sender, admission)
+            frames = bytearray() if batch else bytearray(_KEEP_ALIVE)
             for delta in batch:
                 merged = _merge(held.pop(delta.index, None), delta)
                 if self._is_due(merged, begun):
@@ -156,6 +152,19 @@ class GenerationResponse:
                     held[delta.index] = merged
             if frames:
                 await sender.send(bytes(frames))
+
+    async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
+        await sender.start(
+            [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+                *_mode_headers(admission),
+            ]
+        )
+        opening = b"".join(_frame(event) for event in self._dialect.opening())
+        if opening:
+            await sender.send(opening)
 
     def _is_due(self, delta: ChoiceDelta, begun: set[int]) -> bool:
         """Whether to send now. A piece without text waits: half a character helps nobody."""
@@ -172,8 +181,10 @@ class _Sender:
     def __init__(self, send: Send, stall_timeout_s: float) -> None:
         self._send = send
         self._stall_timeout_s = stall_timeout_s
+        self.has_started = False
 
     async def start(self, headers: _Headers) -> None:
+        self.has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:

@@ -1,0 +1,95 @@
+"""``machd config``: look at settings, check them, and get a file to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from machd.cli.options import SettingsCommand, settings_options
+from machd.errors import SettingsError
+from machd.settings.explain import (
+    settings_example,
+    settings_json,
+    settings_schema,
+    settings_toml,
+)
+from machd.settings.sources import LoadedSettings, load_settings, process_environ
+
+__all__ = ["config"]
+
+
+@click.group()
+def config() -> None:
+    """Show, check and write settings."""
+
+
+@config.command(cls=SettingsCommand)
+@click.option("--origins", is_flag=True, help="Say where each value came from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of TOML.")
+@settings_options
+def show(loaded: LoadedSettings, *, origins: bool, as_json: bool) -> None:
+    """Print the settings in force as TOML.
+
+    Give it the options that you would give to serve. The text can be used as a settings file;
+    secrets are masked in it.
+    """
+    if as_json:
+        _echo_json(settings_json(loaded, origins=origins))
+    else:
+        click.echo(settings_toml(loaded, origins=origins), nl=False)
+
+
+@config.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def check(ctx: click.Context, file: Path | None, *, as_json: bool) -> None:
+    """Check FILE and the LME_ variables for problems.
+
+    Prints every problem and exits with 2 if there is one. Without FILE, the file that serve would
+    read is checked.
+    """
+    try:
+        loaded = load_settings(config_path=file, environ=process_environ(), flags={})
+    except SettingsError as error:
+        if not as_json:
+            raise
+        _echo_json({"ok": False, "problems": error.problems})
+        ctx.exit(error.exit_code)
+    if as_json:
+        _echo_json({"ok": True, "problems": []})
+    elif loaded.config_file is None:
+        click.echo("OK: no settings file, just defaults and variables")
+    else:
+        click.echo(f"OK: {click.format_filename(loaded.config_file)}")
+
+
+@config.command()
+@click.argument("path", required=False, default="machd.toml", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Overwrite PATH if it is there.")
+def init(path: Path, *, force: bool) -> None:
+    """Write a commented settings file.
+
+    It holds every key with its description and its default, and goes to PATH, or to machd.toml.
+    """
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(settings_example())
+    except FileExistsError:
+        raise SettingsError([f"{path}: is there already; --force overwrites it"]) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError([f"{path}: cannot be written: {reason}"]) from error
+    click.echo(f"Wrote {click.format_filename(path)}")
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of a settings file."""
+    _echo_json(settings_schema())
+
+
+def _echo_json(data: dict[str, object]) -> None:
+    click.echo(json.dumps(data, indent=2))

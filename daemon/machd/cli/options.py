@@ -1,0 +1,173 @@
+"""The settings as command-line options: one for each key, made from the settings table.
+
+A command that takes settings is declared so, and is called with the loaded settings first::
+
+    @click.command(cls=SettingsCommand)
+    @settings_options
+    def show(loaded: LoadedSettings) -> None: ...
+
+The options take text and leave judging it to ``load_settings``, so that a person sees every
+problem at once, those of the file and the variables among them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+import click
+
+from machd.settings.explain import value_text
+from machd.settings.keys import SettingKey, setting_keys, setting_sections
+from machd.settings.sources import LoadedSettings, load_settings, process_environ
+
+__all__ = ["SettingOption", "SettingsCommand", "model_argument", "settings_options"]
+
+_FLAGS_KEY = "machd.settings.flags"
+_CONFIG_KEY = "machd.settings.config"
+_MODEL_KEY = "model.path"
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+class SettingOption(click.Option):
+    """An option that gives one setting.
+
+    Args:
+        param_decls: The spellings, as ``click.Option`` takes them.
+        setting: The key that the option gives.
+        attrs: What else ``click.Option`` takes.
+    """
+
+    def __init__(self, param_decls: list[str], *, setting: SettingKey, **attrs: object) -> None:
+        super().__init__(param_decls, **attrs)  # type: ignore[arg-type]
+        self.setting = setting
+
+
+class SettingsCommand(click.Command):
+    """A command whose help lists its setting options section by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's own options, then the settings under their sections."""
+        own: list[tuple[str, str]] = []
+        of_section: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None or isinstance(param, click.Argument):
+                continue
+            if isinstance(param, SettingOption):
+                of_section.setdefault(param.setting.section, []).append(record)
+            else:
+                own.append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+        for section in setting_sections():
+            if section.name in of_section:
+                formatter.write_paragraph()
+                formatter.write_text(f"{section.name}: {section.description}")
+                with formatter.indentation():
+                    formatter.write_dl(of_section[section.name])
+
+
+def settings_options(
+    command: Callable[Concatenate[LoadedSettings, Args], Result],
+) -> Callable[Args, Result]:
+    """Add ``--config`` and an option for every key, and hand the command what they come to.
+
+    Raises:
+        SettingsError: When the command is run and a setting is wrong, wherever it was given.
+    """
+
+    @functools.wraps(command)
+    def with_settings(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        meta = click.get_current_context().meta
+        loaded = load_settings(
+            config_path=meta.get(_CONFIG_KEY),
+            environ=process_environ(),
+            flags=meta.get(_FLAGS_KEY, {}),
+        )
+        return command(loaded, *args, **kwargs)
+
+    # Click shows the option first that was added last.
+    for key in reversed(setting_keys()):
+        _add_option(with_settings, key)
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        callback=_keep_config,
+        help="Settings file. Without it: $LME_CONFIG, ./machd.toml, the user's configuration"
+        " folder, /etc/machd/machd.toml; the first that is there.",
+    )(with_settings)
+    return with_settings
+
+
+def model_argument(command: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Add the argument MODEL, another spelling of ``--model-path``; goes with settings_options."""
+    argument = click.argument(
+        "model", metavar="[MODEL]", required=False, expose_value=False, callback=_keep_model
+    )
+    return argument(command)
+
+
+def _add_option(command: Callable[..., object], key: SettingKey) -> None:
+    spellings = [f"{flag}/--no-{flag[2:]}" if key.is_bool else flag for flag in key.flag_names]
+    click.option(
+        key.dotted.replace(".", "_"),
+        *spellings,
+        cls=SettingOption,
+        setting=key,
+        type=click.BOOL if key.is_bool else click.STRING,
+        default=None,
+        multiple=key.is_list,
+        metavar=_metavar(key),
+        expose_value=False,
+        callback=_keep_setting,
+        help=_help_text(key),
+    )(command)
+
+
+def _metavar(key: SettingKey) -> str | None:
+    if key.is_bool:
+        return None
+    if key.choices:
+        return f"[{'|'.join(key.choices)}]"
+    return "TEXT,..." if key.is_list else key.kind.upper()
+
+
+def _help_text(key: SettingKey) -> str:
+    default = "" if key.default in {None, ()} else f"  [default: {_plain(key.default)}]"
+    return f"{key.description}{default}"
+
+
+def _plain(value: object) -> str:
+    """A default as it is typed on a command line."""
+    return value if isinstance(value, str) else value_text(value)
+
+
+def _keep_setting(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """Note a setting that was given; a list may be given piece by piece."""
+    assert isinstance(param, SettingOption)
+    if value is None or value == ():
+        return
+    _give(ctx, param.setting.dotted, ",".join(value) if isinstance(value, tuple) else value)
+
+
+def _keep_model(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        _give(ctx, _MODEL_KEY, value)
+
+
+def _keep_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    ctx.meta[_CONFIG_KEY] = value
+
+
+def _give(ctx: click.Context, dotted: str, value: object) -> None:
+    """Note one value; click calls this once for an option, so a second one is the argument's."""
+    flags: dict[str, object] = ctx.meta.setdefault(_FLAGS_KEY, {})
+    if dotted in flags:
+        raise click.UsageError("Give the model once: as MODEL or as --model-path.", ctx)
+    flags[dotted] = value

@@ -1,0 +1,97 @@
+"""The settings file: where it is looked for, and reading it as TOML."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from machd.errors import SettingsError
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "SettingsFile",
+    "find_settings_file",
+    "read_settings_file",
+    "usual_paths",
+]
+
+CONFIG_VARIABLE = "LME_CONFIG"
+_FILE_NAME = "machd.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A file to read.
+
+    Attributes:
+        named_by: The variable that names it; empty for a file of the command line or of one of
+            the usual places.
+    """
+
+    path: Path
+    named_by: str = ""
+
+
+def find_settings_file(
+    config_path: Path | None, environ: Mapping[str, str], *, platform: str = sys.platform
+) -> SettingsFile | None:
+    """The file to read: the flag's, the variable's, or the first usual one that is there.
+
+    A named file is not looked at here, so that a missing one is an error and not passed over.
+    """
+    if config_path is not None:
+        return SettingsFile(config_path)
+    if named := environ.get(CONFIG_VARIABLE):
+        return SettingsFile(Path(named), CONFIG_VARIABLE)
+    present = (path for path in usual_paths(environ, platform=platform) if _is_there(path))
+    return next((SettingsFile(path) for path in present), None)
+
+
+def usual_paths(environ: Mapping[str, str], *, platform: str = sys.platform) -> tuple[Path, ...]:
+    """The places looked at when no file is named, first one first."""
+    folder = _user_folder(environ, platform)
+    user = () if folder is None else (folder / "machd" / _FILE_NAME,)
+    return (Path(_FILE_NAME), *user, Path("/etc/machd") / _FILE_NAME)
+
+
+def read_settings_file(file: SettingsFile) -> dict[str, object]:
+    """The file's tables.
+
+    Raises:
+        SettingsError: The file cannot be read or is not TOML; names it, with line and column.
+    """
+    named_by = f" ({file.named_by})" if file.named_by else ""
+    try:
+        return tomllib.loads(file.path.read_bytes().decode())
+    except FileNotFoundError:
+        raise SettingsError([f"{file.path}: there is no such file{named_by}"]) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError([f"{file.path}: cannot be read: {reason}{named_by}"]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            [f"{file.path}: is not UTF-8 at byte {error.start}{named_by}"]
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"{file.path}: is not TOML: {error}{named_by}"]) from None
+
+
+def _user_folder(environ: Mapping[str, str], platform: str) -> Path | None:
+    """The user's configuration folder; None for a user without a home, as services may be."""
+    home = environ.get("HOME")
+    if platform == "darwin":
+        return Path(home) / "Library" / "Application Support" if home else None
+    if folder := environ.get("XDG_CONFIG_HOME"):
+        return Path(folder)
+    return Path(home) / ".config" if home else None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file, as far as this user may look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

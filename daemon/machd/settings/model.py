@@ -1,0 +1,261 @@
+"""The settings themselves: one frozen class for each section.
+
+Everything a person can set stands here once, with its default, its bounds and a sentence about
+it. The flags, the ``LME_*`` variables, the example file, the JSON schema and the reference page
+are made from these classes by ``keys``, ``sources`` and ``explain``.
+
+How to add a key: give the section a field with a default, a description and bounds (``ge`` and
+``le`` only, so that every limit can be shown). Units come last in its name. A key that may be
+unset has None for its default. A rule that one value alone can break belongs to its type
+(see ``texts``); a rule between two keys is a validator of :class:`Settings`, never of a section,
+because values are checked one by one first. A section's heading, wherever it is shown, is its docstring.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from machd.settings.texts import HostName, ListenHost, Text, WebOrigin
+
+__all__ = [
+    "AuthSettings",
+    "EngineSettings",
+    "HttpSettings",
+    "LimitsSettings",
+    "LoggingSettings",
+    "Mark",
+    "MetricsSettings",
+    "ModelSettings",
+    "ServerSettings",
+    "Settings",
+    "SettingsSection",
+    "StreamingSettings",
+]
+
+_DAY_S = 86_400.0
+
+
+class Mark(Enum):
+    """What ``Annotated`` says of a field beyond its type. A field without marks needs a restart."""
+
+    LIVE = "live"
+    """A running daemon takes a new value over."""
+    SECRET = "secret"  # noqa: S105 - the name of a mark
+    """The value is never shown. A ``SecretStr`` is secret without the mark."""
+
+
+class SettingsSection(BaseModel):
+    """What every section has in common: it cannot change, and it knows its keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+class ServerSettings(SettingsSection):
+    """Where the daemon listens."""
+
+    host: ListenHost = Field(
+        default="127.0.0.1",
+        description="Address to listen on: an IP address, a host name, or unix:PATH for a socket "
+        "file. Beyond loopback, auth.api_keys_file has to be set.",
+    )
+    port: int = Field(
+        default=8080,
+        ge=0,
+        le=65_535,
+        description="TCP port; 0 takes any free one and the log says which. A unix: host has none.",
+    )
+
+
+class ModelSettings(SettingsSection):
+    """Which model is served, and how it is loaded."""
+
+    path: Text | None = Field(
+        default=None,
+        examples=["models/SmolLM2-135M-Instruct"],
+        description="A directory in mlx-lm layout, a GGUF file of the llama family, or a hub id "
+        "(with model.offline false). Without it the embedded default is served.",
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto",
+        description="Number type of the weights. auto keeps the stored one on Metal and CUDA, and "
+        "takes float32 on the CPU when that fits into memory.",
+    )
+    offline: bool = Field(
+        default=True,
+        description="Never download: a model that is not on this machine is then an error.",
+    )
+    max_context_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[8192],
+        description="Tokens that prompt and completion may take together. Without it the limit is "
+        "the model's own.",
+    )
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Run the Python code that a checkpoint brings along. It can do whatever the "
+        "daemon's user can.",
+    )
+    chat_template: Text | None = Field(
+        default=None,
+        examples=["chat_template.jinja"],
+        description="File that replaces the model's chat template, or the word none to serve "
+        "without chat. Without it the model's own template is used.",
+    )
+
+
+class EngineSettings(SettingsSection):
+    """What computes."""
+
+    blas: Text = Field(
+        default="auto",
+        description="Matrix library of the CPU backend: auto takes the fastest one found, off "
+        "keeps MLX's own, anything else is the path of a shared library.",
+    )
+
+
+class StreamingSettings(SettingsSection):
+    """How answers are streamed."""
+
+    interval: Annotated[int, Mark.LIVE] = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="Tokens per SSE event; more of them cost less work and look less smooth.",
+    )
+    keepalive_s: Annotated[float, Mark.LIVE] = Field(
+        default=15.0,
+        ge=0.001,
+        le=_DAY_S,
+        description="Seconds of silence after which a stream gets a comment line, so that proxies "
+        "do not close it.",
+    )
+
+
+class LimitsSettings(SettingsSection):
+    """How much is accepted, and how long it may take."""
+
+    max_queue: Annotated[int, Mark.LIVE] = Field(
+        default=64,
+        ge=1,
+        le=1_000_000,
+        description="Requests that may wait; the next one gets 429 with Retry-After.",
+    )
+    max_queue_tokens: Annotated[int, Mark.LIVE] = Field(
+        default=1_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Prompt tokens that may wait, all requests together; beyond it 429 with "
+        "Retry-After.",
+    )
+    max_tokens_default: Annotated[int, Mark.LIVE] = Field(
+        default=2048,
+        ge=1,
+        le=1_000_000_000,
+        description="Completion tokens of a request that names no limit itself.",
+    )
+    max_n: Annotated[int, Mark.LIVE] = Field(
+        default=8,
+        ge=1,
+        le=128,
+        description="Completions that one request may ask for with n; beyond it 400.",
+    )
+    max_body_bytes: int = Field(
+        default=2_097_152,
+        ge=1024,
+        le=1_073_741_824,
+        description="Bytes of a request body; beyond it 413.",
+    )
+    queue_timeout_s: Annotated[float, Mark.LIVE] = Field(
+        default=120.0,
+        ge=0.001,
+        le=_DAY_S,
+        description="Seconds that a request may wait before it is started; then 503 with "
+        "Retry-After.",
+    )
+    request_timeout_s: Annotated[float, Mark.LIVE] = Field(
+        default=1800.0,
+        ge=0.001,
+        le=_DAY_S,
+        description="Seconds that a request may take from arrival to its last token; then 504.",
+    )
+    stall_timeout_s: Annotated[float, Mark.LIVE] = Field(
+        default=30.0,
+        ge=0.001,
+        le=_DAY_S,
+        description="Seconds that a client may read nothing of its stream; then it is dropped.",
+    )
+    drain_timeout_s: Annotated[float, Mark.LIVE] = Field(
+        default=60.0,
+        ge=0.0,
+        le=_DAY_S,
+        description="Seconds that running requests get to finish when the daemon stops; 0 ends "
+        "them at once.",
+    )
+
+
+class AuthSettings(SettingsSection):
+    """Who may ask."""
+
+    api_keys_file: Text | None = Field(
+        default=None,
+        examples=["/etc/machd/api-keys"],
+        description="File with one name:key a line. With it every request needs one of the keys; "
+        "it has to be set to listen beyond loopback.",
+    )
+
+
+class HttpSettings(SettingsSection):
+    """Which hosts and browser pages may reach the daemon."""
+
+    allowed_hosts: tuple[HostName, ...] = Field(
+        default=(),
+        examples=[["llm.example.org"]],
+        description="Names accepted in the Host header besides those of loopback; others get 421.",
+    )
+    allowed_origins: tuple[WebOrigin, ...] = Field(
+        default=(),
+        examples=[["https://chat.example.org"]],
+        description="Origins of browser pages that may call the API; others get 403.",
+    )
+
+
+class MetricsSettings(SettingsSection):
+    """What is measured, and where it is shown."""
+
+    public: bool = Field(
+        default=True,
+        description="Serve /metrics on the public port, without a key.",
+    )
+
+
+class LoggingSettings(SettingsSection):
+    """What is logged. Prompts and completions never are."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Mark.LIVE] = Field(
+        default="info",
+        description="The least severe events that are logged.",
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto",
+        description="auto is console on a terminal and json everywhere else.",
+    )
+
+
+class Settings(SettingsSection):
+    """Everything that can be set. Every key is optional."""
+
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    streaming: StreamingSettings = Field(default_factory=StreamingSettings)
+    limits: LimitsSettings = Field(default_factory=LimitsSettings)
+    auth: AuthSettings = Field(default_factory=AuthSettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    logging: LoggingSettings = Field(default_factory=LoggingSettings)

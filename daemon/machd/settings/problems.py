@@ -1,0 +1,92 @@
+"""What a person reads when a setting is wrong: the value, what is wrong with it, and the fix.
+
+Pure wording. The values of secret keys are never in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from types import MappingProxyType
+
+from pydantic_core import ErrorDetails
+
+from machd.settings.keys import SettingKey, ValueKind
+
+__all__ = ["nearest", "printable", "value_problem"]
+
+_MAX_SHOWN_CHARS = 60
+
+_WANTED = MappingProxyType(
+    {
+        ValueKind.BOOLEAN: "true or false",
+        ValueKind.INTEGER: "a whole number",
+        ValueKind.NUMBER: "a number",
+        ValueKind.TEXT: "text",
+        ValueKind.LIST: "a list",
+    }
+)
+
+
+def value_problem(key: SettingKey, error: ErrorDetails, *, is_toml: bool) -> str:
+    """Say what is wrong with one value, such as ``0 is too small, the least is 1``.
+
+    Args:
+        key: The setting that the value was given for.
+        error: What the check found; its ``input`` is the value, or one item of a list.
+        is_toml: Whether the value was written as TOML, where its type counts.
+    """
+    value = error["input"]
+    match error["type"]:
+        case "greater_than_equal":
+            return f"{_number(key, value)} is too small, the least is {key.least:.15g}"
+        case "less_than_equal":
+            return f"{_number(key, value)} is too large, the most is {key.most:.15g}"
+        case "literal_error":
+            return f"{_shown(key, value)} is none of {', '.join(key.choices)}"
+        case "value_error":
+            return f"{_shown(key, value)} {error['ctx']['error']}"
+        case _:
+            is_item = len(error["loc"]) > 1
+            kind = ValueKind.TEXT if is_item else key.kind
+            fix = _toml_fix(kind, value) if is_toml else ""
+            return f"{_shown(key, value)} is not {_WANTED[kind]}{fix}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known spelling that ``word`` is most like; there has to be one."""
+    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+
+
+def printable(text: str) -> str:
+    """The text with a mark for each character that could break a line or garble a terminal."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def _toml_fix(kind: ValueKind, value: object) -> str:
+    """How to write a value of the wrong TOML type."""
+    if kind is ValueKind.LIST and isinstance(value, str):
+        return "; put it in brackets"
+    if kind is ValueKind.TEXT and isinstance(value, bool | int | float):
+        return "; put it in quotes"
+    if isinstance(value, str):
+        return "; write it without quotes"
+    return ""
+
+
+def _number(key: SettingKey, value: object) -> str:
+    """A number as it was given: a variable holds text, but was read as a number."""
+    return value.strip() if isinstance(value, str) and not key.is_secret else _shown(key, value)
+
+
+def _shown(key: SettingKey, value: object) -> str:
+    """A value on one line, cut if it is long, whatever characters are in it."""
+    if key.is_secret:
+        return "the value (hidden)"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if not text.isprintable():
+        text = json.dumps(value, default=str)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 1]}…"

@@ -1,0 +1,137 @@
+"""Settings put together: a TOML file, ``LME_*`` variables and flags, in rising order.
+
+Every value is checked where it was given, even if a stronger source overrides it, and every
+problem of every source is reported in one :class:`~machd.errors.SettingsError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import cast
+
+from pydantic import BaseModel, ValidationError
+
+from machd.errors import SettingsError
+from machd.settings.file import find_settings_file
+from machd.settings.keys import SettingKey, setting_keys
+from machd.settings.layers import (
+    Given,
+    Origin,
+    OriginKind,
+    given_by_environment,
+    given_by_file,
+    given_by_flags,
+)
+from machd.settings.model import Settings
+from machd.settings.problems import printable, value_problem
+
+__all__ = ["LoadedSettings", "Origin", "OriginKind", "load_settings", "process_environ"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings with their history.
+
+    Attributes:
+        origins: Where each value came from, by dotted key; an entry for every key.
+        config_file: The file that was read; None if there was none.
+    """
+
+    settings: Settings
+    origins: Mapping[str, Origin]
+    config_file: Path | None
+
+
+def process_environ() -> dict[str, str]:
+    """A copy of this process's environment. Everything else is handed one."""
+    return dict(os.environ)  # noqa: TID251 - the one place that reads it
+
+
+def load_settings(
+    *,
+    config_path: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    model: type[Settings] = Settings,
+) -> LoadedSettings:
+    """Read every source, check every value, and merge them: flags > environment > file > defaults.
+
+    Args:
+        config_path: The file that ``--config`` names; None to look in the usual places.
+        environ: Variables; those that do not start with ``LME_`` are none of ours.
+        flags: Values by dotted key, only for the flags that were given.
+        model: The class to fill; tests bring their own.
+
+    Raises:
+        SettingsError: Something is wrong; there is a line for each problem of each source.
+    """
+    keys = {key.dotted: key for key in setting_keys(model)}
+    file = find_settings_file(config_path, environ)
+    problems: list[str] = []
+    values: dict[str, dict[str, object]] = {}
+    origins = dict.fromkeys(keys, Origin(OriginKind.DEFAULT))
+    for given in chain(
+        given_by_file(file, keys),
+        given_by_environment(environ, keys),
+        given_by_flags(flags, keys),
+    ):
+        if isinstance(given, str):
+            problems.append(given)
+            continue
+        try:
+            values.setdefault(given.key.section, {})[given.key.name] = _checked(given, model)
+        except ValidationError as error:
+            problems.extend(_value_problems(given, error))
+        origins[given.key.dotted] = given.origin
+    if problems:
+        raise SettingsError([printable(problem) for problem in problems])
+    return LoadedSettings(
+        settings=_assembled(model, values),
+        origins=MappingProxyType(origins),
+        config_file=None if file is None else file.path,
+    )
+
+
+def _checked(given: Given, model: type[Settings]) -> object:
+    """The value in its right type; one of a file has to have it, text elsewhere is parsed."""
+    key = given.key
+    section = cast("type[BaseModel]", model.model_fields[key.section].annotation)
+    is_toml = given.origin.kind is OriginKind.FILE
+    value = _from_toml(key, given.value) if is_toml else _from_text(key, given.value)
+    checked = section.model_validate({key.name: value}, strict=is_toml)
+    return cast("object", getattr(checked, key.name))
+
+
+def _from_toml(key: SettingKey, value: object) -> object:
+    """TOML has arrays, settings have tuples."""
+    return tuple(value) if key.is_list and isinstance(value, list) else value
+
+
+def _from_text(key: SettingKey, value: object) -> object:
+    """Split a list at its commas, and take nothing for "not set"."""
+    if not isinstance(value, str):
+        return value
+    if key.is_list:
+        return tuple(item.strip() for item in value.split(",") if item.strip())
+    return None if key.is_optional and not value.strip() else value
+
+
+def _value_problems(given: Given, error: ValidationError) -> Iterator[str]:
+    is_toml = given.origin.kind is OriginKind.FILE
+    for detail in error.errors(include_url=False):
+        what = value_problem(given.key, detail, is_toml=is_toml)
+        yield f"{given.key.dotted}: {what} ({given.origin.detail})"
+
+
+def _assembled(model: type[Settings], values: Mapping[str, Mapping[str, object]]) -> Settings:
+    """The settings of checked values; what is left to go wrong lies between keys."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
+        raise SettingsError(lines) from None

@@ -1,0 +1,64 @@
+"""The forms of text that settings take.
+
+Each rule's message continues a sentence that starts with the value: ``"a b" is not an address``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+__all__ = ["HostName", "ListenHost", "Text", "WebOrigin"]
+
+
+def _unicode(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("is not Unicode text")  # undecodable bytes: it could not be shown again
+    return text
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
+
+
+def _listen_host(text: str) -> str:
+    if text.removeprefix("unix:").strip() == "":
+        raise ValueError("names nothing to listen on; give an address or unix:PATH")
+    if text.startswith("unix:"):
+        return text
+    if "/" in text or any(character.isspace() for character in text):
+        raise ValueError("is not an address; a socket file is written unix:PATH")
+    if text.count(":") == 1:
+        raise ValueError("has a port in it; the port is server.port")
+    return text
+
+
+def _host_name(text: str) -> str:
+    if not re.fullmatch(r"[^\s/,]+", text):
+        raise ValueError("is not a host name; leave out scheme and path")
+    return text
+
+
+def _web_origin(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,]+", text):
+        raise ValueError("is not an origin; write scheme://host or scheme://host:port, no path")
+    return text
+
+
+_Unicode = Annotated[str, AfterValidator(_unicode)]
+
+Text = Annotated[_Unicode, AfterValidator(_not_empty)]
+"""Any text but an empty one."""
+
+ListenHost = Annotated[_Unicode, AfterValidator(_listen_host)]
+"""An address to listen on, without its port, or ``unix:PATH``."""
+
+HostName = Annotated[_Unicode, AfterValidator(_host_name)]
+"""A name as the Host header has it."""
+
+WebOrigin = Annotated[_Unicode, AfterValidator(_web_origin)]
+"""An origin as the Origin header has it."""

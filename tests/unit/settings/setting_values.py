@@ -1,0 +1,69 @@
+"""Values that settings take, drawn at random, and their spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+
+from machd.settings.explain import value_text
+from machd.settings.keys import SettingKey, ValueKind, setting_keys
+
+KEYS = setting_keys()
+
+_WORDS = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12
+).filter(lambda text: text.strip() != "")
+_NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
+_TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {
+    "server.host": st.one_of(_NAMES, st.just("::1"), _NAMES.map(lambda name: f"unix:/{name}")),
+    "http.allowed_hosts": st.lists(_NAMES, max_size=3).map(tuple),
+    "http.allowed_origins": st.lists(_NAMES.map(lambda name: f"https://{name}:1"), max_size=3).map(
+        tuple
+    ),
+}
+
+
+def values_of(key: SettingKey) -> st.SearchStrategy[object]:
+    """Valid values of one key; None among them only where the default is not set."""
+    if key.dotted in _TEXTS_OF_A_FORM:
+        return _TEXTS_OF_A_FORM[key.dotted]
+    if key.choices:
+        return st.sampled_from(key.choices)
+    least, most = key.least or 0, key.most or 1e9
+    match key.kind:
+        case ValueKind.BOOLEAN:
+            return st.booleans()
+        case ValueKind.INTEGER:
+            return st.integers(int(least), int(most))
+        case ValueKind.NUMBER:
+            return st.floats(least, most)
+        case _:
+            return _WORDS
+
+
+def dotted_values(keys: tuple[SettingKey, ...] = KEYS) -> st.SearchStrategy[dict[str, object]]:
+    """Valid values of some of the keys, by dotted key."""
+    return st.fixed_dictionaries({}, optional={key.dotted: values_of(key) for key in keys})
+
+
+def as_variable(value: object) -> str:
+    """The text that a variable or a flag would have."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def as_variables(values: Mapping[str, object]) -> dict[str, str]:
+    """The environment that gives these values."""
+    names = {key.dotted: key.environment_names[0] for key in KEYS}
+    return {names[dotted]: as_variable(value) for dotted, value in values.items()}
+
+
+def as_toml(values: Mapping[str, object]) -> str:
+    """The settings file that gives these values."""
+    sections: dict[str, list[str]] = {}
+    for dotted, value in values.items():
+        section, _, name = dotted.partition(".")
+        sections.setdefault(section, []).append(f"{name} = {value_text(value)}")
+    return "\n".join(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())
