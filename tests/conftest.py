@@ -1,0 +1,37 @@
+"""Fixtures that need a real model, made once for the whole run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from machd.engine.blas import choose_blas
+
+# Before anything imports mlx: the tests measure and prove what the daemon runs.
+choose_blas("auto")
+
+from machd.engine import embedded  # noqa: E402
+from machd.engine.protocol import Engine  # noqa: E402
+
+
+@pytest.fixture(name="embedded_model_path", scope="session")
+def _embedded_model_path() -> Path:
+    """The embedded default's file, fetched once."""
+    cache_directory = embedded.user_cache_directory(os.environ)
+    return embedded.locate(cache_directory) or embedded.pull(cache_directory)
+
+
+@pytest.fixture(name="embedded_engine", scope="session")
+def _embedded_engine(embedded_model_path: Path) -> Iterator[Engine]:
+    """The embedded default in float32, on the test thread."""
+    from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx, which only some tests need
+    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415
+    from machd.engine.source import ModelSource, SourceKind  # noqa: PLC0415
+
+    source = ModelSource(SourceKind.GGUF, embedded_model_path, embedded.EMBEDDED_MODEL_ID)
+    engine = MlxEngine(load_model(source, dtype="float32"))
+    yield engine
+    engine.close()

@@ -1,0 +1,98 @@
+"""``machd serve`` as a real process on a free port."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+__all__ = ["ServeProcess", "run_machd"]
+
+_READY_TIMEOUT_S = 90.0
+
+
+class ServeProcess:
+    """A context manager: inside it the daemon is ready at ``url``."""
+
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        """Prepare ``machd serve`` with more arguments and variables."""
+        self._command = [
+            sys.executable, "-m", "machd", "serve", "--port", "0", "--logging-format", "json",
+            *arguments,
+        ]  # fmt: skip
+        self._environ = {**_clean_environ(), **(environ or {})}
+        self._lines: queue.Queue[dict[str, object] | None] = queue.Queue()
+        self.events: list[dict[str, object]] = []
+        self.output: list[str] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        """Start and wait until requests are taken."""
+        self.process = subprocess.Popen(
+            self._command, env=self._environ, stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = str(self.wait_for("daemon.ready")["url"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, by force if it must be."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def wait_for(self, event: str, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, object]:
+        """The first log line of that event that has not been passed yet."""
+        while True:
+            line = self._lines.get(timeout=timeout_s)
+            assert line is not None, "the daemon ended:\n" + "".join(self.output)
+            if line["event"] == event:
+                return line
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.output.append(line)
+            if line.startswith("{"):
+                event = json.loads(line)
+                self.events.append(event)
+                self._lines.put(event)
+        self._lines.put(None)
+
+
+def run_machd(
+    arguments: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of machd to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "machd", *arguments],
+        env={**_clean_environ(), **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def _clean_environ() -> dict[str, str]:
+    """This process's variables without any of machd's."""
+    variables = os.environ
+    return {name: value for name, value in variables.items() if not name.startswith("LME_")}
