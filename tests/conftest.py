@@ -14,6 +14,7 @@ from machd.engine.blas import choose_blas
 choose_blas("auto")
 
 from machd.engine import embedded  # noqa: E402
+from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.protocol import Engine  # noqa: E402
 
 
@@ -27,6 +28,7 @@ def _embedded_model_path() -> Path:
 @pytest.fixture(name="embedded_engine", scope="session")
 def _embedded_engine(embedded_model_path: Path) -> Iterator[Engine]:
     """The embedded default in float32, on the test thread."""
+    import_mlx_lm()
     from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx, which only some tests need
     from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415
     from machd.engine.source import ModelSource, SourceKind  # noqa: PLC0415

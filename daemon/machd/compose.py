@@ -18,6 +18,7 @@ from machd import __version__
 from machd.api.capabilities import Versions
 from machd.clock import Clock, SystemClock
 from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.progress import LoadProgress
 from machd.engine.protocol import Engine
 from machd.engine.scratch import private_scratch_directory, use_scratch_directory
@@ -77,14 +78,16 @@ def engine_loader(
     use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
 
     def load() -> Engine:
-        from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
-        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
-
-        log = structlog.get_logger("machd.engine")
         model = settings.model
         source = resolve_model(
             model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
         )
+        progress.stage("importing mlx-lm", None)
+        import_mlx_lm()
+        from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+        log = structlog.get_logger("machd.engine")
         report = measure_blas(choice)
         log.info(
             "blas.measured",
@@ -104,6 +107,8 @@ def engine_loader(
             progress=progress,
             blas=report.name,
         )
+        for note in loaded.notes:
+            log.warning("model.note", note=note)
         return MlxEngine(loaded)
 
     return load

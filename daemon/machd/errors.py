@@ -94,7 +94,11 @@ __all__ = [
 
 
 class MachdError(Exception):
-    """An expected failure. ``message`` is safe to show: no path of the server's, no user text."""
+    """An expected failure, with a message that says what to do.
+
+    A message never quotes what a user typed. One that can reach a client names no path either;
+    those for the operator, under SettingsError and StartupError, name the file to look at.
+    """
 
     code: ClassVar[str] = "machd_error"
     http_status: ClassVar[int] = 500

@@ -56,7 +56,8 @@ class MlxEngine:
             self._rows.pop(slot_index, None)
         tokens: list[SampledToken] = []
         faults: list[RowFault] = []
-        for work in (*plan.prefill, *plan.decode):
+        parts: tuple[PrefillChunk | DecodeRow, ...] = (*plan.prefill, *plan.decode)
+        for work in parts:
             try:
                 token = (
                     self._prefill(work) if isinstance(work, PrefillChunk) else self._decode(work)

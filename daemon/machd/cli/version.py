@@ -1,0 +1,80 @@
+"""``machd version``: what is installed, what computes, and how well it takes a batch."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+
+import click
+
+import machd
+from machd.engine.blas import BlasReport, choose_blas, measure_blas
+
+__all__ = ["version"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--blas",
+    default="auto",
+    envvar="LME_BLAS",
+    metavar="auto|off|PATH",
+    show_default=True,
+    help="The CPU's matrix library, as serve would choose it.",
+)
+def version(*, as_json: bool, blas: str) -> None:
+    """Print versions and measure the matrix library.
+
+    The measurement multiplies one row and sixteen rows by a 2048 x 2048 float32 matrix: where
+    sixteen cost about as much as one, batching pays.
+    """
+    report = measure_blas(choose_blas(blas))
+    facts: dict[str, object] = {
+        "machd": machd.__version__,
+        "mlx": _version_of("mlx"),
+        "mlx_lm": _version_of("mlx-lm"),
+        "python": platform.python_version(),
+        "backend": report.backend,
+        "blas": _blas_facts(report),
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for name in ("machd", "mlx", "mlx_lm", "python", "backend"):
+        click.echo(f"{name.replace('_', '-'):8} {facts[name]}")
+    if report.name is not None:
+        click.echo(f"{'BLAS':8} {_blas_line(report)}")
+    if report.advice is not None:
+        click.echo(f"advice   {report.advice}")
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return distribution_version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _blas_facts(report: BlasReport) -> dict[str, object] | None:
+    if report.name is None:
+        return None
+    return {
+        "name": report.name,
+        "one_row_ms": report.one_row_ms,
+        "sixteen_rows_ms": report.sixteen_rows_ms,
+        "ratio": report.ratio,
+        "is_reference": report.is_reference,
+        "advice": report.advice,
+    }
+
+
+def _blas_line(report: BlasReport) -> str:
+    if report.one_row_ms is None or report.sixteen_rows_ms is None or report.ratio is None:
+        return str(report.name)
+    return (
+        f"{report.name} (1 row {report.one_row_ms:.1f} ms, 16 rows {report.sixteen_rows_ms:.1f} "
+        f"ms: {report.ratio:.1f} times)"
+    )

@@ -1,0 +1,169 @@
+"""What a loaded model's cache is, read from live cache objects after a short prompt.
+
+A configuration can change the kind of cache an architecture makes, so nothing is told from names
+in files: the objects that ``make_prompt_cache`` gives are asked, down into cache lists.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.quantized import QuantizedEmbedding
+from mlx.utils import tree_flatten
+
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.untyped import Cache, LanguageModel
+
+__all__ = ["MeasuredModel", "cache_facts", "measure_model"]
+
+_PROMPT_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredModel:
+    """What a short prompt shows.
+
+    Attributes:
+        logits_tokens: Width of the logits.
+    """
+
+    cache: CacheFacts
+    logits_tokens: int
+
+
+def cache_facts(model: Module) -> CacheFacts:
+    """Facts of the model's cache; see :func:`measure_model`."""
+    return measure_model(model).cache
+
+
+def measure_model(model: Module) -> MeasuredModel:
+    """Run twice eight tokens through the model and look at what its caches hold.
+
+    A cache of keys and values tells its cost by their shapes. A cache of another class costs a
+    position what the second eight tokens added; what then is left of the first eight is what a
+    sequence costs whatever its length. A rotating cache is counted as if it never rotated: an
+    upper bound for sequences longer than its window.
+
+    The run also compiles what mlx compiles at run time, which the first request would wait for.
+    """
+    caches = _make_caches(model)
+    # Trimmable and the like are said of an empty cache: a short window is full after the run.
+    owners = _owners(model, caches)
+    layers = tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
+    prompt = mx.array([list(range(1, _PROMPT_TOKENS + 1))]) % _vocabulary_tokens(model)
+    logits = _run(model, prompt, caches)
+    first_bytes = [_held_bytes(cache) for cache in _innermost(caches)]
+    _run(model, prompt, caches)
+    costs = [
+        _cost(cache, before) for cache, before in zip(_innermost(caches), first_bytes, strict=True)
+    ]
+    per_token_bytes = sum(cost.per_token_bytes for cost in costs)
+    per_sequence_bytes = sum(cost.per_sequence_bytes for cost in costs)
+    facts = CacheFacts(layers, per_token_bytes, per_sequence_bytes)
+    return MeasuredModel(facts, int(logits.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    per_token_bytes: int
+    per_sequence_bytes: int
+
+
+def _cost(cache: Cache, first_bytes: int) -> _Cost:
+    """What one cache costs, seen after 16 tokens; ``first_bytes`` is what it held after 8."""
+    keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
+    if isinstance(keys, mx.array) and isinstance(values, mx.array):
+        # (1, heads, positions, head_dim); positions may be allocated ahead.
+        return _Cost((keys.nbytes + values.nbytes) // keys.shape[-2], 0)
+    per_token_bytes = max(_held_bytes(cache) - first_bytes, 0) // _PROMPT_TOKENS
+    return _Cost(per_token_bytes, max(first_bytes - per_token_bytes * _PROMPT_TOKENS, 0))
+
+
+def _innermost(caches: Sequence[Cache]) -> list[Cache]:
+    """The caches themselves, lists opened."""
+    opened: list[Cache] = []
+    for cache in caches:
+        opened.extend(_innermost(cache.caches) if _is_list(cache) else [cache])
+    return opened
+
+
+def _make_caches(model: Module) -> list[Cache]:
+    from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415 - imported by the loader
+
+    return list(make_prompt_cache(model))
+
+
+def _run(model: LanguageModel, tokens: mx.array, caches: list[Cache]) -> mx.array:
+    """Logits (1, tokens, vocabulary) of one more chunk; the caches grow by it."""
+    output = model(tokens, cache=caches)
+    logits: mx.array = getattr(output, "logits", output)
+    mx.eval(logits, [array for cache in _innermost(caches) for array in _arrays(cache)])
+    return logits
+
+
+def _vocabulary_tokens(model: Module) -> int:
+    """Rows of the first embedding, so that the probe's token ids stay inside."""
+    for _, module in model.named_modules():
+        if isinstance(module, Embedding | QuantizedEmbedding):
+            return int(module.weight.shape[0])
+    return _PROMPT_TOKENS + 1
+
+
+def _arrays(cache: Cache) -> Iterator[mx.array]:
+    """The arrays that a cache holds; none where it is of no use to this model."""
+    try:
+        state = cache.state
+    except AttributeError:
+        return
+    flat = tree_flatten(state)
+    assert isinstance(flat, list)
+    yield from (value for _, value in flat if isinstance(value, mx.array))
+
+
+def _held_bytes(cache: Cache) -> int:
+    return sum(array.nbytes for array in _arrays(cache))
+
+
+def _is_list(cache: Cache) -> bool:
+    return type(cache).__name__ == "CacheList"
+
+
+def _facts(cache: Cache, owner: str) -> LayerCacheFacts:
+    window = getattr(cache, "max_size", None)
+    nested = cache.caches if _is_list(cache) else ()
+    inner = tuple(_facts(each, owner) for each in nested)
+    return LayerCacheFacts(
+        class_name=type(cache).__name__,
+        owner=owner,
+        trimmable=bool(cache.is_trimmable()),
+        # A list always has the method; what counts is what it would call.
+        mergeable=all(each.mergeable for each in inner) if inner else hasattr(cache, "merge"),
+        keep=int(getattr(cache, "keep", 0) or 0),
+        window_tokens=int(window) if window is not None else None,
+        nested=inner,
+    )
+
+
+def _owners(model: Module, caches: Sequence[Cache]) -> list[str]:
+    """Class of the module that keeps state in each cache; empty where the two do not pair up."""
+    layers = getattr(model, "layers", None)
+    if layers is None or len(layers) != len(caches):
+        return [""] * len(caches)
+    return [_owner(layer) for layer in layers]
+
+
+def _owner(layer: Module) -> str:
+    """The child that takes a ``cache``: attention, or a recurrent mixer."""
+    for child in layer.children().values():
+        if isinstance(child, Module) and _takes_cache(child):
+            return type(child).__name__
+    return type(layer).__name__
+
+
+def _takes_cache(module: Module) -> bool:
+    return callable(module) and "cache" in inspect.signature(module).parameters

@@ -1,0 +1,206 @@
+"""From files to a model in memory: checks first, then weights, then a first short run.
+
+Everything here runs on the calling thread, which has to be the engine's: mlx ties its streams to
+the thread that first uses them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+
+from machd.engine.architecture import architecture_name, check_architecture
+from machd.engine.caches import measure_model
+from machd.engine.checkpoint import Checkpoint, read_checkpoint
+from machd.engine.context import context_tokens
+from machd.engine.device import available_memory_bytes, backend_name
+from machd.engine.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_llama_weights
+from machd.engine.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.precision import (
+    choose_dtype,
+    computed_dtype,
+    describe_quantization,
+    materialise,
+    refuse_if_too_big,
+    weights_bytes,
+)
+from machd.engine.progress import LoadProgress, SilentProgress
+from machd.engine.protocol import ModelDescription
+from machd.engine.source import ModelSource, SourceKind
+from machd.engine.tokenizer import MlxTokenizer
+from machd.engine.tokenizer_files import directory_tokenizer, gguf_tokenizer
+from machd.errors import ModelError, ModelFormatError
+
+__all__ = ["LoadedModel", "load_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        notes: What a person should know and nothing fails over; for the start-up log.
+    """
+
+    model: Module
+    tokenizer: MlxTokenizer
+    description: ModelDescription
+    notes: tuple[str, ...] = ()
+
+
+def load_model(  # noqa: PLR0913 - one argument for each setting of the model
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    max_context_tokens: int | None = None,
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    progress: LoadProgress | None = None,
+    blas: str | None = None,
+) -> LoadedModel:
+    """Check, load and measure a model.
+
+    Args:
+        source: Where it lies.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
+        max_context_tokens: Fewer positions than the model has; None for all of them.
+        trust_remote_code: Whether the checkpoint's own Python code may run.
+        chat_template: A file that replaces the model's template, ``none`` to serve without chat,
+            or None for the model's own.
+        progress: Told about stages and bytes, on this thread.
+        blas: Name of the CPU's BLAS, for the description.
+
+    Raises:
+        ModelError: One of its kinds; nothing is left in memory.
+        SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
+    """
+    import_mlx_lm()
+    progress = progress or SilentProgress()
+    # Whatever can be refused is refused before the weights, which take the time.
+    progress.stage("reading the tokenizer", None)
+    if source.kind is SourceKind.GGUF:
+        header = read_gguf_header(source.path)
+        check_gguf(header)
+        tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
+        context = context_tokens(llama_config(header), max_context_tokens)
+        model = _load_gguf(header, dtype, progress)
+        architecture, written_path = "llama", source.path
+    else:
+        checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
+        if "model_file" not in checkpoint.config:
+            check_architecture(checkpoint.config)
+        tokenizer, notes = (
+            directory_tokenizer(checkpoint, chat_template, trust_remote_code=trust_remote_code),
+            (),
+        )
+        context = context_tokens(checkpoint.config, max_context_tokens)
+        model = _load_directory(checkpoint, dtype, progress, trust_remote_code=trust_remote_code)
+        architecture = architecture_name(model, checkpoint.model_type)
+        written_path = checkpoint.weight_files[0]
+    progress.stage("trying the model", None)
+    facts = _Facts(source.model_id, architecture, context, int(written_path.stat().st_mtime))
+    return LoadedModel(model, tokenizer, _describe(model, tokenizer, facts, blas), notes)
+
+
+def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:
+    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
+
+    stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
+    available_bytes = available_memory_bytes()
+    refuse_if_too_big(stored_bytes, available_bytes)
+    plain_dtype = choose_dtype(
+        dtype,
+        backend=backend_name(),
+        parameters=sum(tensor.elements for tensor in header.tensors),
+        available_bytes=available_bytes,
+    )
+    progress.stage("loading the weights", stored_bytes)
+    weights, rope_factors = load_llama_weights(header, plain_dtype, progress)
+    model: Module = Model(ModelArgs.from_dict(llama_config(header, rope_factors)))
+    bits = weights.bits
+    if bits:
+        quantize(model, class_predicate=lambda path, _: _quantization(bits.get(path)))
+    try:
+        model.load_weights(list(weights.arrays.items()), strict=True)
+    except ValueError as error:
+        raise ModelFormatError(
+            f"{header.path.name}: its tensors do not fit its metadata: {error}"
+        ) from error
+    model.eval()
+    mx.clear_cache()
+    return model
+
+
+def _quantization(bits: int | None) -> bool | dict[str, int]:
+    return False if bits is None else {"group_size": GGUF_GROUP_SIZE, "bits": bits}
+
+
+def _load_directory(
+    checkpoint: Checkpoint, dtype: str, progress: LoadProgress, *, trust_remote_code: bool
+) -> Module:
+    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
+
+    available_bytes = available_memory_bytes()
+    refuse_if_too_big(checkpoint.stored_bytes, available_bytes)
+    try:
+        # Lazy: arrays know their shapes and nothing is read yet.
+        model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:
+        # mlx-lm raises KeyError, TypeError or ValueError for whatever does not fit together.
+        raise ModelFormatError(
+            f"{checkpoint.path.name}: weights and config.json do not fit together: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    plain_dtype = choose_dtype(
+        dtype,
+        backend=backend_name(),
+        parameters=int(utils.get_total_parameters(model)),
+        available_bytes=available_bytes,
+    )
+    progress.stage("loading the weights", checkpoint.stored_bytes)
+    try:
+        materialise(model, plain_dtype, progress)
+    except RuntimeError as error:
+        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+    loaded: Module = model
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the description takes from files and settings."""
+
+    model_id: str
+    architecture: str
+    context_tokens: int
+    created_unix_s: int
+
+
+def _describe(
+    model: Module, tokenizer: MlxTokenizer, facts: _Facts, blas: str | None
+) -> ModelDescription:
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    measured = measure_model(model)
+    backend = backend_name()
+    return ModelDescription(
+        model_id=facts.model_id,
+        architecture=facts.architecture,
+        context_tokens=facts.context_tokens,
+        vocabulary_tokens=measured.logits_tokens,
+        parameters=int(get_total_parameters(model)),
+        weights_bytes=weights_bytes(model),
+        dtype=computed_dtype(model),
+        quantization=describe_quantization(model),
+        backend=backend,
+        blas=blas if backend == "cpu" else None,
+        eos_token_ids=tokenizer.eos_token_ids,
+        cache=measured.cache,
+        created_unix_s=facts.created_unix_s,
+    )

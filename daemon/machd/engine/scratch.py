@@ -1,0 +1,85 @@
+"""A directory for run-time compiled code that nobody else can write to.
+
+On the CPU mlx compiles C++ at run time and loads ``.so`` files from ``$TMPDIR/mlx``, reusing what
+already lies there: whoever can write into that directory runs code as this process.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from machd.errors import StartupError
+
+__all__ = ["private_scratch_directory", "use_scratch_directory"]
+
+_NAME = "scratch"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private_scratch_directory(base: Path) -> Path:
+    """The directory ``scratch`` under ``base``, mode 0700 and ours; made where it is missing.
+
+    ``base`` and whatever parents it lacks are made with mode 0700 too. ``base`` itself must be
+    ours and closed to other writers; above it, only what is made here is looked at.
+
+    Raises:
+        StartupError: One of them is a symbolic link, no directory, owned by another, or writable
+            by group or others; or it cannot be made.
+    """
+    missing = [path for path in (base, *base.parents) if not os.path.lexists(path)]
+    directory = base / _NAME
+    for path in (*reversed(missing), directory):
+        _make(path)
+    for path in dict.fromkeys((*reversed(missing), base, directory)):
+        _refuse_unless_private(path)
+    # A directory of an earlier run may be readable by others; that harms nothing but is not 0700.
+    directory.chmod(0o700)
+    return directory
+
+
+def use_scratch_directory(directory: Path, set_variable: Callable[[str, str], None]) -> None:
+    """Make ``directory`` the place for temporary files, before mlx is imported.
+
+    Args:
+        directory: What :func:`private_scratch_directory` gave.
+        set_variable: Sets an environment variable, such as ``os.environ.__setitem__``.
+    """
+    set_variable("TMPDIR", str(directory))
+    # tempfile may have read the old value already and never looks again.
+    tempfile.tempdir = str(directory)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        raise StartupError(
+            f"scratch directory: {path} is not a directory; remove it or choose another place"
+        ) from None
+    except OSError as error:
+        raise StartupError(
+            f"scratch directory: cannot make {path} ({error.strerror}); choose a place that the "
+            "daemon's user can write to"
+        ) from error
+
+
+def _refuse_unless_private(path: Path) -> None:
+    facts = path.lstat()
+    problem: str | None = None
+    if stat.S_ISLNK(facts.st_mode):
+        problem = "is a symbolic link"
+    elif not stat.S_ISDIR(facts.st_mode):
+        problem = "is not a directory"
+    elif facts.st_uid != os.geteuid():
+        problem = f"is owned by user id {facts.st_uid}"
+    elif facts.st_mode & _OTHERS_WRITE:
+        problem = f"can be written to by others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    if problem is not None:
+        raise StartupError(
+            f"scratch directory: {path} {problem}; code compiled there would not be safe to load: "
+            "remove it, or choose another place"
+        )

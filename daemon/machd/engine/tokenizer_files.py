@@ -1,0 +1,133 @@
+"""A model's tokenizer from its files, and the chat template it is served with."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from machd.engine.checkpoint import Checkpoint
+from machd.engine.gguf_header import GgufHeader
+from machd.engine.gguf_tokenizer import build_tokenizer
+from machd.engine.tokenizer import MlxTokenizer
+from machd.engine.untyped import HfTokenizer, WrappedTokenizer
+from machd.errors import (
+    ChatTemplateMissingError,
+    ModelCodeError,
+    ModelFormatError,
+    ModelNotFoundError,
+    SettingsError,
+)
+
+__all__ = ["directory_tokenizer", "gguf_tokenizer"]
+
+_NO_CHAT = "none"
+_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+
+
+def directory_tokenizer(
+    checkpoint: Checkpoint, chat_template: str | None, *, trust_remote_code: bool
+) -> MlxTokenizer:
+    """The tokenizer that lies beside the weights.
+
+    Raises:
+        ModelNotFoundError: There are no tokenizer files.
+        ModelFormatError: They cannot be read.
+        ModelCodeError: The tokenizer is Python code of the checkpoint's, and that is not allowed.
+        ChatTemplateMissingError: There is no chat template and nobody said to do without.
+    """
+    from mlx_lm.utils import load_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
+
+    path = checkpoint.path
+    custom = path.glob("*.tiktoken")
+    if not any((path / name).is_file() for name in _FILES) and next(custom, None) is None:
+        raise ModelNotFoundError(
+            f"{path.name} holds no tokenizer files (tokenizer.json or tokenizer.model); copy them "
+            "beside the weights"
+        )
+    try:
+        wrapped = load_tokenizer(
+            path,
+            {"trust_remote_code": trust_remote_code},
+            eos_token_ids=_eos_token_ids(checkpoint),
+        )
+    except Exception as error:
+        # transformers and tokenizers raise whatever comes to hand, a bare Exception included.
+        if checkpoint.code_files and not trust_remote_code:
+            raise ModelCodeError(
+                f"the tokenizer needs Python code of the checkpoint's own, named in "
+                f"{checkpoint.code_files[-1]}; read it, and pass `--model-trust-remote-code` if "
+                "you trust it"
+            ) from error
+        raise ModelFormatError(
+            f"the tokenizer files of {path.name} cannot be read: {error}"
+        ) from error
+    return _with_template(wrapped, chat_template)
+
+
+def gguf_tokenizer(
+    header: GgufHeader, *, chat_template: str | None
+) -> tuple[MlxTokenizer, tuple[str, ...]]:
+    """The tokenizer inside a GGUF file, and notes for a person.
+
+    Raises:
+        ModelFormatError: The metadata hold no tokenizer that machd reads.
+        ChatTemplateMissingError: There is no chat template and nobody said to do without.
+    """
+    from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: PLC0415 - after import_mlx_lm()
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - the same
+
+    vocabulary = build_tokenizer(header)
+    inner = PreTrainedTokenizerFast(
+        tokenizer_object=vocabulary.tokenizer,
+        chat_template=vocabulary.chat_template,
+        clean_up_tokenization_spaces=False,
+        **vocabulary.special_tokens,
+    )
+    wrapped = TokenizerWrapper(inner, eos_token_ids=vocabulary.eos_token_ids, **_tool_format(inner))
+    return _with_template(wrapped, chat_template), vocabulary.notes
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> object:
+    """``generation_config.json`` before ``config.json``, as mlx-lm reads them."""
+    from mlx_lm.utils import load_config  # noqa: PLC0415 - after import_mlx_lm()
+
+    return load_config(checkpoint.path).get("eos_token_id")
+
+
+def _tool_format(inner: HfTokenizer) -> dict[str, object]:
+    """mlx-lm's guess at how the model writes tool calls, as its own loader makes it."""
+    from mlx_lm.tokenizer_utils import _infer_tool_parser  # noqa: PLC0415 - mlx-lm 0.32.2
+
+    name = _infer_tool_parser(inner)
+    if name is None:
+        return {}
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    return {
+        "tool_parser": module.parse_tool_call,
+        "tool_call_start": module.tool_call_start,
+        "tool_call_end": module.tool_call_end,
+    }
+
+
+def _with_template(wrapped: WrappedTokenizer, chat_template: str | None) -> MlxTokenizer:
+    if chat_template == _NO_CHAT:
+        return MlxTokenizer(wrapped, chat=False)
+    if chat_template is not None:
+        # mlx-lm asks its own renderer first, where the checkpoint names one; the user's goes first.
+        wrapped._chat_template = None  # noqa: SLF001
+        wrapped.chat_template = _read_template(Path(chat_template))
+        wrapped.has_chat_template = True
+    if not wrapped.has_chat_template:
+        raise ChatTemplateMissingError(
+            "the model has no chat template: put a chat_template.jinja beside the weights, pass "
+            "`--model-chat-template FILE`, or serve without chat with `--model-chat-template none`"
+        )
+    return MlxTokenizer(wrapped)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError([f"model.chat_template: cannot read {path}: {reason}"]) from error

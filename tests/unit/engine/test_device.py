@@ -1,0 +1,64 @@
+"""Available memory is the nearest limit, the control group's included."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from machd.engine import device
+
+MIB = 1024**2
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+
+
+def _group(path: Path, limit: str, used_bytes: int, inactive_bytes: int) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "memory.max").write_text(f"{limit}\n")
+    (path / "memory.current").write_text(f"{used_bytes}\n")
+    (path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_bytes}\n")
+
+
+@pytest.fixture(name="own_group")
+def _own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A service's group below a slice, in place of the process's own."""
+    real_read = Path.read_text
+
+    def read(path: Path, encoding: str | None = None) -> str:
+        if str(path) == "/proc/self/cgroup":
+            return "0::/system.slice/machd.service\n"
+        return real_read(path, encoding=encoding)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    (tmp_path / "system.slice").mkdir()
+    return tmp_path / "system.slice" / "machd.service"
+
+
+def test_the_nearest_limit_counts(tmp_path: Path, own_group: Path) -> None:
+    """Pages that the kernel can drop are not use; a limit above the group counts too."""
+    _group(own_group, str(100 * MIB), 60 * MIB, 10 * MIB)
+    assert device._control_group_bytes(tmp_path) == 50 * MIB
+    _group(own_group.parent, str(80 * MIB), 50 * MIB, 0)
+    assert device._control_group_bytes(tmp_path) == 30 * MIB
+
+
+def test_no_limit_is_no_limit(tmp_path: Path, own_group: Path) -> None:
+    """``max`` says nothing, and neither does a machine without these files."""
+    assert device._control_group_bytes(tmp_path) is None
+    _group(own_group, "max", 60 * MIB, 10 * MIB)
+    assert device._control_group_bytes(tmp_path) is None
+
+
+def test_a_limit_that_is_used_up_leaves_nothing(tmp_path: Path, own_group: Path) -> None:
+    """Never a negative number of bytes."""
+    _group(own_group, str(10 * MIB), 60 * MIB, 0)
+    assert device._control_group_bytes(tmp_path) == 0
+
+
+def test_the_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU a service with ``MemoryMax`` has no more than that."""
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(device, "_control_group_bytes", lambda: MIB)
+    assert device.available_memory_bytes() == MIB
