@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 __all__ = ["ServeProcess", "run_machd"]
@@ -34,13 +35,25 @@ class ServeProcess:
 
     def __enter__(self) -> Self:
         """Start and wait until requests are taken."""
+        self._start()
+        self.url = str(self.wait_for("daemon.ready")["url"])
+        return self
+
+    @contextmanager
+    def started(self) -> Iterator[Self]:
+        """Start without waiting for the model."""
+        self._start()
+        try:
+            yield self
+        finally:
+            self.__exit__()
+
+    def _start(self) -> None:
         self.process = subprocess.Popen(
             self._command, env=self._environ, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.url = str(self.wait_for("daemon.ready")["url"])
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop, by force if it must be."""

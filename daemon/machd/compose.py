@@ -190,7 +190,8 @@ class Daemon:
             await asyncio.wait({serving}, timeout=_SERVER_JOIN_S)
             parts.service.close()
             self._listener.close()
-            await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
+            if parts.loop.loaded.done():
+                await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
             self._log.info("daemon.stopped")
 
     async def _load_model(self, parts: _Parts) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from importlib import import_module
 
 import click
 
 from machd import __version__
-from machd.errors import EngineFaultError, MachdError
+from machd.errors import MachdError
 
 __all__ = ["command_line", "main"]
 
@@ -44,18 +46,34 @@ def command_line() -> None:
 
 def main() -> None:
     """Run the command line; the exit codes are those of the contract."""
+    _leave(_run())
+
+
+def _run() -> int:
     try:
         command_line(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        return 2
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(_INTERRUPTED)
+        return _INTERRUPTED
     except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        return error.exit_code
     except MachdError as error:
         for line in error.message.splitlines():
             click.echo(f"machd: {line}", err=True)
-        if isinstance(error, EngineFaultError) and error.__cause__ is not None:
-            click.echo(f"machd: cause: {type(error.__cause__).__name__}", err=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
+    return 0
+
+
+def _leave(exit_code: int) -> None:
+    """Exit, even while a thread is inside native code, which nothing can interrupt.
+
+    A model that is still loading is such a thread; unwinding Python under it would abort the
+    process with a core dump instead of the exit code.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)

@@ -154,6 +154,7 @@ class EngineLoop:
                 return
             events += scheduler.admit(self._clock.monotonic_s())
             if events:
+                self._note(engine, scheduler, idle=False)
                 self._publish(events)
             plan = scheduler.plan()
             if not plan.is_empty:

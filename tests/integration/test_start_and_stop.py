@@ -1,12 +1,14 @@
-"""What an operator sees when the daemon cannot start: one line that helps, exit code 2."""
+"""Starts that fail and stops that come early: one line that helps, and the right exit code."""
 
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
+import httpx
 import pytest
-from serve_process import run_machd
+from serve_process import ServeProcess, run_machd
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +79,47 @@ def test_origins_name_file_variable_and_flag(tmp_path: Path) -> None:
     assert "LME_STREAM_INTERVAL" in lines["interval"]
     assert "--" in lines["port"]
     assert "port" in lines["port"]
+
+
+def test_a_term_signal_while_loading_is_obeyed_at_once(embedded_model_path: Path) -> None:
+    """A daemon that is still loading leaves within a second, with exit code 0."""
+    assert embedded_model_path.is_file()
+    server = ServeProcess()
+    with server.started():
+        server.wait_for("daemon.listening")
+        start_s = time.monotonic()
+        server.terminate()
+        exit_code = server.process.wait(10)
+
+    assert exit_code == 0
+    assert time.monotonic() - start_s < 3
+    assert "daemon.ready" not in [event["event"] for event in server.events]
+
+
+def test_a_second_signal_does_not_wait_for_the_stream(embedded_model_path: Path) -> None:
+    """The first SIGTERM drains, the second ends the stream with an error event, exit code 0."""
+    assert embedded_model_path.is_file()
+    body = {
+        "model": "smollm2-135m-instruct",
+        "prompt": "Once",
+        "max_tokens": 2000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with ServeProcess() as server:
+        lines: list[str] = []
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, timeout=60
+        ) as response:
+            for line in response.iter_lines():
+                lines.append(line)
+                if len(lines) == 4:
+                    server.terminate()
+                    server.wait_for("daemon.draining")
+                    server.terminate()
+        exit_code = server.process.wait(10)
+
+    data = [line for line in lines if line]
+    assert exit_code == 0
+    assert "drain_deadline" in data[-2]
+    assert data[-1] == "data: [DONE]"
