@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from machd.compose import Daemon
+from machd.daemon import Daemon
 from machd.engine.fake import FakeEngine
 from machd.engine.protocol import Engine
 from machd.settings.sources import load_settings
@@ -40,9 +41,11 @@ class RunningDaemon:
         self._thread = threading.Thread(target=self._run, name="test-daemon", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start and wait until requests are taken."""
+        """Start and wait until requests are taken; raises what kept the daemon from it."""
         self._thread.start()
         assert self._ready.wait(30), "the daemon did not become ready"
+        if self.error is not None:
+            raise self.error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +60,8 @@ class RunningDaemon:
     def stop(self) -> None:
         """What SIGTERM does."""
         if self._event_loop is not None and self._daemon is not None and self._thread.is_alive():
-            self._event_loop.call_soon_threadsafe(self._daemon.request_stop)
+            with contextlib.suppress(RuntimeError):  # the loop has just closed
+                self._event_loop.call_soon_threadsafe(self._daemon.request_stop)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; returns whether it came."""

@@ -20,7 +20,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
         . ModelArchitectureError      mlx-lm does not know the architecture
         . ModelCodeError              the checkpoint wants to run its own code
         . ModelMemoryError            the weights do not fit
-        . ChatTemplateMissingError    no chat template to render messages with
+        . ChatTemplateMissingError    no chat template for messages              exit 2, 400
     + RequestError                    the client's request is wrong              4xx
       - InvalidRequestError           400
         . UnsupportedParameterError
@@ -35,6 +35,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - MisdirectedRequestError       421
     + UnavailableError                right request, wrong moment                429, 503
       - QueueFullError                429
+      - TooManyInFlightError          503
       - QueueTimeoutError             503
       - NotReadyError                 503
       - DrainingError                 503
@@ -43,9 +44,9 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - ClientStalledError            499
       - RequestTimeoutError           504
       - DrainDeadlineError            503
-    + FaultError                      machd's own failure                        5xx
+    + FaultError                      machd's own failure               exit 70, 5xx
       - RowFaultError                 500, one request
-      - EngineFaultError              503, the engine                            exit 70
+      - EngineFaultError              503, the engine
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ __all__ = [
     "RowFaultError",
     "SettingsError",
     "StartupError",
+    "TooManyInFlightError",
     "UnavailableError",
     "UnsupportedMediaTypeError",
     "UnsupportedParameterError",
@@ -291,6 +293,12 @@ class QueueFullError(UnavailableError):
     error_type = "rate_limit_error"
 
 
+class TooManyInFlightError(UnavailableError):
+    """``limits.max_in_flight`` HTTP requests are open."""
+
+    code = "too_many_in_flight"
+
+
 class QueueTimeoutError(UnavailableError):
     """The request waited ``limits.queue_timeout_s`` without being admitted."""
 
@@ -347,6 +355,7 @@ class FaultError(MachdError):
     """A failure of machd's own; the message to the client is constant, the log has the rest."""
 
     code = "fault"
+    exit_code = 70
 
 
 class RowFaultError(FaultError):
@@ -360,4 +369,3 @@ class EngineFaultError(FaultError):
 
     code = "engine_fault"
     http_status = 503
-    exit_code = 70

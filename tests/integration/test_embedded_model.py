@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -33,13 +34,13 @@ def _client(server: ServeProcess) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(client: openai.OpenAI, text: str, **options: object) -> list[ChatCompletionChunk]:
+def ask(client: openai.OpenAI, text: str, **options: Any) -> list[ChatCompletionChunk]:
     """A streamed chat, as its chunks."""
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": text}],
         stream=True,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     return list(stream)
 
@@ -199,6 +200,7 @@ def test_a_term_signal_lets_the_stream_finish(embedded_model_path: Path) -> None
         "max_tokens": 40,
         "ignore_eos": True,
     }
+    refused = []
     with ServeProcess() as server:
         lines = []
         with httpx.stream(
@@ -209,13 +211,13 @@ def test_a_term_signal_lets_the_stream_finish(embedded_model_path: Path) -> None
                 if len(lines) == 6:
                     server.terminate()
                     server.wait_for("daemon.draining")
-                    late = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-                    ready = httpx.get(f"{server.url}/health/ready")
+                    refused.append(httpx.post(f"{server.url}/v1/chat/completions", json=body))
+                    refused.append(httpx.get(f"{server.url}/health/ready"))
         exit_code = server.process.wait(20)
 
     assert [line for line in lines if line][-1] == "data: [DONE]"
     assert sum('"content":' in line for line in lines) >= 35
-    assert late.status_code == ready.status_code == 503
-    assert int(late.headers["retry-after"]) >= 1
+    assert [answer.status_code for answer in refused] == [503, 503]
+    assert int(refused[0].headers["retry-after"]) >= 1
     assert exit_code == 0
     assert server.events[-1]["event"] == "daemon.stopped"

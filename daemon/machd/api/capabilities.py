@@ -157,12 +157,11 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
 
     Attributes:
         max_b: Batch width cap, in sequences.
-        model: Null until the weights are loaded.
     """
 
     decode_mode: DecodeModeReport
     max_b: int
-    model: ModelSummary | None = None
+    model: ModelSummary
     features: Features
     speculation: SpeculationReport
     device: Device

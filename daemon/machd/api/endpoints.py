@@ -104,14 +104,14 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         method="get",
         path="/v1/models",
         summary="The models that are served",
-        answers=(Answer(200, ModelList), *_READING),
+        answers=(Answer(200, ModelList), *_READING, *_errors(503)),
     ),
     Endpoint(
         name="get_model",
         method="get",
         path="/v1/models/{id}",
         summary="One model",
-        answers=(Answer(200, Model), *_READING, *_errors(404)),
+        answers=(Answer(200, Model), *_READING, *_errors(404, 503)),
     ),
     Endpoint(
         name="tokenize",
@@ -134,14 +134,14 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         method="get",
         path="/v1/capabilities",
         summary="What the loaded model can do here, and why",
-        answers=(Answer(200, Capabilities), *_READING),
+        answers=(Answer(200, Capabilities), *_READING, *_errors(503)),
     ),
     Endpoint(
         name="get_cache_stats",
         method="get",
         path="/v1/cache/stats",
         summary="What the caches hold",
-        answers=(Answer(200, CacheStats), *_READING),
+        answers=(Answer(200, CacheStats), *_READING, *_errors(503)),
     ),
     Endpoint(
         name="get_health",

@@ -33,17 +33,13 @@ _HEADERS: dict[str, Json] = {
         "description": "Generation loops active in the scheduler.",
         "schema": {"type": "integer", "minimum": 0},
     },
-    "X-Coalesced": {
-        "description": "Id of the identical request whose decode this answer shares.",
-        "schema": {"type": "string"},
-    },
     "Retry-After": {
         "description": "Whole seconds after which to try again.",
         "schema": {"type": "integer", "minimum": 0},
     },
 }
 _EVERY_ANSWER = ("X-Request-Id",)
-_GENERATED_ANSWER = ("X-Request-Id", "X-Decode-Mode", "X-Active-Loops", "X-Coalesced")
+_GENERATED_ANSWER = ("X-Request-Id", "X-Decode-Mode", "X-Active-Loops")
 _LATER = ("X-Request-Id", "Retry-After")
 
 

@@ -6,6 +6,7 @@ Plain data and pure functions: the names of the classes and what they can do, ne
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,8 +76,8 @@ class CacheFacts:
 
     @property
     def nested_classes(self) -> tuple[str, ...]:
-        """Sorted names of the classes inside cache lists."""
-        return tuple(sorted({inner.class_name for layer in self.layers for inner in layer.nested}))
+        """Sorted names of the classes inside cache lists, however deep."""
+        return tuple(sorted({name for layer in self.layers for name in _inner_names(layer)}))
 
     @property
     def trimmable(self) -> bool:
@@ -106,3 +107,9 @@ class CacheFacts:
         if owners and all("GatedDelta" in owner for owner in owners):
             return KvCacheKind.HYBRID_GDN
         return KvCacheKind.HYBRID
+
+
+def _inner_names(layer: LayerCacheFacts) -> Iterator[str]:
+    for inner in layer.nested:
+        yield inner.class_name
+        yield from _inner_names(inner)

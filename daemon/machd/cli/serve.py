@@ -10,8 +10,9 @@ import click
 from machd import __version__
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
-from machd.compose import Daemon, engine_loader
+from machd.daemon import Daemon
 from machd.engine.embedded import user_cache_directory
+from machd.engine.opening import engine_loader
 from machd.engine.protocol import Engine
 from machd.settings.sources import LoadedSettings, process_environ
 from machd.telemetry.logs import configure_logs

@@ -7,6 +7,7 @@ position alone, so isolation can be checked without a model.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -205,23 +206,13 @@ class FakeTokenizer:
 
 class _FakeDetokenizer:
     def __init__(self) -> None:
-        self._held = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        if token_id < _END_OF_TEXT:
-            self._held += bytes([token_id])
-        try:
-            text = self._held.decode()
-        except UnicodeDecodeError as error:
-            if error.reason == "unexpected end of data":
-                return ""
-            text = self._held.decode("utf-8", "replace")
-        self._held = b""
-        return text
+        return self._decoder.decode(bytes([token_id])) if token_id < _END_OF_TEXT else ""
 
     def finish(self) -> str:
-        text, self._held = self._held.decode("utf-8", "replace"), b""
-        return text
+        return self._decoder.decode(b"", final=True)
 
 
 def _description(context_tokens: int) -> ModelDescription:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from litestar import Litestar
+from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp
@@ -19,6 +22,9 @@ from machd.http.models import get_model, list_models
 from machd.http.tokenization import detokenize, tokenize
 
 __all__ = ["create_app"]
+
+
+_CORS_MAX_AGE_S = 600
 
 
 def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
@@ -46,6 +52,7 @@ def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
         guards=[require_api_key],
         state=State({"api_keys": api_keys, "metrics": context.metrics}),
         request_max_body_size=settings.limits.max_body_bytes,
+        cors_config=_cors(settings.http.allowed_origins),
         openapi_config=None,
         logging_config=None,
     )
@@ -54,4 +61,18 @@ def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
         clock=context.clock,
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
+        max_in_flight=settings.limits.max_in_flight,
+    )
+
+
+def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
+    """Headers that let the pages of allowed origins read answers; none where none is allowed."""
+    if not allowed_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(allowed_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+        expose_headers=["X-Request-Id", "X-Decode-Mode", "X-Active-Loops", "Retry-After"],
+        max_age=_CORS_MAX_AGE_S,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from litestar import Request, post
+from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
@@ -35,7 +36,7 @@ __all__ = ["create_chat_completion"]
 
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(
-    request: Request[Any, Any, Any], context: ServerContext
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
     body = (await read_body(request, ChatCompletionRequest)).checked()
@@ -51,7 +52,8 @@ async def create_chat_completion(
         identity,
         [prompt],
         options,
-        lambda: _ChatDialect(identity, options, service.model.model_id, service.tokenizer),
+        _ChatDialect(identity, options, service.model.model_id, service.tokenizer),
+        prompt_param="messages",
     )
 
 

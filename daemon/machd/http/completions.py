@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from litestar import Request, post
+from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
@@ -28,7 +29,9 @@ __all__ = ["create_completion"]
 
 
 @post("/v1/completions", status_code=200)
-async def create_completion(request: Request[Any, Any, Any], context: ServerContext) -> ASGIApp:
+async def create_completion(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
     """Continue a text."""
     body = (await read_body(request, CompletionRequest)).checked()
     service = context.service
@@ -44,9 +47,8 @@ async def create_completion(request: Request[Any, Any, Any], context: ServerCont
         identity,
         prompts,
         options,
-        lambda: _CompletionDialect(
-            identity, options, service.model.model_id, service.tokenizer, echoes
-        ),
+        _CompletionDialect(identity, options, service.model.model_id, service.tokenizer, echoes),
+        prompt_param="prompt",
     )
 
 

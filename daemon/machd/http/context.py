@@ -11,13 +11,7 @@ from machd.serving.service import GenerationService
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["ENGINE_STALL_S", "ServerContext"]
-
-ENGINE_STALL_S = 60.0
-"""Age of the heartbeat at which the engine counts as stuck.
-
-A step is one prefill chunk or one token; on the slowest machine we know, a chunk takes 10 s.
-"""
+__all__ = ["ServerContext"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,12 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from machd.clock import Clock
-from machd.errors import ForbiddenOriginError, MachdError, MisdirectedRequestError
+from machd.errors import (
+    ForbiddenOriginError,
+    MachdError,
+    MisdirectedRequestError,
+    TooManyInFlightError,
+)
 from machd.http.failures import error_response
 
 __all__ = ["Gate", "arrived_s", "request_id"]
@@ -46,20 +51,24 @@ class Gate:
         clock: Clock,
         allowed_hosts: Sequence[str],
         allowed_origins: Sequence[str],
+        max_in_flight: int,
     ) -> None:
         """Guard ``app``.
 
         Args:
             app: What answers once a request is through.
             clock: Reads the arrival time.
-            allowed_hosts: Names that the Host header may carry besides loopback names; ``*`` for
-                all.
+            allowed_hosts: Names that the Host header may carry besides IP addresses and loopback
+                names; ``*`` for all.
             allowed_origins: Origins of browser pages that may call; none by default.
+            max_in_flight: Requests that may be open at once; health is not counted.
         """
         self._app = app
         self._clock = clock
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
@@ -81,11 +90,20 @@ class Gate:
                 ]
             await send(message)
 
-        refusal = self._refusal(headers)
+        refusal = self._refusal(scope, headers)
         answer = self._app if refusal is None else error_response(refusal)
-        await answer(scope, receive, send_stamped)
+        self._in_flight += 1
+        try:
+            await answer(scope, receive, send_stamped)
+        finally:
+            self._in_flight -= 1
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> MachdError | None:
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> MachdError | None:
+        if self._in_flight >= self._max_in_flight and not scope["path"].startswith("/health"):
+            return TooManyInFlightError(
+                f"{self._in_flight} requests are open and limits.max_in_flight is "
+                f"{self._max_in_flight}; try again later"
+            )
         if not self._is_host_allowed(headers.get(b"host")):
             return MisdirectedRequestError(
                 "the Host header names no host of this server; add it to http.allowed_hosts"
@@ -104,13 +122,15 @@ class Gate:
         if match is None:
             return False
         name = match["name"].lower()
-        return name in self._allowed_hosts or _is_loopback(name)
+        return name in self._allowed_hosts or _needs_no_name_server(name)
 
 
-def _is_loopback(name: str) -> bool:
+def _needs_no_name_server(name: str) -> bool:
+    """Whether a host cannot be a foreign name that was made to point here (DNS rebinding)."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
+        ipaddress.ip_address(name.strip("[]"))
     except ValueError:
         return False
+    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request
@@ -37,16 +37,17 @@ def respond(
     identity: GenerationIdentity,
     prompts: Sequence[tuple[int, ...]],
     options: GenerationOptions,
-    make_dialect: Callable[[], Dialect],
+    dialect: Dialect,
+    *,
+    prompt_param: str,
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
 
     Nothing is awaited in between, so a client that leaves cannot leave a generation behind.
     """
     settings = context.settings
-    dialect = make_dialect()
     return GenerationResponse(
-        context.service.open(prompts, options, identity),
+        context.service.open(prompts, options, identity, prompt_param=prompt_param),
         dialect,
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import msgspec
 from litestar import Response, get
+from litestar.di import NamedDependency
 
 from machd.api.health import Health
 from machd.errors import MachdError
 from machd.http.authentication import PUBLIC
-from machd.http.context import ENGINE_STALL_S, ServerContext
+from machd.http.context import ServerContext
 from machd.serving.lifecycle import State
 
 __all__ = ["get_live", "get_ready"]
 
 
 @get(["/health", "/health/live"], opt={PUBLIC: True})
-async def get_live(context: ServerContext) -> Response[bytes]:
+async def get_live(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Whether the engine's heartbeat is fresh; a model that is still loading is alive."""
     state = context.service.lifecycle.state
     if state is State.FAILED:
         return _answer(state, "the engine has stopped")
     loop = context.loop
-    if state is not State.LOADING and loop.heartbeat_age_s > ENGINE_STALL_S:
+    stall_timeout_s = context.settings.engine.stall_timeout_s
+    if state is not State.LOADING and loop.heartbeat_age_s > stall_timeout_s:
         return _answer(state, f"the engine has not moved for {loop.heartbeat_age_s:.0f} s")
     return _answer(state, None)
 
 
 @get("/health/ready", opt={PUBLIC: True})
-async def get_ready(context: ServerContext) -> Response[bytes]:
+async def get_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Whether the daemon accepts work."""
     lifecycle = context.service.lifecycle
     try:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 from litestar import Response, get
+from litestar.di import NamedDependency
 
 from machd.api.cache import CacheStats, KvStats
 from machd.api.capabilities import (
@@ -26,7 +27,7 @@ __all__ = ["get_cache_stats", "get_capabilities", "get_metrics", "get_openapi"]
 
 
 @get("/v1/capabilities")
-async def get_capabilities(context: ServerContext) -> Capabilities:
+async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:
     """What the loaded model can do here, and why."""
     service = context.service
     model = service.model
@@ -70,7 +71,7 @@ async def get_capabilities(context: ServerContext) -> Capabilities:
 
 
 @get("/v1/cache/stats")
-async def get_cache_stats(context: ServerContext) -> CacheStats:
+async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats:
     """What the caches hold; while a generation runs, what they held at the last idle moment."""
     is_stale = context.loop.snapshot.active_loops > 0
     snapshot = context.loop.idle_snapshot
@@ -91,13 +92,13 @@ async def get_cache_stats(context: ServerContext) -> CacheStats:
 
 
 @get("/metrics")
-async def get_metrics(context: ServerContext) -> Response[bytes]:
+async def get_metrics(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Prometheus' text format."""
     return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @get("/openapi.json")
-async def get_openapi(context: ServerContext) -> Response[bytes]:
+async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """The OpenAPI document."""
     document = openapi_document(version=context.versions.machd)
     return Response(msgspec.json.encode(document), media_type="application/json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litestar import get
+from litestar.di import NamedDependency
 
 from machd.api.models import Model, ModelList
 from machd.engine.protocol import ModelDescription
@@ -13,13 +14,13 @@ __all__ = ["get_model", "list_models"]
 
 
 @get("/v1/models")
-async def list_models(context: ServerContext) -> ModelList:
+async def list_models(context: NamedDependency[ServerContext]) -> ModelList:
     """Every model that is served."""
     return ModelList(data=[_wire(context.service.model)])
 
 
 @get("/v1/models/{model_id:path}")
-async def get_model(context: ServerContext, model_id: str) -> Model:
+async def get_model(context: NamedDependency[ServerContext], model_id: str) -> Model:
     """One model; ids of hub models hold a slash."""
     model = context.service.model
     check_model(model_id.removeprefix("/"), model.model_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import stat
@@ -43,6 +44,13 @@ class Listener:
             return f"unix:{address}"
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         return f"http://{host}:{address[1]}"
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines can reach it."""
+        if self.socket.family == socket.AF_UNIX:
+            return False
+        return not ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
 
     def close(self) -> None:
         """Give the address back."""

@@ -24,6 +24,7 @@ __all__ = ["Dialect", "GenerationResponse", "StreamPolicy"]
 
 _DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+_ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]
 
 
@@ -90,6 +91,14 @@ class GenerationResponse:
                 writer.result()
         except ClientStalledError as stalled:
             error = stalled
+        except MachdError as failed:
+            error = failed
+            raise
+        except Exception as bug:
+            # One row's detokeniser, say: that row's fault, and nobody else's.
+            structlog.get_logger("machd.http").error("row.failed", exc_info=bug)
+            error = RowFaultError(_ROW_FAULT)
+            raise error from bug
         finally:
             self._generation.close(error)
             for task in (writer, watcher):
@@ -127,9 +136,8 @@ class GenerationResponse:
         except Exception as error:
             if not sender.has_started:
                 raise
-            # One row's detokeniser must not end another's stream.
             structlog.get_logger("machd.http").error("row.failed", exc_info=error)
-            fault = RowFaultError("the generation failed inside the server")
+            fault = RowFaultError(_ROW_FAULT)
             self._generation.close(fault)
             await sender.send(_frame(error_json(fault)))
         await sender.send(_DONE, is_last=True)

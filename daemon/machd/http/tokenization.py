@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, post
+from litestar.di import NamedDependency
 
 from machd.api.tokenization import (
     DetokenizeRequest,
@@ -21,7 +22,9 @@ __all__ = ["detokenize", "tokenize"]
 
 
 @post("/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, Any], context: ServerContext) -> TokenizeResponse:
+async def tokenize(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
     body = (await read_body(request, TokenizeRequest)).checked()
     service = context.service
@@ -39,7 +42,9 @@ async def tokenize(request: Request[Any, Any, Any], context: ServerContext) -> T
 
 
 @post("/detokenize", status_code=200)
-async def detokenize(request: Request[Any, Any, Any], context: ServerContext) -> DetokenizeResponse:
+async def detokenize(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> DetokenizeResponse:
     """Text of token ids."""
     body = await read_body(request, DetokenizeRequest)
     service = context.service

@@ -66,7 +66,7 @@ class WaitingQueue:
         waiting = len(self) + len(sequences) - free_slots
         if waiting > self._limits.max_queue:
             raise QueueFullError(
-                f"{len(self)} requests are waiting and limits.max_queue is "
+                f"{len(self)} completions are waiting and limits.max_queue is "
                 f"{self._limits.max_queue}; try again later",
                 retry_after_s=self.retry_after_s(),
             )
@@ -101,8 +101,9 @@ class WaitingQueue:
         return sequence_id in self._sequences
 
     def expired(self, now_s: float) -> tuple[Sequence, ...]:
-        """Those that have waited ``queue_timeout_s`` or longer."""
-        oldest_s = now_s - self._limits.queue_timeout_s
+        """Those that have waited too long to be worth starting."""
+        limits = self._limits
+        oldest_s = now_s - min(limits.queue_timeout_s, limits.request_timeout_s)
         return tuple(sequence for sequence in self if sequence.request.arrived_s <= oldest_s)
 
     def record_service_time(self, seconds_s: float) -> None:

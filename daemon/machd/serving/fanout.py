@@ -46,7 +46,9 @@ class Stream:
         self._wake = asyncio.Event()
 
     def push(self, event: SequenceEvent) -> None:
-        """Add an event for the reader."""
+        """Add an event for the reader; after a failure there is none any more."""
+        if self._error is not None:
+            return
         if len(self._pending) >= MAX_PENDING_EVENTS:
             self.fail(ClientStalledError(f"{MAX_PENDING_EVENTS} events were left unread"))
             return

@@ -143,6 +143,8 @@ class Generation:
         """
         while self._admission is None:
             self._unread += await self._take()
+            if self._admission is None and self._error is not None:
+                raise self._error
         return self._admission
 
     async def deltas(self, *, idle_s: float) -> AsyncIterator[list[ChoiceDelta]]:
@@ -158,6 +160,8 @@ class Generation:
             batch, self._unread = self._unread, []
             if batch:
                 yield batch
+            if self._error is not None:
+                raise self._error
             if self.is_finished:
                 return
             try:
@@ -190,6 +194,7 @@ class Generation:
         identity = self.identity
         first = next(iter(self._choices.values()))
         admitted_s = self._admission.at_s if self._admission else None
+        started_s = finished_s if admitted_s is None else admitted_s
         token_s = self._first_token_s
         return RequestRecord(
             request_id=identity.request_id,
@@ -198,10 +203,10 @@ class Generation:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             completion_tokens=self.usage.completion_tokens,
-            queue_s=(admitted_s or finished_s) - identity.arrived_s,
-            prefill_s=token_s - admitted_s if token_s and admitted_s else None,
-            ttft_s=token_s - identity.arrived_s if token_s else None,
-            decode_s=finished_s - token_s if token_s else None,
+            queue_s=started_s - identity.arrived_s,
+            prefill_s=None if token_s is None else token_s - started_s,
+            ttft_s=None if token_s is None else token_s - identity.arrived_s,
+            decode_s=None if token_s is None else finished_s - token_s,
             duration_s=finished_s - identity.arrived_s,
             finish_reason=_finish_reason(first.finish_reason, self._error),
             error_code=self._error.code if self._error else None,
@@ -214,12 +219,15 @@ class Generation:
         )
 
     async def _take(self) -> list[ChoiceDelta]:
-        """Wait for events and fold those of each choice into one delta."""
+        """Wait for events and fold those of each choice into one delta.
+
+        An error is kept until what came before it has been handed out.
+        """
         try:
             events = await self._stream.take()
         except MachdError as error:
             self._error = self._error or error
-            raise
+            return []
         tokens: dict[str, list[SampledToken]] = {}
         finished: dict[str, SequenceFinished] = {}
         for event in events:
@@ -227,7 +235,8 @@ class Generation:
                 case SequenceAdmitted():
                     self._admission = self._admission or event
                 case TokenGenerated(sequence_id, token):
-                    self._first_token_s = self._first_token_s or event.at_s
+                    if self._first_token_s is None:
+                        self._first_token_s = event.at_s
                     tokens.setdefault(sequence_id, []).append(token)
                 case SequenceFinished(sequence_id):
                     finished[sequence_id] = event
@@ -256,16 +265,22 @@ class Generation:
             choice.finish_reason = FinishReason.STOP.value
             self._abort_sequences((choice.sequence_id,), None)
         elif finished is not None:
-            self._settle(choice, finished)
-            text += choice.text.finish()
+            text += self._settle(choice, finished)
+        if not used and not text and choice.finish_reason is None:
+            return None
         return ChoiceDelta(choice.index, text, tuple(tokens[:used]), choice.finish_reason)
 
-    def _settle(self, choice: _Choice, finished: SequenceFinished) -> None:
-        choice.completion_tokens = finished.completion_tokens
+    def _settle(self, choice: _Choice, finished: SequenceFinished) -> str:
+        """Note how a choice ended, and give the text that was held back."""
         if finished.error is not None:
             self._error = self._error or finished.error
-            raise self._error
-        choice.finish_reason = finished.reason.value
+            return ""
+        choice.completion_tokens = finished.completion_tokens
+        rest = choice.text.finish()
+        # What was held back may complete a stop string once no more bytes can come.
+        is_stopped = choice.text.is_stopped
+        choice.finish_reason = FinishReason.STOP.value if is_stopped else finished.reason.value
+        return rest
 
 
 def _finish_reason(finish_reason: str | None, error: MachdError | None) -> str:

@@ -123,21 +123,22 @@ class EngineLoop:
     def _main(self) -> None:
         try:
             engine = self._load()
+            scheduler = self._make_scheduler(engine)
+            self._note(engine, scheduler, idle=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
             self.loaded.set_exception(error)
             self.finished.set_result(None)
             return
-        scheduler = self._make_scheduler(engine)
-        self._note(engine, scheduler, idle=True)
         self._beat()
         self.loaded.set_result(engine)
         try:
             self._serve(engine, scheduler)
         except BaseException as error:  # noqa: BLE001 - a thread that ends in silence is the one forbidden state
             self._log.critical("engine.stopped", error=type(error).__name__, exc_info=error)
+            # First of all, so that the daemon learns of it even if answering fails too.
+            self.finished.set_exception(error)
             fault = EngineFaultError("the engine has stopped; the server is restarting")
             self._publish(self._end_all(scheduler, fault))
-            self.finished.set_exception(error)
         else:
             self.finished.set_result(None)
         finally:

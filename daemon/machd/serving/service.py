@@ -45,10 +45,12 @@ class GenerationLimits:
     Attributes:
         max_tokens_default: Completion tokens when the client names no number.
         max_n: Completions for each prompt.
+        max_sequences: Completions in all; one request with more could never be admitted.
     """
 
     max_tokens_default: int
     max_n: int
+    max_sequences: int
 
 
 class GenerationService:
@@ -114,8 +116,16 @@ class GenerationService:
         prompts: Sequence[tuple[int, ...]],
         options: GenerationOptions,
         identity: GenerationIdentity,
+        *,
+        prompt_param: str,
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
+
+        Args:
+            prompts: Token ids, at least one each.
+            options: What is asked.
+            identity: Who asks.
+            prompt_param: The request field that the prompts came from, for errors about them.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
@@ -126,7 +136,14 @@ class GenerationService:
             raise InvalidRequestError(
                 f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
             )
-        requests = self._requests(prompts, options, identity)
+        if len(prompts) * options.n > self._limits.max_sequences:
+            raise InvalidRequestError(
+                f"{len(prompts)} prompts with n {options.n} make {len(prompts) * options.n} "
+                f"completions, and limits.max_queue has room for {self._limits.max_sequences}",
+                param=prompt_param,
+            )
+        max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
+        requests = self._requests(prompts, max_tokens, options, identity)
         sequence_ids = [request.sequence_id for request in requests]
         generation = Generation(
             identity,
@@ -174,29 +191,29 @@ class GenerationService:
     def _requests(
         self,
         prompts: Sequence[tuple[int, ...]],
+        max_tokens: Sequence[int],
         options: GenerationOptions,
         identity: GenerationIdentity,
     ) -> list[SequenceRequest]:
-        model = self.model
         stop_token_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
-            stop_token_ids |= model.eos_token_ids
+            stop_token_ids |= self.model.eos_token_ids
         seed = secrets.randbits(63) if options.seed is None else options.seed
         return [
             SequenceRequest(
-                sequence_id=f"{identity.generation_id}/{index}",
+                sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
                 prompt=prompt,
                 sampling=_sampling(options, seed + choice),
-                max_tokens=self._max_tokens(len(prompt), options.max_tokens, model.context_tokens),
+                max_tokens=max_tokens[prompt_index],
                 stop_token_ids=stop_token_ids,
                 arrived_s=identity.arrived_s,
             )
-            for index, (prompt, choice) in enumerate(
-                (prompt, choice) for prompt in prompts for choice in range(options.n)
-            )
+            for prompt_index, prompt in enumerate(prompts)
+            for choice in range(options.n)
         ]
 
-    def _max_tokens(self, prompt_tokens: int, asked: int | None, context_tokens: int) -> int:
+    def _max_tokens(self, prompt_tokens: int, options: GenerationOptions, prompt_param: str) -> int:
+        context_tokens, asked = self.model.context_tokens, options.max_tokens
         room = context_tokens - prompt_tokens
         if asked is None and room > 0:
             return min(self._limits.max_tokens_default, room)
@@ -205,7 +222,7 @@ class GenerationService:
             raise ContextLengthExceededError(
                 f"the model's context is {context_tokens} tokens; this request needs "
                 f"{prompt_tokens + (asked or 1)} ({prompt_tokens} in the prompt{wanted})",
-                param="messages" if asked is None else "max_tokens",
+                param="max_tokens" if room > 0 else prompt_param,
             )
         return asked
 

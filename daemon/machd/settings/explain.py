@@ -100,8 +100,8 @@ def settings_schema(model: type[Settings] = Settings) -> dict[str, object]:
 
 
 def settings_markdown(model: type[Settings] = Settings) -> str:
-    """The reference table: key, default, flag, variable, whether it is live, description."""
-    head = ("Key", "Default", "Flag", "Variable", "Change", "Description")
+    """The reference table: key, default, flag, variable, description."""
+    head = ("Key", "Default", "Flag", "Variable", "Description")
     rows = [
         head,
         tuple("---" for _ in head),
@@ -174,6 +174,5 @@ def _markdown_cells(key: SettingKey) -> tuple[str, ...]:
         default,
         ", ".join(f"`{flag}`" for flag in key.flag_names),
         ", ".join(f"`{name}`" for name in key.environment_names),
-        "live" if key.is_live else "restart",
         _full_description(key).replace("|", r"\|"),
     )

@@ -73,7 +73,6 @@ class SettingKey:
         most: The largest number it takes; None without such a bound.
         example: A value to show where the default has none to show.
         is_optional: None is a value: "not set".
-        is_live: A running daemon takes a new value over.
         is_secret: The value is never shown.
     """
 
@@ -89,7 +88,6 @@ class SettingKey:
     most: float | None = None
     example: object = None
     is_optional: bool = False
-    is_live: bool = False
     is_secret: bool = False
 
     @property
@@ -180,7 +178,6 @@ def _key(section: str, name: str, field: FieldInfo) -> SettingKey:
         most=_most(field.metadata),
         example=_example(field),
         is_optional=is_optional,
-        is_live=Mark.LIVE in field.metadata,
         is_secret=is_secret,
     )
 

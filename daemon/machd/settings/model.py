@@ -14,7 +14,7 @@ because values are checked one by one first. A section's heading, wherever it is
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,10 +39,8 @@ _DAY_S = 86_400.0
 
 
 class Mark(Enum):
-    """What ``Annotated`` says of a field beyond its type. A field without marks needs a restart."""
+    """What ``Annotated`` says of a field beyond its type."""
 
-    LIVE = "live"
-    """A running daemon takes a new value over."""
     SECRET = "secret"  # noqa: S105 - the name of a mark
     """The value is never shown. A ``SecretStr`` is secret without the mark."""
 
@@ -117,49 +115,64 @@ class EngineSettings(SettingsSection):
         description="Matrix library of the CPU backend: auto takes the fastest one found, off "
         "keeps MLX's own, anything else is the path of a shared library.",
     )
+    stall_timeout_s: float = Field(
+        default=300.0,
+        ge=1.0,
+        le=_DAY_S,
+        description="Seconds that one engine step (a token, or 512 prompt tokens) may take; then "
+        "the engine counts as hung, requests get an error and the daemon exits with 70.",
+    )
 
 
 class StreamingSettings(SettingsSection):
     """How answers are streamed."""
 
-    interval: Annotated[int, Mark.LIVE] = Field(
+    interval: int = Field(
         default=1,
         ge=1,
         le=1000,
         description="Tokens per SSE event; more of them cost less work and look less smooth.",
     )
-    keepalive_s: Annotated[float, Mark.LIVE] = Field(
+    keepalive_s: float = Field(
         default=15.0,
         ge=0.001,
         le=_DAY_S,
-        description="Seconds of silence after which a stream gets a comment line, so that proxies "
-        "do not close it.",
+        description="Seconds of silence after which a stream that has its slot gets a comment "
+        "line, so that proxies do not close it. One that still waits for a slot gets nothing.",
     )
 
 
 class LimitsSettings(SettingsSection):
     """How much is accepted, and how long it may take."""
 
-    max_queue: Annotated[int, Mark.LIVE] = Field(
+    max_queue: int = Field(
         default=64,
         ge=1,
         le=1_000_000,
-        description="Requests that may wait; the next one gets 429 with Retry-After.",
+        description="Completions that may wait, n for each prompt of a request; beyond it 429 "
+        "with Retry-After.",
     )
-    max_queue_tokens: Annotated[int, Mark.LIVE] = Field(
+    max_in_flight: int = Field(
+        default=512,
+        ge=1,
+        le=1_000_000,
+        description="HTTP requests that may be open at once, whatever they ask for; beyond it 503 "
+        "with Retry-After. Health answers all the same.",
+    )
+    max_queue_tokens: int = Field(
         default=1_000_000,
         ge=1,
         le=1_000_000_000,
         description="Prompt tokens that may wait, all requests together; beyond it 429 with "
         "Retry-After.",
     )
-    max_tokens_default: Annotated[int, Mark.LIVE] = Field(
+    max_tokens_default: int = Field(
         default=2048,
         ge=1,
         le=1_000_000_000,
         description="Completion tokens of a request that names no limit itself.",
     )
-    max_n: Annotated[int, Mark.LIVE] = Field(
+    max_n: int = Field(
         default=8,
         ge=1,
         le=128,
@@ -171,26 +184,26 @@ class LimitsSettings(SettingsSection):
         le=1_073_741_824,
         description="Bytes of a request body; beyond it 413.",
     )
-    queue_timeout_s: Annotated[float, Mark.LIVE] = Field(
+    queue_timeout_s: float = Field(
         default=120.0,
         ge=0.001,
         le=_DAY_S,
         description="Seconds that a request may wait before it is started; then 503 with "
         "Retry-After.",
     )
-    request_timeout_s: Annotated[float, Mark.LIVE] = Field(
+    request_timeout_s: float = Field(
         default=1800.0,
         ge=0.001,
         le=_DAY_S,
         description="Seconds that a request may take from arrival to its last token; then 504.",
     )
-    stall_timeout_s: Annotated[float, Mark.LIVE] = Field(
+    stall_timeout_s: float = Field(
         default=30.0,
         ge=0.001,
         le=_DAY_S,
         description="Seconds that a client may read nothing of its stream; then it is dropped.",
     )
-    drain_timeout_s: Annotated[float, Mark.LIVE] = Field(
+    drain_timeout_s: float = Field(
         default=60.0,
         ge=0.0,
         le=_DAY_S,
@@ -216,7 +229,8 @@ class HttpSettings(SettingsSection):
     allowed_hosts: tuple[HostName, ...] = Field(
         default=(),
         examples=[["llm.example.org"]],
-        description="Names accepted in the Host header besides those of loopback; others get 421.",
+        description="Names accepted in the Host header besides IP addresses and those of "
+        "loopback; * accepts all. Others get 421.",
     )
     allowed_origins: tuple[WebOrigin, ...] = Field(
         default=(),
@@ -230,14 +244,14 @@ class MetricsSettings(SettingsSection):
 
     public: bool = Field(
         default=True,
-        description="Serve /metrics on the public port, without a key.",
+        description="Serve /metrics on the public port; where API keys are set, it takes one too.",
     )
 
 
 class LoggingSettings(SettingsSection):
     """What is logged. Prompts and completions never are."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], Mark.LIVE] = Field(
+    level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
         description="The least severe events that are logged.",
     )

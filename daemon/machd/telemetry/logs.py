@@ -49,7 +49,7 @@ def configure_logs(*, level: str, log_format: str, stream: TextIO | None = None)
             *_renderers(is_console=is_console, colors=is_console and target.isatty()),
         ],
     )
-    handler = logging.StreamHandler(target)
+    handler = logging.StreamHandler(stream) if stream else _StandardError()
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]
@@ -59,6 +59,21 @@ def configure_logs(*, level: str, log_format: str, stream: TextIO | None = None)
         logger.handlers = []
         logger.propagate = True
         logger.setLevel(logging.WARNING)
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to whatever standard error is now: a progress bar stands in for it while it draws."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _stream: TextIO) -> None:
+        raise AttributeError("standard error is looked up each time")
 
 
 def _renderers(*, is_console: bool, colors: bool) -> list[Processor]:

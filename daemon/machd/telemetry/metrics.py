@@ -13,6 +13,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from machd.errors import EngineFaultError, RowFaultError
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -83,6 +84,7 @@ class Metrics:
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Count a step's events."""
+        self._count_engine_faults(events)
         for event in events:
             match event:
                 case TokenGenerated(sequence_id, _, at_s):
@@ -90,10 +92,8 @@ class Metrics:
                     if last_s is not None:
                         self._observe("machd_inter_token_latency_seconds", at_s - last_s)
                     self._last_token_s[sequence_id] = at_s
-                case SequenceFinished(sequence_id, reason):
+                case SequenceFinished(sequence_id):
                     self._last_token_s.pop(sequence_id, None)
-                    if reason is FinishReason.ERROR and event.error is not None:
-                        self._count_fault(event.error.code)
                 case StepCompleted():
                     self._observe_step(event)
                 case _:
@@ -107,6 +107,8 @@ class Metrics:
         ).inc()
         if record.finish_reason == FinishReason.ABORT.value:
             self._counters["machd_aborts_total"].labels(record.error_code or "unknown").inc()
+        if record.error_code == RowFaultError.code:
+            self._counters["machd_faults_total"].labels("row").inc()
         self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
         self._counters["machd_prompt_tokens_cached_total"].inc(record.cached_tokens)
         self._counters["machd_generation_tokens_total"].inc(record.completion_tokens)
@@ -134,10 +136,14 @@ class Metrics:
         if step.batch_width:
             self._observe("machd_batch_width", step.batch_width)
 
-    def _count_fault(self, code: str) -> None:
-        scope = {"row_fault": "row", "engine_fault": "engine"}.get(code)
-        if scope is not None:
-            self._counters["machd_faults_total"].labels(scope).inc()
+    def _count_engine_faults(self, events: Sequence[Event]) -> None:
+        """One for each fault, however many sequences share its error."""
+        faults = {
+            id(event.error)
+            for event in events
+            if isinstance(event, SequenceFinished) and isinstance(event.error, EngineFaultError)
+        }
+        self._counters["machd_faults_total"].labels("engine").inc(len(faults))
 
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)

@@ -16,6 +16,7 @@ from machd.api.capabilities import (
     Features,
     FeatureVerdict,
     ModelCapabilities,
+    ModelSummary,
     SpeculationReport,
     Versions,
 )
@@ -94,13 +95,21 @@ def test_a_measured_row_has_the_contract_s_shape() -> None:
     assert set(wire["versions"]) == {"machd", "mlx", "mlx_lm", "backend", "dtype"}
 
 
-def test_capabilities_before_anything_is_known() -> None:
-    """While a model loads, the answer has every key and null for what is not known."""
+def test_capabilities_without_verdicts() -> None:
+    """Before anything is probed, the answer has every key and null for what is not known."""
     wire = _wire(
         Capabilities(
             versions=Versions(machd="1"),
             decode_mode=DecodeModeReport(requested="batched", active="single", reason="loading"),
             max_b=4,
+            model=ModelSummary(
+                id="m",
+                context_tokens=8,
+                vocabulary_tokens=9,
+                parameters=1,
+                weights_bytes=4,
+                dtype="float32",
+            ),
             features=Features(
                 chat=False, logprobs=True, tools=False, reasoning=False, structured_output=False
             ),
@@ -109,7 +118,8 @@ def test_capabilities_before_anything_is_known() -> None:
         )
     )
     assert wire["architecture"] is None
-    assert wire["model"] is None
+    assert wire["model"]["id"] == "m"
+    assert wire["continuous_batching"] is None
     assert wire["decode_mode"] == {"requested": "batched", "active": "single", "reason": "loading"}
     assert {"max_b", "features", "speculation", "device"} <= set(wire)
 

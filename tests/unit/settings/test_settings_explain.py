@@ -11,6 +11,7 @@ from typing import Annotated
 import pytest
 from hypothesis import HealthCheck, given, settings
 from pydantic import Field, SecretStr
+from unit.settings.setting_values import KEYS, as_variables, dotted_values
 
 from machd.errors import SettingsError
 from machd.settings.explain import (
@@ -23,7 +24,6 @@ from machd.settings.explain import (
 )
 from machd.settings.model import Mark, Settings, SettingsSection
 from machd.settings.sources import LoadedSettings, load_settings
-from unit.settings.setting_values import KEYS, as_variables, dotted_values
 
 NO_FILE = Path("/dev/null")
 REPOSITORY = Path(__file__).parents[3]
@@ -86,7 +86,7 @@ def test_origins_stand_behind_every_value(tmp_path: Path) -> None:
         "[model]\n"
         "# path is unset                # default\n"
     )
-    assert '[engine]\nblas = "off"  # environment LME_BLAS\n' in text
+    assert re.search(r'\[engine\]\nblas = "off" +# environment LME_BLAS\n', text)
 
 
 def test_a_file_name_cannot_break_the_text(tmp_path: Path) -> None:
@@ -211,17 +211,16 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
 
 
 def test_the_reference_table_has_a_row_for_every_key() -> None:
-    """Each row has six cells and names all spellings of its key."""
+    """Each row has five cells and names all spellings of its key."""
     rows = settings_markdown().splitlines()[2:]
 
     assert len(rows) == len(KEYS)
     for key, row in zip(KEYS, rows, strict=True):
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-        assert len(cells) == 6
+        assert len(cells) == 5
         assert cells[0] == f"`{key.dotted}`"
         assert cells[2] == ", ".join(f"`{flag}`" for flag in key.flag_names)
         assert cells[3] == ", ".join(f"`{name}`" for name in key.environment_names)
-        assert cells[4] == ("live" if key.is_live else "restart")
 
 
 def test_the_generated_files_are_current() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from unit.settings.setting_values import KEYS
 
 from machd.settings.keys import ALIASES, ENVIRONMENT_PREFIX, SettingKey, ValueKind
 from machd.settings.model import Settings
-from unit.settings.setting_values import KEYS
 
 BY_DOTTED = {key.dotted: key for key in KEYS}
 

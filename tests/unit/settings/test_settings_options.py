@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from unit.settings.setting_values import KEYS
 
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.errors import SettingsError
 from machd.settings.keys import SettingKey, ValueKind
 from machd.settings.sources import LoadedSettings, OriginKind
-from unit.settings.setting_values import KEYS
 
 each_key = pytest.mark.parametrize("key", KEYS, ids=[key.dotted for key in KEYS])
 

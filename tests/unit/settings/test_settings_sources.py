@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
+from unit.settings.setting_values import KEYS, as_toml, as_variable, as_variables, dotted_values
 
 from machd.errors import SettingsError
 from machd.settings.keys import SettingKey
@@ -20,7 +21,6 @@ from machd.settings.sources import (
     load_settings,
     process_environ,
 )
-from unit.settings.setting_values import KEYS, as_toml, as_variable, as_variables, dotted_values
 
 each_key = pytest.mark.parametrize("key", KEYS, ids=[key.dotted for key in KEYS])
 

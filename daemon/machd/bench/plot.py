@@ -1,0 +1,128 @@
+"""A report as a picture: first token and tokens/s against the number of clients."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from machd.bench.figures import LevelFigures
+from machd.bench.report import BenchReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["can_plot", "write_plot"]
+
+_SIZE_INCHES = (10.0, 4.4)
+_DOTS_PER_INCH = 150
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+"""Of Okabe and Ito: told apart with any kind of colour vision."""
+_GREY = "#666666"
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write_plot(report: BenchReport, path: Path) -> None:
+    """Draw a report into a PNG file; needs matplotlib."""
+    # Not pyplot: it keeps global state and looks for a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    first_token, throughput = figure.subplots(1, 2)
+    for axes in (first_token, throughput):
+        axes.margins(y=0.12)
+    for colour, mode in zip(_COLOURS, _modes(report), strict=False):
+        levels = sorted(
+            (level for level in report.levels if level.mode == mode),
+            key=lambda level: level.concurrency,
+        )
+        _draw_first_token(first_token, levels, mode, colour)
+        _draw_line(throughput, levels, lambda level: level.generation_tps, mode, colour)
+        _draw_ceiling(throughput, report, levels, colour)
+    first_token.set_title("Time to first token: median, and up to p90", loc="left", fontsize=11)
+    first_token.set_ylabel("seconds")
+    throughput.set_title("Generated tokens/s, all clients together", loc="left", fontsize=11)
+    throughput.set_ylabel("tokens/s")
+    for axes in (first_token, throughput):
+        _finish(axes, sorted({level.concurrency for level in report.levels}))
+    figure.suptitle(_caption(report), fontsize=9, color=_GREY, x=0.01, ha="left")
+    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
+
+
+def _draw_first_token(axes: Axes, levels: list[LevelFigures], mode: str, colour: str) -> None:
+    _draw_line(axes, levels, lambda level: level.ttft.p50_s, mode, colour)
+    axes.fill_between(
+        [level.concurrency for level in levels],
+        [level.ttft.p50_s for level in levels],
+        [level.ttft.p90_s for level in levels],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
+
+
+def _draw_line(
+    axes: Axes,
+    levels: list[LevelFigures],
+    value: Callable[[LevelFigures], float],
+    mode: str,
+    colour: str,
+) -> None:
+    axes.plot(
+        [level.concurrency for level in levels],
+        [value(level) for level in levels],
+        marker="o",
+        color=colour,
+        label=mode,
+    )
+
+
+def _draw_ceiling(axes: Axes, report: BenchReport, levels: list[LevelFigures], colour: str) -> None:
+    """The bare loop at each level's batch width, dashed in the mode's colour."""
+    of_width = {ceiling.batch_width: ceiling.generation_tps for ceiling in report.ceilings}
+    points = [
+        (level.concurrency, of_width[level.batch_width])
+        for level in levels
+        if level.batch_width in of_width
+    ]
+    if points:
+        axes.plot(
+            *zip(*points, strict=True),
+            linestyle="--",
+            linewidth=1.2,
+            color=colour,
+            alpha=0.7,
+            label=f"bare loop at the batch width of {levels[0].mode}",
+        )
+
+
+def _finish(axes: Axes, concurrencies: list[int]) -> None:
+    axes.set_xlabel("clients")
+    if len(concurrencies) > 1:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(concurrencies, [str(one) for one in concurrencies])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
+def _modes(report: BenchReport) -> list[str]:
+    return list(dict.fromkeys(level.mode for level in report.levels))
+
+
+def _caption(report: BenchReport) -> str:
+    model, machine, work = report.model, report.machine, report.workload
+    parts = (model.id, model.dtype, model.blas, f"{machine.cpu}, {machine.cpu_count} CPUs")
+    return (
+        ", ".join(part for part in parts if part)
+        + f"; {work.prompt_tokens} prompt tokens, {work.max_tokens} new"
+    )

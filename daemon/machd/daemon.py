@@ -1,0 +1,206 @@
+"""One process from its first listening to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from machd.clock import Clock, SystemClock
+from machd.compose import Parts
+from machd.engine.protocol import Engine
+from machd.errors import (
+    DrainDeadlineError,
+    EngineFaultError,
+    FaultError,
+    ListenError,
+    MachdError,
+)
+from machd.http.authentication import ApiKeys
+from machd.http.server import HttpServer, Listener, listen
+from machd.serving.lifecycle import State
+from machd.settings.model import Settings
+
+__all__ = ["Daemon"]
+
+_ENGINE_JOIN_S = 5.0
+"""How long a step in flight may take to end when the daemon leaves."""
+
+_SERVER_JOIN_S = 10.0
+
+_FAULT_ANSWER_S = 1.0
+"""How long clients get to read that the engine has failed."""
+
+
+class Daemon:
+    """One process: a listener, a server, an engine thread. Runs once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Engine],
+        *,
+        environ: Mapping[str, str],
+        clock: Clock | None = None,
+        on_ready: Callable[[str, Engine], None] = lambda _url, _engine: None,
+    ) -> None:
+        """Read the keys and bind the address, so that mistakes show before the model loads.
+
+        Args:
+            settings: Validated settings.
+            load: Makes the engine; called on the engine thread.
+            environ: The process's variables, for a socket handed over by the service manager.
+            clock: Reads time; the machine's clocks unless given.
+            on_ready: Told the URL and the engine once requests are taken.
+
+        Raises:
+            ListenError: The address is taken, or is public while no API key is required.
+            SettingsError: The key file is wrong.
+        """
+        self.settings = settings
+        self._load = load
+        self._clock = clock or SystemClock()
+        self._on_ready = on_ready
+        self._log = structlog.get_logger("machd.daemon")
+        keys_file = settings.auth.api_keys_file
+        self._api_keys = ApiKeys.read(Path(keys_file)) if keys_file else ApiKeys.none()
+        self._listener: Listener = listen(
+            settings.server.host, settings.server.port, environ=environ
+        )
+        if self._listener.is_exposed and not self._api_keys.is_required:
+            self._listener.close()
+            raise ListenError(
+                f"{self._listener.url} can be reached from other machines; set auth.api_keys_file "
+                "first, or listen on 127.0.0.1"
+            )
+        self._stop_requests = 0
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Where the daemon listens."""
+        return self._listener.url
+
+    def request_stop(self) -> None:
+        """Drain; the second time, stop at once. Call it on the daemon's event loop."""
+        self._stop_requests += 1
+        (self._stop if self._stop_requests == 1 else self._stop_now).set()
+
+    async def run(self) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            MachdError: The model could not be loaded, or the engine stopped for good.
+        """
+        parts = Parts(self.settings, self._load, self._clock, self._api_keys)
+        server = HttpServer(parts.app)
+        serving = asyncio.create_task(server.serve(sockets=[self._listener.socket]))
+        lag = asyncio.create_task(parts.lag.watch())
+        self._take_signals()
+        parts.loop.start()
+        self._log.info("daemon.listening", url=self.url)
+        try:
+            await self._load_model(parts)
+            if not self._stop.is_set():
+                await self._wait_for_end(parts, serving)
+            await self._drain(parts)
+        finally:
+            lag.cancel()
+            parts.lifecycle.become(State.STOPPED)
+            parts.loop.stop(DrainDeadlineError("the server has stopped"))
+            server.should_exit = True
+            await asyncio.wait({serving}, timeout=_SERVER_JOIN_S)
+            parts.service.close()
+            self._listener.close()
+            if parts.loop.loaded.done():
+                await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
+            self._log.info("daemon.stopped")
+
+    async def _load_model(self, parts: Parts) -> None:
+        """Wait for the model, or for a stop.
+
+        Raises:
+            MachdError: It could not be loaded.
+        """
+        loaded = asyncio.wrap_future(parts.loop.loaded)
+        stop = asyncio.create_task(self._stop.wait())
+        await _first_of(loaded, stop)
+        stop.cancel()
+        if not loaded.done():
+            return
+        try:
+            engine = loaded.result()
+        except MachdError:
+            raise
+        except Exception as error:
+            parts.lifecycle.become(State.FAILED)
+            self._log.critical("model.load_failed", exc_info=error)
+            raise EngineFaultError("the model could not be loaded; the log says why") from error
+        parts.announce(engine)
+        parts.lifecycle.become(State.READY)
+        self._log.info("daemon.ready", url=self.url, model=engine.model.model_id)
+        self._on_ready(self.url, engine)
+
+    async def _wait_for_end(self, parts: Parts, serving: asyncio.Task[None]) -> None:
+        """Until a stop is asked for; an engine or a server that fails ends the daemon.
+
+        Raises:
+            FaultError: One did.
+        """
+        finished = asyncio.wrap_future(parts.loop.finished)
+        stop = asyncio.create_task(self._stop.wait())
+        stalled = asyncio.create_task(self._stalled(parts))
+        await _first_of(finished, stop, serving, stalled)
+        stop.cancel()
+        stalled.cancel()
+        if self._stop.is_set():
+            return
+        if serving.done():
+            raise FaultError("the HTTP server has stopped") from serving.exception()
+        parts.lifecycle.become(State.FAILED)
+        fault = EngineFaultError("the engine has stopped; the server is restarting")
+        parts.service.fail_open(fault)
+        await parts.service.drain(_FAULT_ANSWER_S)
+        raise fault from finished.exception() if finished.done() else None
+
+    async def _stalled(self, parts: Parts) -> None:
+        """Return once a step has taken longer than any step may."""
+        limit_s = self.settings.engine.stall_timeout_s
+        while parts.loop.heartbeat_age_s <= limit_s:  # noqa: ASYNC110 - a hung thread sets no event
+            await asyncio.sleep(min(1.0, limit_s / 4))
+        self._log.critical("engine.stalled", heartbeat_age_s=round(parts.loop.heartbeat_age_s, 1))
+
+    async def _drain(self, parts: Parts) -> None:
+        """Take nothing new and let the open generations end, up to the deadline.
+
+        Raises:
+            EngineFaultError: The engine stopped meanwhile.
+        """
+        parts.lifecycle.become(State.DRAINING)
+        self._log.info("daemon.draining", open_requests=parts.service.open_count)
+        drained = asyncio.create_task(parts.service.drain(self.settings.limits.drain_timeout_s))
+        at_once = asyncio.create_task(self._stop_now.wait())
+        await _first_of(drained, at_once)
+        at_once.cancel()
+        if not drained.done():
+            parts.service.fail_open(DrainDeadlineError("the server was told to stop at once"))
+        await drained
+        if parts.loop.finished.done() and parts.loop.finished.exception() is not None:
+            raise EngineFaultError("the engine stopped while the server was draining")
+
+    def _take_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        event_loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            event_loop.add_signal_handler(number, self.request_stop)
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,83 @@
+"""From settings to a loaded engine, in the one order that works.
+
+The BLAS and the scratch directory must be settled before anything imports mlx, and mlx-lm must be
+imported with care; everything that computes then happens on the thread that loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.progress import LoadProgress
+from machd.engine.protocol import Engine
+from machd.engine.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.source import resolve_model
+from machd.settings.model import Settings
+
+__all__ = ["engine_loader"]
+
+
+def engine_loader(
+    settings: Settings,
+    *,
+    cache_directory: Path,
+    set_variable: Callable[[str, str], None],
+    progress: LoadProgress,
+) -> Callable[[], Engine]:
+    """Prepare the process for mlx, then give the function that loads the model.
+
+    Chooses the BLAS and the private scratch directory now, because both must be settled before
+    anything imports mlx; the function imports it, on the thread that calls it.
+
+    Args:
+        settings: Validated settings.
+        cache_directory: The user's cache directory.
+        set_variable: Sets an environment variable of this process.
+        progress: Told about loading.
+
+    Raises:
+        StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
+    """
+    choice = choose_blas(settings.engine.blas)
+    use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
+
+    def load() -> Engine:
+        model = settings.model
+        source = resolve_model(
+            model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
+        )
+        progress.stage("importing mlx-lm", None)
+        import_mlx_lm()
+        from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+        log = structlog.get_logger("machd.engine")
+        report = measure_blas(choice)
+        log.info(
+            "blas.measured",
+            backend=report.backend,
+            library=report.name,
+            one_row_ms=report.one_row_ms,
+            sixteen_rows_ms=report.sixteen_rows_ms,
+        )
+        if report.advice:
+            log.warning("blas.slow", advice=report.advice)
+        loaded = load_model(
+            source,
+            dtype=model.dtype,
+            max_context_tokens=model.max_context_tokens,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=model.chat_template,
+            progress=progress,
+            blas=report.name,
+        )
+        for note in loaded.notes:
+            log.warning("model.note", note=note)
+        return MlxEngine(loaded)
+
+    return load

@@ -1,0 +1,61 @@
+"""What tests ask of a scripted engine, and how they read its streams."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from machd.engine.fake import Script, lettered, spelled
+from machd.engine.protocol import SamplingParams
+
+__all__ = ["chat", "completion", "sse_data", "sse_text", "told"]
+
+_ORDER = re.compile(rb"say (?P<text>.*?)(?:\nassistant: )?\Z", re.DOTALL)
+
+
+def told(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
+    """A script that obeys: to ``say TEXT`` it answers TEXT and ends, else it says letters."""
+    return _script(prompt)(prompt, sampling, position)
+
+
+@lru_cache(maxsize=64)
+def _script(prompt: tuple[int, ...]) -> Script:
+    match = _ORDER.search(bytes(prompt))
+    return spelled(match["text"].decode()) if match else lettered
+
+
+def chat(content: str = "hi", **fields: object) -> dict[str, object]:
+    """A chat completion's body."""
+    return {"model": "fake", "messages": [{"role": "user", "content": content}], **fields}
+
+
+def completion(prompt: object = "hi", **fields: object) -> dict[str, object]:
+    """A completion's body."""
+    return {"model": "fake", "prompt": prompt, **fields}
+
+
+def sse_data(body: bytes) -> list[dict[str, Any]]:
+    """The events of a whole stream, read strictly: LF, ``data: `` alone, and ``[DONE]`` last."""
+    assert b"\r" not in body, "a carriage return in a stream"
+    *frames, rest = body.split(b"\n\n")
+    assert rest == b"", f"the stream does not end with an empty line: {rest!r}"
+    assert frames[-1] == b"data: [DONE]", f"the stream ends with {frames[-1]!r}"
+    events = []
+    for frame in frames[:-1]:
+        if frame != b": keep-alive":
+            assert frame.startswith(b"data: "), f"not an event: {frame!r}"
+            assert b"\n" not in frame, f"an event of more than one line: {frame!r}"
+            events.append(json.loads(frame.removeprefix(b"data: ").decode()))
+    return events
+
+
+def sse_text(body: bytes) -> str:
+    """The text of a stream's first choice, chat or not."""
+    return "".join(
+        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        for event in sse_data(body)
+        for choice in event.get("choices", [])
+        if choice["index"] == 0
+    )

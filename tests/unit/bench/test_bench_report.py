@@ -1,0 +1,110 @@
+"""What a person, a program and a plot make of a report."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from unit.bench.bench_reports import made_report
+
+from machd.bench.ceiling import CeilingAnswer
+from machd.bench.figures import CeilingFigures, ceilings_of
+from machd.bench.plot import write_plot
+from machd.bench.report import BenchReport
+from machd.bench.table import print_report
+
+
+def printed(report: BenchReport, width: int) -> list[str]:
+    """The lines that a pipe gets."""
+    stream = io.StringIO()
+    print_report(report, Console(file=stream, width=width))
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("slowness", [0.001, 1.0, 500.0])
+def test_the_tables_fit_80_columns(slowness: float) -> None:
+    """Each level is one unbroken line of each table, with milliseconds or minutes in it."""
+    lines = printed(made_report(slowness=slowness), 80)
+
+    assert max(len(line) for line in lines) <= 80
+    for mode in ("single", "static", "continuous"):
+        rows = [line for line in lines if line.startswith(mode)]
+        assert [row.split()[1] for row in rows] == ["1", "4", "16"] * 2
+        assert all(len(row.split()) == 11 for row in rows[:3])
+
+
+def test_a_pipe_gets_text_alone() -> None:
+    """Off a terminal there is no escape sequence and no end of line lost."""
+    text = "\n".join(printed(made_report(), 80))
+
+    assert "\x1b" not in text
+    assert "p50" in text
+    assert "…" not in text
+
+
+def test_a_remote_server_has_no_ceiling_columns() -> None:
+    """Without a bare loop the table shows no empty columns and says what was measured."""
+    lines = printed(made_report(url="http://127.0.0.1:1"), 80)
+
+    assert not any("bare" in line for line in lines)
+    assert lines[0] == "http://127.0.0.1:1"
+    assert any("ignore_eos" in line for line in lines)
+
+
+def test_a_machine_that_drifts_gets_a_note() -> None:
+    """Bare steps that differ by more than the target's 5 % make the fractions doubtful, aloud."""
+    report = made_report()
+    steady, drifting = (
+        ceilings_of([CeilingAnswer(1, 9, 0.1, [0.1]), CeilingAnswer(1, 9, 0.1, [s])], max_tokens=2)
+        for s in (0.102, 0.11)
+    )
+
+    def is_noted(ceilings: list[CeilingFigures]) -> bool:
+        lines = printed(msgspec.structs.replace(report, ceilings=ceilings), 80)
+        return any("not steady" in line for line in lines)
+
+    assert is_noted(drifting)
+    assert not is_noted(steady)
+
+
+def test_the_json_has_the_documented_shape() -> None:
+    """Every name in the drawing of the module's docstring is in the JSON, and no other."""
+    from machd.bench import report as module  # noqa: PLC0415 - its docstring is what is tested
+
+    assert module.__doc__ is not None
+    drawing = module.__doc__.split("::")[1].split("The classes")[0]
+    documented = set(drawing.split('"')[1::2])
+
+    def names(value: object) -> set[str]:
+        if isinstance(value, dict):
+            return set(value).union(*(names(item) for item in value.values()))
+        return set().union(*(names(item) for item in value)) if isinstance(value, list) else set()
+
+    assert names(json.loads(msgspec.json.encode(made_report()))) == documented
+
+
+def test_the_json_reads_back() -> None:
+    """A report survives the file unrounded."""
+    report = made_report()
+
+    assert msgspec.json.decode(msgspec.json.encode(report), type=BenchReport) == report
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    """Three modes, or a single level of a remote server, come out as a PNG of some size."""
+    pytest.importorskip("matplotlib")
+    remote = made_report(url="http://127.0.0.1:1")
+    lonely = msgspec.structs.replace(remote, levels=remote.levels[:1])
+
+    for number, report in enumerate((made_report(), lonely)):
+        path = tmp_path / f"{number}.png"
+        write_plot(report, path)
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", data[16:24])
+        assert width > height > 300

@@ -1,0 +1,541 @@
+"""The engine thread: loading, stepping, faults, stopping, and its pulse.
+
+A scripted engine runs on the real thread. Tests hold its steps at a gate or act from inside them,
+so that nothing here depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+from polling import wait_until
+from sequence_samples import LIMITS, only, request_of
+from step_gate import StepGate, at_decode
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from machd.clock import Clock, ManualClock, SystemClock
+from machd.engine.fake import FakeEngine, FakeFaults, spelled
+from machd.engine.protocol import Engine, MemoryReading, StepPlan, StepResult
+from machd.errors import (
+    ClientDisconnectedError,
+    DrainDeadlineError,
+    EngineFaultError,
+    MachdError,
+    ModelFormatError,
+    RowFaultError,
+)
+from machd.scheduler.events import (
+    Event,
+    FinishReason,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceQueued,
+    StepCompleted,
+    TokenGenerated,
+)
+from machd.scheduler.protocol import Scheduler
+from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.serving.inbox import Abort, Submit
+from machd.serving.loop import EngineLoop
+
+WITHIN_S = 20.0
+CHUNK_TOKENS = 4
+STOPPED = DrainDeadlineError("stopped")
+
+_T = TypeVar("_T")
+
+
+class Published:
+    """Everything the engine thread said, readable from the test's thread."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._changed = threading.Condition()
+        self.events: list[Event] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, events: list[Event]) -> None:
+        """Take a step's events."""
+        with self._changed:
+            self.events += events
+            self.threads.add(threading.current_thread().name)
+            self._changed.notify_all()
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """Events of one kind so far."""
+        return only(kind, self.events)
+
+    def wait_for(self, kind: type[_T], count: int = 1, *, within_s: float = WITHIN_S) -> list[_T]:
+        """Events of one kind, as soon as there are ``count``."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, within_s), (
+                f"not {count} of {kind.__name__} within {within_s:g} s: {self.events}"
+            )
+            return self.of(kind)
+
+    def ends(self, count: int = 1) -> dict[str, SequenceFinished]:
+        """How sequences ended, by id, as soon as ``count`` have."""
+        return {one.sequence_id: one for one in self.wait_for(SequenceFinished, count)}
+
+
+class Thread:
+    """An engine loop with what it published."""
+
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        make_scheduler: Callable[[Engine], Scheduler],
+        clock: Clock,
+    ) -> None:
+        """Prepare it."""
+        self.published = Published()
+        self.loop = EngineLoop(
+            load=load, make_scheduler=make_scheduler, publish=self.published, clock=clock
+        )
+
+    def submit(self, *requests: SequenceRequest) -> None:
+        """One request."""
+        self.loop.inbox.put(Submit(requests))
+
+    def abort(self, *sequence_ids: str, error: MachdError | None = None) -> None:
+        """End sequences."""
+        self.loop.inbox.put(Abort(sequence_ids, error))
+
+    def fault(self) -> BaseException | None:
+        """Why the thread ended, once it has."""
+        return self.loop.finished.exception(WITHIN_S)
+
+
+def _single_flight(_engine: Engine) -> Scheduler:
+    return SingleFlightScheduler(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS)
+
+
+@contextmanager
+def _running(
+    engine: Engine | None = None,
+    *,
+    load: Callable[[], Engine] | None = None,
+    make_scheduler: Callable[[Engine], Scheduler] = _single_flight,
+    clock: Clock | None = None,
+    gate: StepGate | None = None,
+) -> Iterator[Thread]:
+    """A started thread that has ended when the block has."""
+    loaded = engine or FakeEngine()
+    thread = Thread(load or (lambda: loaded), make_scheduler, clock or ManualClock(0.0))
+    thread.loop.start()
+    try:
+        yield thread
+    finally:
+        if gate is not None:
+            gate.open()
+        thread.loop.stop(STOPPED)
+        assert thread.loop.join(WITHIN_S), "the engine thread did not end"
+
+
+class _BrokenEngine(FakeEngine):
+    """Steps work as long as nobody asks for memory."""
+
+    def memory(self) -> MemoryReading:
+        """Raise."""
+        raise OSError("planted")
+
+
+class _BrokenScheduler(SingleFlightScheduler):
+    """Its state is corrupt: neither committing nor failing works any more."""
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
+        """Raise."""
+        del plan, result, now_s
+        raise AssertionError("planted in commit")
+
+    def fail(
+        self, error: MachdError, now_s: float, *, include_waiting: bool = False
+    ) -> list[Event]:
+        """Raise."""
+        del error, now_s, include_waiting
+        raise AssertionError("planted in fail")
+
+
+def _raises(error: BaseException) -> Callable[..., Engine]:
+    def load(*_: object) -> Engine:
+        raise error
+
+    return load
+
+
+@pytest.fixture(name="logged", autouse=True)
+def _logged() -> Iterator[list[EventDict]]:
+    """What the thread logs, instead of pages of traceback on the terminal."""
+    with capture_logs() as entries:
+        yield entries
+
+
+# Loading
+
+
+def test_the_model_is_loaded_on_the_engine_thread() -> None:
+    """Whoever waits gets the engine, and every call to it comes from the one thread."""
+    threads: set[str] = set()
+    engine = FakeEngine(before_step=lambda _plan: threads.add(threading.current_thread().name))
+
+    def load() -> Engine:
+        threads.add(threading.current_thread().name)
+        return engine
+
+    with _running(load=load) as thread:
+        assert thread.loop.loaded.result(WITHIN_S) is engine
+        assert thread.loop.is_alive
+        thread.submit(request_of(max_tokens=2))
+        thread.published.ends()
+
+    assert threads == {"machd-engine"}
+    assert thread.published.threads == {"machd-engine"}
+    assert not thread.loop.is_alive
+
+
+@pytest.mark.parametrize("error", [ModelFormatError("corrupt"), MemoryError(), SystemExit(1)])
+def test_a_load_that_fails_is_told_and_ends_the_thread(error: BaseException) -> None:
+    """Whatever the loader raises reaches ``loaded``; no thread is left behind it."""
+    with _running(load=_raises(error)) as thread:
+        assert thread.loop.loaded.exception(WITHIN_S) is error
+        assert thread.fault() is None
+        assert thread.loop.join(WITHIN_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("part", ["scheduler", "memory"])
+def test_a_start_that_fails_after_loading_is_told_as_well(part: str) -> None:
+    """Between the load and the first step nothing can fail in silence: who waits is answered."""
+    error = OSError("planted")
+    make_scheduler = _raises(error) if part == "scheduler" else _single_flight
+    with _running(
+        _BrokenEngine() if part == "memory" else FakeEngine(),
+        make_scheduler=make_scheduler,  # type: ignore[arg-type]  # it returns nothing at all
+    ) as thread:
+        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.loaded.done(), "who waits for the model waits for ever"
+        assert isinstance(thread.loop.loaded.exception(0), OSError)
+        assert thread.loop.finished.done()
+
+
+# Steps
+
+
+def test_the_events_of_a_generation_come_in_order() -> None:
+    """Queued, admitted, then a token and a step fact for each step, and the end before its step."""
+    with _running(FakeEngine(spelled("hi"))) as thread:
+        thread.submit(request_of("a", prompt_tokens=6, max_tokens=9))
+        thread.published.wait_for(StepCompleted, 4)
+
+    kinds = [type(event) for event in thread.published.events]
+    assert kinds == [
+        SequenceQueued,
+        SequenceAdmitted,
+        StepCompleted,
+        TokenGenerated,
+        StepCompleted,
+        TokenGenerated,
+        StepCompleted,
+        SequenceFinished,
+        StepCompleted,
+    ]
+    assert [
+        (step.prefill_tokens, step.batch_width) for step in thread.published.of(StepCompleted)
+    ] == [(4, 0), (2, 0), (0, 1), (0, 1)]
+    assert bytes(one.token.token_id for one in thread.published.of(TokenGenerated)) == b"hi"
+
+
+def test_requests_are_served_one_after_the_other() -> None:
+    """Many requests, each answered by its own sequence, in the order they came."""
+    with _running() as thread:
+        for number in range(8):
+            thread.submit(request_of(f"s{number}", max_tokens=3))
+        ends = thread.published.ends(8)
+
+    assert list(ends) == [f"s{number}" for number in range(8)]
+    assert {end.reason for end in ends.values()} == {FinishReason.LENGTH}
+    assert thread.loop.snapshot.running_count == 0
+
+
+def test_an_abort_takes_effect_between_two_prefill_chunks() -> None:
+    """A long prompt is left after the chunk in flight, and its slot is freed before the next step."""
+    plans: list[StepPlan] = []
+    holder: list[Thread] = []
+
+    def before_step(plan: StepPlan) -> None:
+        plans.append(plan)
+        if len(plans) == 2:
+            holder[0].abort("a", error=ClientDisconnectedError("gone"))
+
+    engine = FakeEngine(before_step=before_step)
+    with _running(engine) as thread:
+        holder.append(thread)
+        thread.submit(request_of("a", prompt_tokens=40 * CHUNK_TOKENS))
+        end = thread.published.ends()["a"]
+        thread.submit(request_of("b", prompt_tokens=1, max_tokens=1))
+        thread.published.ends(2)
+
+    assert (end.reason, end.completion_tokens) == (FinishReason.ABORT, 0)
+    assert isinstance(end.error, ClientDisconnectedError)
+    chunks = [len(plan.prefill[0].token_ids) for plan in plans if plan.prefill]
+    assert chunks == [CHUNK_TOKENS, CHUNK_TOKENS, 1]
+    assert engine.memory().kv_used_bytes == 0
+
+
+def test_a_message_wakes_an_idle_thread() -> None:
+    """A request on an idle daemon does not wait for the idle heartbeat."""
+    clock = SystemClock()
+    with _running(clock=clock) as thread:
+        thread.loop.loaded.result(WITHIN_S)
+        waits_s = []
+        for number in range(5):
+            start_s = clock.monotonic_s()
+            thread.submit(request_of(f"s{number}", max_tokens=1, arrived_s=start_s))
+            thread.published.ends(number + 1)
+            waits_s.append(clock.monotonic_s() - start_s)
+
+    assert min(waits_s) < 0.25, "the idle wait is half a second"
+
+
+# Faults
+
+
+def test_a_row_fault_ends_one_request_and_no_other(logged: list[EventDict]) -> None:
+    """The next request on the same engine is answered in full, and the cause is in the log."""
+    planted = ValueError("planted")
+    faults = FakeFaults(row_errors={(0, 1): planted})
+    with _running(FakeEngine(faults=faults)) as thread:
+        thread.submit(request_of("bad", max_tokens=5))
+        bad = thread.published.ends()["bad"]
+        faults.row_errors.clear()
+        thread.submit(request_of("good", max_tokens=5))
+        good = thread.published.ends(2)["good"]
+        assert thread.loop.is_alive
+
+    assert isinstance(bad.error, RowFaultError)
+    assert (good.reason, good.completion_tokens) == (FinishReason.LENGTH, 5)
+    assert thread.loop.step_faults == 0
+    assert [(one["event"], one["exc_info"]) for one in logged] == [("row.failed", planted)]
+
+
+def test_an_engine_fault_answers_who_runs_within_a_second_and_the_next_request_works() -> None:
+    """The running request gets its error at once; waiting and later ones are served as ever."""
+    clock = SystemClock()
+    raised_s: list[float] = []
+
+    def before_step(_plan: StepPlan) -> None:
+        if not raised_s:
+            raised_s.append(clock.monotonic_s())
+            raise MemoryError("planted")
+
+    with _running(FakeEngine(before_step=before_step), clock=clock) as thread:
+        thread.submit(
+            request_of("bad", arrived_s=clock.monotonic_s()),
+            request_of("waiting", arrived_s=clock.monotonic_s()),
+        )
+        bad = thread.published.ends()["bad"]
+        waiting = thread.published.ends(2)["waiting"]
+        thread.submit(request_of("next", arrived_s=clock.monotonic_s()))
+        following = thread.published.ends(3)["next"]
+        assert thread.loop.is_alive
+
+    assert isinstance(bad.error, EngineFaultError)
+    assert bad.at_s - raised_s[0] < 1.0
+    assert waiting.reason is following.reason is FinishReason.LENGTH
+    assert thread.loop.step_faults == 1
+    assert thread.fault() is None
+
+
+def test_an_engine_that_fails_three_times_in_a_row_is_given_up(logged: list[EventDict]) -> None:
+    """The thread ends with its fault, everybody who runs or waits is answered, nothing is hidden."""
+    planted = RuntimeError("planted")
+
+    def before_step(_plan: StepPlan) -> None:
+        raise planted
+
+    with _running(FakeEngine(before_step=before_step)) as thread:
+        thread.submit(*(request_of(f"s{number}") for number in range(5)))
+        ends = thread.published.ends(5)
+        fault = thread.fault()
+
+        assert isinstance(fault, EngineFaultError)
+        assert fault.__cause__ is planted
+        assert thread.loop.join(WITHIN_S)
+
+    assert list(ends) == [f"s{number}" for number in range(5)]
+    assert {type(end.error) for end in ends.values()} == {EngineFaultError}
+    assert thread.loop.step_faults == 3
+    assert not thread.published.of(TokenGenerated)
+    assert [(one["event"], one["log_level"]) for one in logged] == [
+        *[("engine.step_failed", "error")] * 3,
+        ("engine.stopped", "critical"),
+    ]
+
+
+def test_a_good_step_forgives_the_faults_before_it() -> None:
+    """Only faults in a row count: an engine that recovers is kept."""
+    steps = dict.fromkeys([0, 1, 3, 4, 6, 7], RuntimeError("planted"))
+    with _running(FakeEngine(faults=FakeFaults(step_errors={**steps}))) as thread:
+        for number in range(9):
+            thread.submit(request_of(f"s{number}", max_tokens=1))
+        ends = thread.published.ends(9)
+        assert thread.loop.is_alive
+
+    failed = [sequence_id for sequence_id, end in ends.items() if end.error is not None]
+    assert failed == ["s0", "s1", "s3", "s4", "s6", "s7"]
+
+
+def test_a_reset_that_fails_ends_the_thread() -> None:
+    """An engine that cannot be started afresh is not used again."""
+    reset_error = OSError("planted in reset")
+    faults = FakeFaults(step_errors={0: RuntimeError("planted")}, reset_error=reset_error)
+    with _running(FakeEngine(faults=faults)) as thread:
+        thread.submit(request_of("running"), request_of("waiting"))
+        ends = thread.published.ends(2)
+        assert thread.fault() is reset_error
+        assert thread.loop.join(WITHIN_S)
+
+    assert {type(end.error) for end in ends.values()} == {EngineFaultError}
+
+
+def test_a_broken_invariant_ends_the_thread() -> None:
+    """A scheduler that contradicts itself is a bug, and a bug may not run on in silence."""
+
+    class _Contradiction(SingleFlightScheduler):
+        def check_invariants(self) -> None:
+            raise AssertionError("planted")
+
+    with _running(make_scheduler=lambda _engine: _Contradiction(LIMITS)) as thread:
+        thread.submit(request_of("a", max_tokens=1))
+        fault = thread.fault()
+        assert isinstance(fault, AssertionError)
+        assert thread.loop.join(WITHIN_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_thread_never_ends_in_silence() -> None:
+    """Even when ending everybody fails too, ``finished`` tells that the thread is gone."""
+    with _running(make_scheduler=lambda _engine: _BrokenScheduler(LIMITS)) as thread:
+        thread.submit(request_of("a"))
+        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.finished.done(), "nobody learns that the engine is dead"
+        assert isinstance(thread.loop.finished.exception(0), AssertionError)
+
+
+# Stopping
+
+
+def test_a_stop_ends_everything_with_its_error() -> None:
+    """Who runs and who waits is answered with the error given, and the thread ends well."""
+    gate = StepGate(at_decode)
+    error = DrainDeadlineError("time is up")
+    with _running(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("running", max_tokens=9), request_of("waiting"))
+        gate.wait_until_held()
+        thread.loop.stop(error)
+        gate.open()
+        ends = thread.published.ends(2)
+        assert thread.fault() is None
+        assert thread.loop.join(WITHIN_S)
+
+    assert {name: end.error for name, end in ends.items()} == {"running": error, "waiting": error}
+    assert ends["running"].completion_tokens == 2
+    assert ends["waiting"].completion_tokens == 0
+
+
+def test_a_stop_wakes_an_idle_thread_and_closes_the_engine() -> None:
+    """Weights and caches are given back by the thread that owns them."""
+    closed_on: list[str] = []
+
+    class _Closing(FakeEngine):
+        def close(self) -> None:
+            closed_on.append(threading.current_thread().name)
+
+    with _running(_Closing()) as thread:
+        thread.loop.loaded.result(WITHIN_S)
+        thread.loop.stop(STOPPED)
+        assert thread.loop.join(WITHIN_S)
+        assert thread.fault() is None
+
+    assert closed_on == ["machd-engine"]
+
+
+def test_what_was_submitted_before_a_stop_is_answered() -> None:
+    """A request in the same batch of messages as the stop ends with the stop's error."""
+    gate = StepGate()
+    with _running(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("running"))
+        gate.wait_until_held()
+        thread.submit(request_of("late"))
+        thread.loop.stop(STOPPED)
+        gate.open()
+        assert thread.published.ends(2)["late"].error is STOPPED
+
+
+# The pulse
+
+
+def test_the_heartbeat_stays_fresh_while_idle() -> None:
+    """However far time moves, an idle thread beats again without anybody asking."""
+    clock = ManualClock()
+    with _running(clock=clock) as thread:
+        thread.loop.loaded.result(WITHIN_S)
+        for _ in range(2):
+            clock.advance(1000)
+            wait_until(lambda: thread.loop.heartbeat_age_s < 1, "a heartbeat of the idle thread")
+
+
+def test_the_heartbeat_goes_stale_while_a_step_hangs() -> None:
+    """A thread that is stuck in the engine looks stuck, and looks well again when it is not."""
+    clock, gate = ManualClock(), StepGate()
+    with _running(FakeEngine(before_step=gate), clock=clock, gate=gate) as thread:
+        thread.submit(request_of(arrived_s=clock.monotonic_s()))
+        gate.wait_until_held()
+        clock.advance(50)
+        assert thread.loop.heartbeat_age_s == 50
+        gate.open()
+        wait_until(lambda: thread.loop.heartbeat_age_s == 0, "a heartbeat after the step")
+
+
+def test_the_snapshot_follows_the_work() -> None:
+    """Counts are those of the last pass: one runs, the others wait, and nothing is left at the end."""
+    gate = StepGate(at_decode)
+    with _running(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(*(request_of(one) for one in "abc"))
+        gate.wait_until_held()
+        snapshot = thread.loop.snapshot
+        assert (snapshot.running_count, snapshot.waiting_count) == (1, 2)
+        assert snapshot.active_loops == 1
+        gate.open()
+        thread.published.ends(3)
+        wait_until(lambda: thread.loop.snapshot.running_count == 0, "an idle snapshot")
+        assert thread.loop.snapshot.waiting_count == 0
+
+
+def test_the_idle_snapshot_is_not_touched_while_a_generation_runs() -> None:
+    """It stays the moment before the work, step after step, and is renewed once the work is done."""
+    clock, gate = ManualClock(), StepGate(at_decode)
+    engine = FakeEngine(before_step=gate)
+    with _running(engine, clock=clock, gate=gate) as thread:
+        thread.loop.loaded.result(WITHIN_S)
+        before = thread.loop.idle_snapshot
+        for _ in range(5):
+            clock.advance(2)  # a memory reading is due in each step
+            thread.submit(request_of(f"s{gate.step_count}", arrived_s=clock.monotonic_s()))
+            gate.wait_until_held()
+            during = thread.loop.idle_snapshot
+            assert (during.running_count, during.memory) == (0, before.memory)
+            assert during.taken_unix_s <= clock.unix_s() - 2
+            gate.let()
+        assert thread.loop.snapshot.memory.kv_used_bytes > 0
+        gate.open()
+        wait_until(
+            lambda: thread.loop.idle_snapshot.taken_unix_s == clock.unix_s(), "a new idle moment"
+        )
+        assert thread.loop.idle_snapshot.memory.kv_used_bytes == 0

@@ -1,0 +1,86 @@
+"""The way into the engine thread: order, waiting, emptying."""
+
+from __future__ import annotations
+
+import threading
+
+from sequence_samples import request_of
+
+from machd.clock import SystemClock
+from machd.errors import DrainDeadlineError
+from machd.serving.inbox import Abort, Inbox, Message, Stop, Submit
+
+_LONG_S = 60.0
+
+
+def _abort(number: int) -> Abort:
+    return Abort((str(number),), None)
+
+
+def test_messages_come_out_in_order_and_all_at_once() -> None:
+    """One drain takes everything that lies there, whatever its kind, and leaves nothing."""
+    inbox = Inbox()
+    messages: list[Message] = [
+        Submit((request_of("a"),)),
+        _abort(1),
+        Submit((request_of("b"),)),
+        Stop(DrainDeadlineError("over")),
+    ]
+    for message in messages:
+        inbox.put(message)
+
+    assert inbox.drain(wait_s=0) == messages
+    assert inbox.drain(wait_s=0) == []
+
+
+def test_an_empty_inbox_does_not_hold_a_busy_thread() -> None:
+    """Without a wait the answer is an empty list at once; the engine has steps to run."""
+    assert Inbox().drain(wait_s=0) == []
+
+
+def test_drain_gives_up_after_the_wait() -> None:
+    """An idle thread comes back to beat its heart although nobody wrote."""
+    clock = SystemClock()
+    start_s = clock.monotonic_s()
+
+    assert Inbox().drain(wait_s=0.05) == []
+    assert clock.monotonic_s() - start_s >= 0.045
+
+
+def test_a_message_ends_the_wait() -> None:
+    """An idle thread wakes for the message, not at the end of its wait."""
+    inbox = Inbox()
+    drained: list[Message] = []
+    waiter = threading.Thread(target=lambda: drained.extend(inbox.drain(wait_s=_LONG_S)))
+    waiter.start()
+    inbox.put(_abort(1))
+    waiter.join(_LONG_S / 2)
+
+    assert not waiter.is_alive()
+    assert drained == [_abort(1)]
+
+
+def test_messages_of_many_threads_all_arrive() -> None:
+    """Nothing is lost or doubled, and each sender's messages keep their order."""
+    inbox = Inbox()
+
+    def send(sender: int) -> None:
+        for number in range(200):
+            inbox.put(_abort(sender * 1000 + number))
+
+    senders = [threading.Thread(target=send, args=(sender,)) for sender in range(4)]
+    for thread in senders:
+        thread.start()
+    received: list[int] = []
+    while len(received) < 800:
+        messages = inbox.drain(wait_s=_LONG_S)
+        assert messages, "a message was lost"
+        received += [
+            int(message.sequence_ids[0]) for message in messages if isinstance(message, Abort)
+        ]
+    for thread in senders:
+        thread.join()
+
+    for sender in range(4):
+        own = [number for number in received if number // 1000 == sender]
+        assert own == [sender * 1000 + number for number in range(200)]

@@ -1,0 +1,86 @@
+"""The daemon's states: where each leads, and what a client is told in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from machd.errors import (
+    DrainingError,
+    EngineFaultError,
+    MachdError,
+    NotReadyError,
+    UnavailableError,
+)
+from machd.serving.lifecycle import Lifecycle, State
+
+WAYS = {
+    State.LOADING: [State.READY, State.DRAINING, State.STOPPED, State.FAILED],
+    State.READY: [State.DRAINING, State.STOPPED, State.FAILED],
+    State.DRAINING: [State.READY, State.STOPPED, State.FAILED],
+    State.FAILED: [State.STOPPED],
+    State.STOPPED: [],
+}
+
+
+def _in(state: State) -> Lifecycle:
+    lifecycle = Lifecycle()
+    lifecycle.become(state)
+    return lifecycle
+
+
+def test_a_daemon_begins_by_loading() -> None:
+    """Before anything is known, no work is taken."""
+    assert Lifecycle().state is State.LOADING
+
+
+@pytest.mark.parametrize("target", State)
+@pytest.mark.parametrize("start", State)
+def test_a_state_leads_where_it_may_and_nowhere_else(start: State, target: State) -> None:
+    """Allowed moves happen, staying is no move, and any other move changes nothing."""
+    lifecycle = _in(start)
+    if target is start or target in WAYS[start]:
+        lifecycle.become(target)
+        assert lifecycle.state is target
+    else:
+        with pytest.raises(AssertionError, match="does not lead to"):
+            lifecycle.become(target)
+        assert lifecycle.state is start
+
+
+def test_a_stopped_daemon_stays_stopped() -> None:
+    """The last state leads nowhere, and every other one leads to it."""
+    assert WAYS[State.STOPPED] == []
+    assert all(State.STOPPED in ways for state, ways in WAYS.items() if state is not State.STOPPED)
+
+
+def test_a_ready_daemon_takes_work() -> None:
+    """Ready is the one state that lets requests in."""
+    _in(State.READY).check_accepting()
+
+
+@pytest.mark.parametrize(
+    ("state", "error_class"),
+    [
+        (State.LOADING, NotReadyError),
+        (State.DRAINING, DrainingError),
+        (State.STOPPED, DrainingError),
+        (State.FAILED, EngineFaultError),
+    ],
+)
+def test_every_other_state_says_why_not(state: State, error_class: type[MachdError]) -> None:
+    """A client gets a 503 with the state's own code, and a time to come back where one is known."""
+    with pytest.raises(error_class) as refusal:
+        _in(state).check_accepting()
+
+    error = refusal.value
+    assert type(error) is error_class
+    assert error.http_status == 503
+    assert not isinstance(error, UnavailableError) or error.retry_after_s >= 1
+
+
+def test_a_drained_daemon_can_resume() -> None:
+    """Draining is not the end: work is taken again after it."""
+    lifecycle = _in(State.READY)
+    lifecycle.become(State.DRAINING)
+    lifecycle.become(State.READY)
+    lifecycle.check_accepting()

@@ -1,0 +1,343 @@
+"""The front of serving: limits, seeds, the set of open generations, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+from sequence_samples import LIMITS
+from serving_parts import finished, identity_of
+
+from machd.api.options import GenerationOptions
+from machd.clock import ManualClock
+from machd.engine.fake import FakeEngine
+from machd.errors import (
+    ContextLengthExceededError,
+    DrainDeadlineError,
+    DrainingError,
+    EngineFaultError,
+    InvalidRequestError,
+    ModelFormatError,
+    NotReadyError,
+)
+from machd.scheduler.events import FinishReason
+from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.serving.fanout import Fanout
+from machd.serving.inbox import Abort, Message, Submit
+from machd.serving.lifecycle import Lifecycle, State
+from machd.serving.loop import EngineLoop
+from machd.serving.record import RequestRecord
+from machd.serving.service import GenerationLimits, GenerationService
+
+CONTEXT_TOKENS = 100
+OPTIONS = GenerationOptions(max_tokens=5)
+
+
+class _Records:
+    def __init__(self) -> None:
+        self.seen: list[RequestRecord] = []
+
+    def on_request(self, record: RequestRecord) -> None:
+        self.seen.append(record)
+
+
+class _Serving:
+    """A service whose engine thread is never started: what it would be told lies in the inbox."""
+
+    def __init__(self, *, is_ready: bool = True) -> None:
+        self.clock = ManualClock()
+        self.records = _Records()
+        self.lifecycle = Lifecycle()
+        self.fanout = Fanout(asyncio.get_running_loop())
+        self.loop = EngineLoop(
+            load=FakeEngine,
+            make_scheduler=lambda _engine: SingleFlightScheduler(LIMITS),
+            publish=self.fanout.publish,
+            clock=self.clock,
+        )
+        self.service = GenerationService(
+            loop=self.loop,
+            fanout=self.fanout,
+            lifecycle=self.lifecycle,
+            limits=GenerationLimits(max_tokens_default=50, max_n=3, max_sequences=6),
+            clock=self.clock,
+            observers=[self.records],
+        )
+        if is_ready:
+            self.loop.loaded.set_result(FakeEngine(context_tokens=CONTEXT_TOKENS))
+            self.lifecycle.become(State.READY)
+
+    def messages(self) -> list[Message]:
+        """What the engine thread would find."""
+        return self.loop.inbox.drain(wait_s=0)
+
+    def submitted(self, options: GenerationOptions, *prompts: int) -> tuple[SequenceRequest, ...]:
+        """The sequences of a request with prompts of these lengths."""
+        number = self.service.open_count
+        self.service.open(
+            [(1,) * one for one in prompts],
+            options,
+            identity_of(f"gen{number}"),
+            prompt_param="prompt",
+        )
+        (message,) = self.messages()
+        assert isinstance(message, Submit)
+        return message.requests
+
+
+@pytest.fixture(name="serving")
+async def _serving() -> _Serving:
+    return _Serving()
+
+
+async def test_every_choice_of_every_prompt_becomes_a_sequence(serving: _Serving) -> None:
+    """``n`` completions of each prompt, prompt by prompt, under ids of the generation's own."""
+    requests = serving.submitted(replace(OPTIONS, n=2), 3, 4)
+
+    assert [len(request.prompt) for request in requests] == [3, 3, 4, 4]
+    assert [request.sequence_id for request in requests] == [f"gen0/{index}" for index in range(4)]
+    assert {request.arrived_s for request in requests} == {100.0}
+    assert len(serving.fanout) == 4
+
+
+async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
+    """Each sampling option is the row's parameter of the same name."""
+    options = GenerationOptions(
+        max_tokens=1,
+        temperature=0.5,
+        top_p=0.6,
+        top_k=7,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias=((4, 1.5),),
+        seed=11,
+        top_logprobs=2,
+    )
+    (request,) = serving.submitted(options, 3)
+    sampling = request.sampling
+
+    names = set(sampling.__slots__)
+    assert {name: getattr(sampling, name) for name in names} == {
+        name: getattr(options, name) for name in names
+    }
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
+    serving: _Serving,
+) -> None:
+    """Prompt and asked completion do not fit: the message tells the context and what was needed."""
+    with pytest.raises(ContextLengthExceededError) as refusal:
+        serving.submitted(replace(OPTIONS, max_tokens=41), 60)
+
+    assert refusal.value.param == "max_tokens"
+    for number in ("100", "101", "60", "41"):
+        assert number in refusal.value.message
+    assert serving.messages() == []
+    assert serving.service.open_count == 0
+    assert len(serving.fanout) == 0
+
+
+@pytest.mark.parametrize("prompt_tokens", [100, 101, 500])
+async def test_a_prompt_without_room_for_a_token_is_refused(
+    serving: _Serving, prompt_tokens: int
+) -> None:
+    """Where no number was asked for, one token is the least that an answer needs."""
+    with pytest.raises(ContextLengthExceededError) as refusal:
+        serving.submitted(GenerationOptions(), prompt_tokens)
+    assert "100 tokens" in refusal.value.message
+    assert f"needs {prompt_tokens + 1} " in refusal.value.message
+
+
+async def test_one_prompt_too_long_refuses_the_request(serving: _Serving) -> None:
+    """All or none: no sequence of a refused request is ever started."""
+    with pytest.raises(ContextLengthExceededError):
+        serving.submitted(OPTIONS, 3, 99)
+    assert serving.messages() == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt_tokens", "max_tokens"),
+    [(None, 10, 50), (None, 60, 40), (None, 99, 1), (40, 60, 40), (90, 10, 90), (1, 99, 1)],
+)
+async def test_the_default_length_is_clipped_to_the_room_and_an_asked_one_is_kept(
+    serving: _Serving, asked: int | None, prompt_tokens: int, max_tokens: int
+) -> None:
+    """A default never overflows the context; a number that was asked for is honoured or refused."""
+    (request,) = serving.submitted(GenerationOptions(max_tokens=asked), prompt_tokens)
+    assert request.max_tokens == max_tokens
+
+
+async def test_more_completions_than_allowed_are_refused(serving: _Serving) -> None:
+    """``n`` up to ``limits.max_n`` is served, one more is a 400 about ``n``."""
+    assert len(serving.submitted(replace(OPTIONS, n=3), 3)) == 3
+    with pytest.raises(InvalidRequestError, match=r"limits\.max_n is 3") as refusal:
+        serving.submitted(replace(OPTIONS, n=4), 3)
+    assert refusal.value.param == "n"
+
+
+async def test_a_request_that_could_never_be_queued_is_refused_for_good(serving: _Serving) -> None:
+    """More sequences than slot and queue hold together are a 400, which nobody retries, not a 429."""
+    assert len(serving.submitted(replace(OPTIONS, n=2), 3, 3, 3)) == 6
+    with pytest.raises(InvalidRequestError) as refusal:
+        serving.submitted(replace(OPTIONS, n=3), 3, 3, 3)
+    assert "9" in refusal.value.message
+    assert "6" in refusal.value.message
+    assert serving.messages() == []
+
+
+async def test_a_given_seed_reproduces_and_its_choices_differ(serving: _Serving) -> None:
+    """The same seed gives the same seeds, and no two choices of a prompt share one."""
+    options = replace(OPTIONS, n=3, seed=42)
+    first = [request.sampling.seed for request in serving.submitted(options, 3)]
+    second = [request.sampling.seed for request in serving.submitted(options, 3)]
+
+    assert first == second
+    assert len(set(first)) == 3
+    assert first[0] == 42
+
+
+async def test_without_a_seed_every_request_draws_its_own(serving: _Serving) -> None:
+    """Two requests that ask for no seed do not give the same answer."""
+    seeds = [
+        request.sampling.seed
+        for _ in range(4)
+        for request in serving.submitted(replace(OPTIONS, n=3), 3)
+    ]
+    assert len(set(seeds)) == 12
+
+
+async def test_stop_tokens_are_the_models_and_the_clients(serving: _Serving) -> None:
+    """The end of text ends unless it is ignored; the client's own stop tokens always do."""
+    (plain,) = serving.submitted(OPTIONS, 3)
+    (own,) = serving.submitted(replace(OPTIONS, stop_token_ids=(7,)), 3)
+    (ignoring,) = serving.submitted(replace(OPTIONS, stop_token_ids=(7,), ignore_eos=True), 3)
+
+    assert plain.stop_token_ids == {256}
+    assert own.stop_token_ids == {7, 256}
+    assert ignoring.stop_token_ids == {7}
+
+
+@pytest.mark.parametrize(
+    ("state", "error_class"),
+    [(State.DRAINING, DrainingError), (State.FAILED, EngineFaultError)],
+)
+async def test_no_work_is_taken_unless_ready(
+    serving: _Serving, state: State, error_class: type[Exception]
+) -> None:
+    """The state decides before anything else is looked at."""
+    serving.lifecycle.become(state)
+    with pytest.raises(error_class):
+        serving.submitted(OPTIONS, 3)
+    assert serving.messages() == []
+
+
+async def test_nothing_is_told_of_a_model_that_is_not_there() -> None:
+    """While loading, and after a load that failed, the model's description is a 503."""
+    serving = _Serving(is_ready=False)
+    with pytest.raises(NotReadyError):
+        _ = serving.service.model
+    serving.loop.loaded.set_exception(ModelFormatError("corrupt"))
+    with pytest.raises(NotReadyError):
+        _ = serving.service.tokenizer
+    serving.lifecycle.become(State.FAILED)
+    with pytest.raises(EngineFaultError):
+        _ = serving.service.engine
+
+
+async def test_a_closed_generation_is_forgotten_and_recorded(serving: _Serving) -> None:
+    """Letting go aborts the sequences, frees their stream, and tells the observers once."""
+    generation = serving.service.open(
+        [(1, 2)], replace(OPTIONS, n=2), identity_of("g"), prompt_param="prompt"
+    )
+    assert serving.service.open_count == 1
+    serving.messages()
+    serving.clock.advance(5)
+
+    generation.close()
+    generation.close()
+
+    (abort,) = serving.messages()
+    assert isinstance(abort, Abort)
+    assert abort.sequence_ids == ("g/0", "g/1")
+    assert (serving.service.open_count, len(serving.fanout)) == (0, 0)
+    (record,) = serving.records.seen
+    assert (record.prompt_tokens, record.duration_s) == (2, 905.0)
+    assert record.finish_reason == "abort"
+
+
+async def test_prompt_tokens_count_each_prompt_once(serving: _Serving) -> None:
+    """Usage adds the prompts, not their choices, as OpenAI counts."""
+    generation = serving.service.open(
+        [(1,) * 3, (1,) * 4], replace(OPTIONS, n=2), identity_of("g"), prompt_param="prompt"
+    )
+    assert generation.usage.prompt_tokens == 7
+    generation.close()
+
+
+async def test_tokeniser_work_runs_beside_the_event_loop(serving: _Serving) -> None:
+    """Its result and its errors come back; the thread is not the event loop's."""
+
+    def name_of(*, suffix: str) -> str:
+        return threading.current_thread().name + suffix
+
+    assert (await serving.service.in_worker(name_of, suffix="!")).startswith("machd-tokeniser")
+    with pytest.raises(ZeroDivisionError):
+        await serving.service.in_worker(lambda: 1 // 0)
+    serving.service.close()
+
+
+async def test_draining_an_idle_service_is_done_at_once(serving: _Serving) -> None:
+    """With nothing open there is nothing to wait for, whatever the timeout."""
+    assert await serving.service.drain(60.0)
+
+
+async def test_draining_waits_for_the_open_generations(serving: _Serving) -> None:
+    """It ends with the last one, without touching any."""
+    generations = [
+        serving.service.open([(1,)], OPTIONS, identity_of(f"g{number}"), prompt_param="prompt")
+        for number in range(2)
+    ]
+    serving.messages()
+    draining = asyncio.create_task(serving.service.drain(60.0))
+    for generation in generations:
+        await asyncio.sleep(0)
+        assert not draining.done()
+        serving.fanout.publish(
+            [finished(one, FinishReason.STOP) for one in generation.sequence_ids]
+        )
+        async for _ in generation.deltas(idle_s=30):
+            pass
+        generation.close()
+
+    assert await asyncio.wait_for(draining, 10)
+    assert serving.messages() == []
+
+
+async def test_draining_ends_what_outlasts_the_deadline(serving: _Serving) -> None:
+    """After the timeout every open generation fails with the deadline's error and is aborted."""
+    generation = serving.service.open([(1,)], OPTIONS, identity_of("g"), prompt_param="prompt")
+    serving.messages()
+
+    assert not await serving.service.drain(0.01)
+
+    with pytest.raises(DrainDeadlineError, match=r"limits\.drain_timeout_s"):
+        await generation.admitted()
+    (abort,) = serving.messages()
+    assert isinstance(abort, Abort)
+    assert abort.sequence_ids == ("g/0",)
+    assert isinstance(abort.error, DrainDeadlineError)
+
+
+async def test_a_service_drains_again_after_new_work(serving: _Serving) -> None:
+    """A drain that was cancelled or resumed leaves no stale mark behind."""
+    serving.service.open([(1,)], OPTIONS, identity_of("a"), prompt_param="prompt").close()
+    assert await serving.service.drain(60.0)
+    open_one = serving.service.open([(1,)], OPTIONS, identity_of("b"), prompt_param="prompt")
+    assert not await serving.service.drain(0.01)
+    open_one.close()
+    assert await serving.service.drain(60.0)

@@ -1,0 +1,323 @@
+"""Log lines: one format for all, one line a request, never a word a user typed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from machd.scheduler.events import DecodeMode
+from machd.serving.record import RequestRecord
+from machd.telemetry.logs import RequestLog, configure_logs
+
+CANARY = "my secret prompt"
+
+CONTRACT_FIELDS = {
+    "request_id",
+    "endpoint",
+    "decode_mode",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "queue_ms",
+    "ttft_ms",
+    "prompt_tps",
+    "generation_tps",
+    "latency_ms",
+    "finish_reason",
+    "client",
+}
+ADDED_FIELDS = {"error"}
+ENVELOPE = {"event", "level", "logger", "timestamp"}
+
+RECORD = RequestRecord(
+    request_id="r-1",
+    endpoint="chat_completions",
+    decode_mode=DecodeMode.SINGLE,
+    prompt_tokens=110,
+    cached_tokens=10,
+    completion_tokens=21,
+    queue_s=0.0123,
+    prefill_s=0.5,
+    ttft_s=0.51234,
+    decode_s=2.0,
+    duration_s=2.51267,
+    finish_reason="stop",
+    error_code=None,
+    client="alice",
+)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Give every logger and structlog back as they were found."""
+    manager = logging.root.manager.loggerDict.values()
+    loggers = [logging.root, *(one for one in manager if isinstance(one, logging.Logger))]
+    before = [(one, one.level, list(one.handlers), one.propagate) for one in loggers]
+    structlog_config = structlog.get_config()
+    was_configured = structlog.is_configured()
+    yield
+    known = {id(logger) for logger, *_ in before}
+    for made in logging.root.manager.loggerDict.values():
+        if isinstance(made, logging.Logger) and id(made) not in known:
+            made.setLevel(logging.NOTSET)
+    for logger, level, handlers, propagate in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+        logger.propagate = propagate
+    if was_configured:
+        structlog.configure(**structlog_config)
+    else:
+        structlog.reset_defaults()
+
+
+def _configured(
+    log_format: str = "json", level: str = "info", *, terminal: bool = False
+) -> io.StringIO:
+    stream = _Terminal() if terminal else io.StringIO()
+    configure_logs(level=level, log_format=log_format, stream=stream)
+    return stream
+
+
+def _lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def _fail_with_a_secret() -> None:
+    prompt = {"messages": [CANARY]}
+    raise ValueError(len(prompt))
+
+
+# Formats
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "is_json"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("json", True, True),
+        ("console", False, False),
+    ],
+)
+def test_lines_are_json_unless_people_read_them(
+    log_format: str, *, terminal: bool, is_json: bool
+) -> None:
+    """``auto`` asks the stream; a named format is what it says."""
+    stream = _configured(log_format, terminal=terminal)
+    structlog.get_logger("machd.test").info("thing.happened", count=3)
+
+    text = stream.getvalue()
+    assert text.startswith("{") == is_json
+    assert "thing.happened" in text
+    assert text.count("\n") == 1
+
+
+def test_colours_are_for_terminals_only() -> None:
+    """A console format that is written to a file holds no escape codes."""
+    plain, coloured = _configured("console"), io.StringIO()
+    structlog.get_logger("machd.test").info("thing.happened")
+    coloured = _configured("console", terminal=True)
+    structlog.get_logger("machd.test").info("thing.happened")
+
+    assert "\x1b[" not in plain.getvalue()
+    assert "\x1b[" in coloured.getvalue()
+
+
+def test_a_json_line_holds_the_event_and_its_envelope() -> None:
+    """Event, level, logger and a UTC time come with every line, and values keep their types."""
+    stream = _configured()
+    structlog.get_logger("machd.test").warning("thing.happened", count=3, name=None)
+
+    (line,) = _lines(stream)
+    timestamp = line.pop("timestamp")
+    assert isinstance(timestamp, str)
+    assert timestamp.endswith("Z")
+    assert line == {
+        "event": "thing.happened",
+        "level": "warning",
+        "logger": "machd.test",
+        "count": 3,
+        "name": None,
+    }
+
+
+def test_libraries_write_the_same_lines() -> None:
+    """A record of the standard logging module has the same shape and place as ours."""
+    stream = _configured()
+    logging.getLogger("some.library").warning("it is %s", "late")
+
+    (line,) = _lines(stream)
+    assert set(line) == ENVELOPE
+    assert (line["event"], line["logger"]) == ("it is late", "some.library")
+
+
+def test_a_newline_in_a_value_does_not_make_a_line() -> None:
+    """Nobody can forge a log line with a value."""
+    stream = _configured()
+    structlog.get_logger("machd.test").info("a", client='x\n{"event": "forged"}')
+    assert [line["event"] for line in _lines(stream)] == ["a"]
+
+
+def test_configuring_again_replaces_the_first_one() -> None:
+    """A reload neither doubles lines nor writes to the old place."""
+    first = _configured()
+    second = _configured(level="debug")
+    structlog.get_logger("machd.test").debug("thing.happened")
+
+    assert first.getvalue() == ""
+    assert len(_lines(second)) == 1
+
+
+# Levels
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_levels_are_respected(level: str) -> None:
+    """Exactly the events of the level and above are written, ours and the libraries'."""
+    stream = _configured(level=level)
+    names = ["debug", "info", "warning", "error"]
+    for name in names:
+        getattr(structlog.get_logger("machd.test"), name)("ours")
+        getattr(logging.getLogger("some.library"), name)("theirs")
+
+    wanted = names[names.index(level) :]
+    assert [(line["event"], line["level"]) for line in _lines(stream)] == [
+        (who, name) for name in wanted for who in ("ours", "theirs")
+    ]
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "asyncio"])
+def test_chatter_of_the_server_is_left_out(name: str) -> None:
+    """Access lines are ours to write; warnings of the server's are shown."""
+    own = logging.StreamHandler(io.StringIO())
+    logging.getLogger(name).addHandler(own)
+    stream = _configured(level="debug")
+    logging.getLogger(name).info("GET /v1/models 200")
+    logging.getLogger(name).warning("trouble")
+
+    assert [line["event"] for line in _lines(stream)] == ["trouble"]
+    assert own.stream.getvalue() == ""
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("logger", ["structlog", "stdlib"])
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_local_variables_of_a_traceback_are_never_written(
+    log_format: str, logger: str, *, terminal: bool
+) -> None:
+    """The traceback is there, and the prompt that lay in a local variable is not."""
+    stream = _configured(log_format, terminal=terminal)
+    try:
+        _fail_with_a_secret()
+    except ValueError as error:
+        if logger == "structlog":
+            structlog.get_logger("machd.test").error("request.failed", exc_info=error)
+        else:
+            logging.getLogger("some.library").exception("request.failed")
+
+    text = stream.getvalue()
+    assert "_fail_with_a_secret" in text
+    assert "ValueError" in text
+    assert CANARY not in text
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_causes_are_written_without_their_locals(log_format: str) -> None:
+    """A chain of exceptions shows each link, and no link shows what its function held."""
+    stream = _configured(log_format)
+    try:
+        with contextlib.ExitStack():
+            try:
+                _fail_with_a_secret()
+            except ValueError as cause:
+                raise RuntimeError("outer") from cause
+    except RuntimeError:
+        structlog.get_logger("machd.test").exception("request.failed", exc_info=True)
+
+    text = stream.getvalue()
+    assert "outer" in text
+    assert "ValueError" in text
+    assert CANARY not in text
+
+
+# One line a request
+
+
+def test_a_request_is_one_line_with_the_promised_fields() -> None:
+    """Exactly the contract's fields, the error's code beside them, and the envelope."""
+    stream = _configured()
+    RequestLog().on_request(RECORD)
+
+    (line,) = _lines(stream)
+    assert set(line) == CONTRACT_FIELDS | ADDED_FIELDS | ENVELOPE
+    assert line["event"] == "request.finished"
+    assert line["level"] == "info"
+
+
+def test_the_figures_of_a_request_are_what_their_names_say() -> None:
+    """Milliseconds to a tenth; tokens a second over what was computed, and over the gaps."""
+    stream = _configured()
+    RequestLog().on_request(RECORD)
+
+    (line,) = _lines(stream)
+    assert {name: line[name] for name in CONTRACT_FIELDS | ADDED_FIELDS} == {
+        "request_id": "r-1",
+        "endpoint": "chat_completions",
+        "decode_mode": "single",
+        "prompt_tokens": 110,
+        "cached_tokens": 10,
+        "completion_tokens": 21,
+        "queue_ms": 12.3,
+        "ttft_ms": 512.3,
+        "prompt_tps": 200.0,
+        "generation_tps": 10.0,
+        "latency_ms": 2512.7,
+        "finish_reason": "stop",
+        "error": None,
+        "client": "alice",
+    }
+
+
+def test_a_request_that_never_ran_has_no_rates() -> None:
+    """What was not measured is null, never zero and never a division by zero."""
+    stream = _configured()
+    never = replace(
+        RECORD,
+        decode_mode=None,
+        completion_tokens=0,
+        prefill_s=None,
+        ttft_s=None,
+        decode_s=None,
+        finish_reason="reject",
+        error_code="queue_full",
+    )
+    RequestLog().on_request(never)
+    RequestLog().on_request(replace(RECORD, decode_s=0.0, prefill_s=0.0, completion_tokens=1))
+
+    first, second = _lines(stream)
+    for name in ("decode_mode", "ttft_ms", "prompt_tps", "generation_tps"):
+        assert first[name] is None
+    assert (first["finish_reason"], first["error"]) == ("reject", "queue_full")
+    assert (second["prompt_tps"], second["generation_tps"]) == (None, None)
+
+
+def test_request_lines_are_left_out_above_info() -> None:
+    """An operator who asks for warnings only gets no line a request."""
+    stream = _configured(level="warning")
+    RequestLog().on_request(RECORD)
+    assert stream.getvalue() == ""

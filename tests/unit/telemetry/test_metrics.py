@@ -1,0 +1,493 @@
+"""The metric table, what events and requests make of it, and the page that Prometheus reads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from machd.engine.protocol import SampledToken
+from machd.errors import (
+    EngineFaultError,
+    MachdError,
+    QueueFullError,
+    RequestTimeoutError,
+    RowFaultError,
+)
+from machd.scheduler.events import (
+    DecodeMode,
+    Event,
+    FinishReason,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceQueued,
+    StepCompleted,
+    TokenGenerated,
+)
+from machd.serving.lifecycle import State
+from machd.serving.record import RequestRecord
+from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec, metrics_markdown
+from machd.telemetry.metrics import CONTENT_TYPE, Metrics
+
+PROMTOOL = shutil.which("promtool")
+
+CONTRACT: dict[str, tuple[str, ...]] = {
+    "machd_build_info": ("version", "mlx", "mlx_lm", "python"),
+    "machd_model_info": ("model", "architecture", "kv_cache_kind", "dtype", "backend"),
+    "machd_state": ("state",),
+    "machd_decode_mode": ("mode",),
+    "machd_requests_running": (),
+    "machd_requests_waiting": (),
+    "machd_slots": ("state",),
+    "machd_active_loops": (),
+    "machd_requests_total": ("endpoint", "finish_reason", "decode_mode"),
+    "machd_rejections_total": ("reason",),
+    "machd_aborts_total": ("reason",),
+    "machd_prompt_tokens_total": (),
+    "machd_prompt_tokens_cached_total": (),
+    "machd_generation_tokens_total": (),
+    "machd_time_to_first_token_seconds": (),
+    "machd_inter_token_latency_seconds": (),
+    "machd_request_duration_seconds": (),
+    "machd_request_queue_time_seconds": (),
+    "machd_request_prefill_time_seconds": (),
+    "machd_request_decode_time_seconds": (),
+    "machd_step_duration_seconds": ("phase",),
+    "machd_batch_width": (),
+    "machd_step_tokens": (),
+    "machd_kv_cache_bytes": ("state",),
+    "machd_engine_heartbeat_age_seconds": (),
+    "machd_event_loop_lag_seconds": (),
+    "machd_mlx_memory_bytes": ("kind",),
+    "machd_faults_total": ("scope",),
+}
+"""Promised names with their labels, as far as what they measure exists."""
+
+PROMISED_FOR_LATER = {
+    "machd_capability_info",
+    "machd_coalesced_requests_total",
+    "machd_kv_cache_usage_ratio",
+    "machd_prefix_cache_queries_total",
+    "machd_prefix_cache_hits_total",
+    "machd_prefix_cache_bytes",
+    "machd_speculation_draft_tokens_total",
+    "machd_speculation_accepted_tokens_total",
+    "machd_config_last_reload_successful",
+    "machd_config_last_reload_timestamp_seconds",
+}
+"""Promised names of features to come; a metric that is made leaves this set for the other."""
+
+VLLM_BUCKETS_S = {
+    "machd_time_to_first_token_seconds": (
+        "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+    ),
+    "machd_inter_token_latency_seconds": (
+        "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"
+    ),
+    **dict.fromkeys(
+        [
+            "machd_request_duration_seconds",
+            "machd_request_queue_time_seconds",
+            "machd_request_prefill_time_seconds",
+            "machd_request_decode_time_seconds",
+        ],
+        "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680",
+    ),
+    "machd_step_tokens": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
+}
+
+RECORD = RequestRecord(
+    request_id="r",
+    endpoint="chat_completions",
+    decode_mode=DecodeMode.SINGLE,
+    prompt_tokens=10,
+    cached_tokens=4,
+    completion_tokens=6,
+    queue_s=0.4,
+    prefill_s=0.7,
+    ttft_s=1.1,
+    decode_s=2.0,
+    duration_s=3.1,
+    finish_reason="stop",
+    error_code=None,
+    client="anonymous",
+)
+
+each_metric = pytest.mark.parametrize("spec", METRICS, ids=[spec.name for spec in METRICS])
+
+
+class Page:
+    """A scraped page, by series."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        """Render and parse."""
+        self.text = metrics.render().decode()
+        self.families = {one.name: one for one in text_string_to_metric_families(self.text)}
+        self._values = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One series' value; None while it does not exist."""
+        return self._values.get((name, tuple(sorted(labels.items()))))
+
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """Values of a metric by its label values."""
+        return {
+            tuple(value for _, value in labels): number
+            for (sample, labels), number in self._values.items()
+            if sample == name
+        }
+
+
+def _token(sequence_id: str, at_s: float) -> TokenGenerated:
+    return TokenGenerated(sequence_id, SampledToken(0, 97), at_s)
+
+
+def _end(
+    sequence_id: str, reason: FinishReason = FinishReason.STOP, error: MachdError | None = None
+) -> SequenceFinished:
+    return SequenceFinished(sequence_id, reason, error, 1, 0, 1, 9.0)
+
+
+def _busy() -> Metrics:
+    """Metrics of a daemon at work: every series that can exist does."""
+    metrics = Metrics()
+    metrics.set_info("machd_build_info", version="1", mlx="2", mlx_lm="3", python="3.11")
+    metrics.set_info(
+        "machd_model_info",
+        model="m",
+        architecture="llama",
+        kv_cache_kind="standard",
+        dtype="float32",
+        backend="cpu",
+    )
+    metrics.watch_state(lambda: State.READY)
+    metrics.watch_decode_mode(lambda: DecodeMode.SINGLE)
+    for name, label, values in [
+        ("machd_slots", "state", ["occupied", "free"]),
+        ("machd_kv_cache_bytes", "state", ["used"]),
+        ("machd_mlx_memory_bytes", "kind", ["active", "peak", "cache"]),
+    ]:
+        for value in values:
+            metrics.watch(name, lambda: 1.0, **{label: value})
+    events: list[Event] = [
+        SequenceQueued("a", 0),
+        SequenceAdmitted("a", 0, DecodeMode.SINGLE, 1, 1.0),
+        *(_token("a", at_s) for at_s in (1.0, 1.5)),
+        StepCompleted(1, 0, 0.1),
+        StepCompleted(0, 8, 0.1),
+        StepCompleted(1, 8, 0.1),
+        _end("a", FinishReason.ERROR, RowFaultError("x")),
+        _end("b", FinishReason.ERROR, EngineFaultError("x")),
+    ]
+    metrics.on_events(events)
+    metrics.on_request(RECORD)
+    metrics.on_request(replace(RECORD, finish_reason="abort", error_code="client_disconnected"))
+    metrics.count_rejection("queue_full")
+    return metrics
+
+
+# The table
+
+
+def test_every_promised_metric_is_there_with_its_labels() -> None:
+    """Names and labels of the contract are kept; what is not made yet is listed, not forgotten."""
+    table = {spec.name: spec.labels for spec in METRICS}
+    assert {name: table.get(name) for name in CONTRACT} == CONTRACT
+    assert not PROMISED_FOR_LATER & set(table), "move it into CONTRACT, it exists now"
+
+
+def test_names_are_unique() -> None:
+    """A metric is one row."""
+    assert len({spec.name for spec in METRICS}) == len(METRICS)
+
+
+@each_metric
+def test_a_metric_is_named_in_base_units(spec: MetricSpec) -> None:
+    """Own prefix, counters end in ``_total`` and nothing else does, no scaled unit, a sentence."""
+    assert re.fullmatch(r"machd_[a-z0-9]+(_[a-z0-9]+)*", spec.name)
+    assert spec.name.endswith("_total") == (spec.kind is MetricKind.COUNTER)
+    assert not re.search(
+        r"_(ms|millis\w*|kb|mb|gb|mib|gib|percent|bucket|count|sum)(_|$)", spec.name
+    )
+    assert spec.help.endswith(".")
+    assert "\n" not in spec.help
+    assert (spec.kind is MetricKind.HISTOGRAM) == bool(spec.buckets)
+    assert list(spec.buckets) == sorted(set(spec.buckets))
+
+
+@pytest.mark.parametrize("name", VLLM_BUCKETS_S)
+def test_histograms_use_vllms_buckets(name: str) -> None:
+    """Dashboards and recording rules made for vLLM keep their meaning."""
+    (spec,) = (spec for spec in METRICS if spec.name == name)
+    assert list(spec.buckets) == [float(bound) for bound in VLLM_BUCKETS_S[name].split()]
+
+
+@each_metric
+def test_the_markdown_lists_the_metric(spec: MetricSpec) -> None:
+    """The generated reference has one row for it with kind, labels and meaning."""
+    (row,) = (line for line in metrics_markdown().splitlines() if f"`{spec.name}`" in line)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    labels = ", ".join(f"`{label}`" for label in spec.labels) or "none"
+    assert cells == [f"`{spec.name}`", spec.kind.value, labels, spec.help]
+
+
+def test_the_markdown_is_one_table() -> None:
+    """A heading, a rule, and a row a metric, with four cells each."""
+    lines = metrics_markdown().splitlines()
+    assert len(lines) == len(METRICS) + 2
+    assert {line.count("|") for line in lines} == {5}
+
+
+# The page
+
+
+@pytest.fixture(name="metrics", params=["fresh", "busy"])
+def _metrics(request: pytest.FixtureRequest) -> Metrics:
+    return Metrics() if request.param == "fresh" else _busy()
+
+
+def test_the_page_parses_and_shows_the_whole_table(metrics: Metrics) -> None:
+    """Each family is on the page with its type and help, before anything has happened as well."""
+    families = Page(metrics).families
+    for spec in METRICS:
+        # The parser drops a counter's suffix, as OpenMetrics has it.
+        family = families[spec.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (spec.kind.value, spec.help)
+    assert len(families) == len(METRICS)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_say(metrics: Metrics) -> None:
+    """Prometheus's own linter accepts the page."""
+    assert PROMTOOL is not None, "skipped otherwise"
+    done = subprocess.run(
+        [PROMTOOL, "check", "metrics"],
+        input=metrics.render(),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_the_page_is_in_the_text_format() -> None:
+    """The content type names the format that every Prometheus reads, and no birth series bloat it."""
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+    assert "_created" not in Page(_busy()).text
+    assert "# EOF" not in Page(_busy()).text
+
+
+def test_registries_are_separate() -> None:
+    """Two daemons in one process do not count for each other."""
+    first, second = Metrics(), Metrics()
+    first.on_request(RECORD)
+    assert Page(second).value("machd_prompt_tokens_total") == 0
+
+
+def test_nothing_a_client_sends_becomes_a_label() -> None:
+    """Ids and key names of a request leave no trace, so a client cannot make series."""
+    metrics = Metrics()
+    canary = "CANARY"
+    metrics.on_request(replace(RECORD, request_id=canary, client=canary))
+    metrics.on_events(
+        [
+            SequenceQueued(canary, 0),
+            SequenceAdmitted(canary, 0, DecodeMode.SINGLE, 1, 1.0),
+            _token(canary, 2.0),
+            _end(canary, FinishReason.ERROR, RowFaultError(canary)),
+        ]
+    )
+    page = Page(metrics)
+
+    assert canary not in page.text
+    assert len(page.series("machd_requests_total")) == 1
+
+
+# What feeds it
+
+
+def test_a_request_that_ended_is_counted() -> None:
+    """Its kind of end, its tokens and its spans are there, each once."""
+    metrics = Metrics()
+    metrics.on_request(RECORD)
+    page = Page(metrics)
+
+    labels = {"endpoint": "chat_completions", "finish_reason": "stop", "decode_mode": "single"}
+    assert page.value("machd_requests_total", **labels) == 1
+    assert page.value("machd_prompt_tokens_total") == 10
+    assert page.value("machd_prompt_tokens_cached_total") == 4
+    assert page.value("machd_generation_tokens_total") == 6
+    sums = {
+        "machd_time_to_first_token_seconds": 1.1,
+        "machd_request_duration_seconds": 3.1,
+        "machd_request_queue_time_seconds": 0.4,
+        "machd_request_prefill_time_seconds": 0.7,
+        "machd_request_decode_time_seconds": 2.0,
+    }
+    for name, seconds_s in sums.items():
+        assert page.value(f"{name}_sum") == pytest.approx(seconds_s)
+        assert page.value(f"{name}_count") == 1
+    assert page.series("machd_aborts_total") == {}
+
+
+def test_a_request_that_never_ran_has_no_spans() -> None:
+    """Without a first token nothing is observed that would drag a quantile down."""
+    metrics = Metrics()
+    metrics.on_request(
+        replace(
+            RECORD,
+            decode_mode=None,
+            ttft_s=None,
+            prefill_s=None,
+            decode_s=None,
+            finish_reason="reject",
+            error_code="queue_full",
+        )
+    )
+    page = Page(metrics)
+
+    labels = {"endpoint": "chat_completions", "finish_reason": "reject", "decode_mode": "none"}
+    assert page.value("machd_requests_total", **labels) == 1
+    assert page.value("machd_time_to_first_token_seconds_count") == 0
+    assert page.value("machd_request_prefill_time_seconds_count") == 0
+    assert page.value("machd_request_decode_time_seconds_count") == 0
+    assert page.value("machd_request_queue_time_seconds_count") == 1
+
+
+def test_an_early_end_is_counted_with_its_code() -> None:
+    """The reason is the error's stable code; a reject is no abort."""
+    metrics = Metrics()
+    for code in ["client_disconnected", "client_disconnected", "request_timeout"]:
+        metrics.on_request(replace(RECORD, finish_reason="abort", error_code=code))
+    metrics.on_request(replace(RECORD, finish_reason="reject", error_code="queue_full"))
+
+    assert Page(metrics).series("machd_aborts_total") == {
+        ("client_disconnected",): 2,
+        ("request_timeout",): 1,
+    }
+
+
+def test_a_refusal_is_counted_with_its_code() -> None:
+    """Who is turned away at the door is counted by why."""
+    metrics = Metrics()
+    metrics.count_rejection("queue_full")
+    metrics.count_rejection("draining")
+    metrics.count_rejection("queue_full")
+    assert Page(metrics).series("machd_rejections_total") == {("queue_full",): 2, ("draining",): 1}
+
+
+def test_inter_token_latency_is_between_tokens_of_one_sequence() -> None:
+    """First tokens and other sequences' tokens in between do not count."""
+    metrics = Metrics()
+    metrics.on_events([_token("a", 1.0), _token("b", 1.1)])
+    metrics.on_events([_token("a", 1.3), _token("b", 2.1)])
+    page = Page(metrics)
+
+    assert page.value("machd_inter_token_latency_seconds_count") == 2
+    assert page.value("machd_inter_token_latency_seconds_sum") == pytest.approx(0.3 + 1.0)
+
+
+def test_a_finished_sequence_is_forgotten() -> None:
+    """A daemon that runs for a year keeps nothing of the sequences that ended."""
+    metrics = Metrics()
+    for number in range(100):
+        metrics.on_events([_token(f"s{number}", 1.0), _end(f"s{number}")])
+    assert metrics._last_token_s == {}
+
+    metrics.on_events([_token("s0", 50.0)])
+    assert Page(metrics).value("machd_inter_token_latency_seconds_count") == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "prefill_tokens", "phase"),
+    [(3, 0, "decode"), (0, 64, "prefill"), (3, 64, "mixed")],
+)
+def test_a_step_is_observed_under_its_phase(width: int, prefill_tokens: int, phase: str) -> None:
+    """Duration by phase, tokens of both kinds together, and the width where rows decoded."""
+    metrics = Metrics()
+    metrics.on_events([StepCompleted(width, prefill_tokens, 0.25)])
+    page = Page(metrics)
+
+    assert page.value("machd_step_duration_seconds_sum", phase=phase) == 0.25
+    assert page.value("machd_step_tokens_sum") == width + prefill_tokens
+    assert page.value("machd_batch_width_sum") == width
+    assert page.value("machd_batch_width_count") == (1 if width else 0)
+
+
+def test_faults_are_there_from_the_start() -> None:
+    """An alert on the rate of faults needs the zero before the first one."""
+    assert Page(Metrics()).series("machd_faults_total") == {("row",): 0, ("engine",): 0}
+
+
+@pytest.mark.parametrize(
+    ("error", "row", "engine"),
+    [
+        (RowFaultError("x"), 1, 0),
+        (EngineFaultError("x"), 0, 1),
+        (QueueFullError("x"), 0, 0),
+        (RequestTimeoutError("x"), 0, 0),
+    ],
+    ids=["row", "engine", "queue", "timeout"],
+)
+def test_only_failures_of_our_own_are_faults(error: MachdError, row: int, engine: int) -> None:
+    """Told by the engine and by the request, each failure counts once; a full queue is none."""
+    metrics = Metrics()
+    metrics.on_events([_end("a", FinishReason.ERROR, error)])
+    metrics.on_request(replace(RECORD, finish_reason="error", error_code=error.code))
+    assert Page(metrics).series("machd_faults_total") == {("row",): row, ("engine",): engine}
+
+
+def test_one_engine_fault_is_one_fault() -> None:
+    """However many sequences a failed step or a dead engine ends, the engine failed once."""
+    metrics = Metrics()
+    fault = EngineFaultError("x")
+    metrics.on_events([_end(one, FinishReason.ERROR, fault) for one in "abc"])
+    for _ in "abc":
+        metrics.on_request(replace(RECORD, finish_reason="error", error_code=fault.code))
+    assert Page(metrics).series("machd_faults_total") == {("row",): 0, ("engine",): 1}
+
+
+def test_gauges_are_read_at_every_scrape() -> None:
+    """A watched gauge shows the value of the moment."""
+    metrics, value = Metrics(), [1.0]
+    metrics.watch("machd_requests_running", lambda: value[0])
+    assert Page(metrics).value("machd_requests_running") == 1
+    value[0] = 4.0
+    assert Page(metrics).value("machd_requests_running") == 4
+
+
+@pytest.mark.parametrize("state", State)
+def test_one_state_is_active(state: State) -> None:
+    """Every state has a series, and exactly the current one is 1."""
+    metrics = Metrics()
+    metrics.watch_state(lambda: state)
+    assert Page(metrics).series("machd_state") == {
+        (one.value,): float(one is state) for one in State
+    }
+
+
+@pytest.mark.parametrize("mode", DecodeMode)
+def test_one_decode_mode_is_active(mode: DecodeMode) -> None:
+    """Every mode has a series, and exactly the current one is 1."""
+    metrics = Metrics()
+    metrics.watch_decode_mode(lambda: mode)
+    assert Page(metrics).series("machd_decode_mode") == {
+        (one.value,): float(one is mode) for one in DecodeMode
+    }
+
+
+def test_an_info_has_one_series() -> None:
+    """A model that is replaced leaves no stale series."""
+    metrics = Metrics()
+    for mlx in ["1", "2"]:
+        metrics.set_info("machd_build_info", version="v", mlx=mlx, mlx_lm="l", python="p")
+    ((labels, value),) = Page(metrics).series("machd_build_info").items()
+    assert (set(labels), value) == ({"v", "2", "l", "p"}, 1)
