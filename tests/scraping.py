@@ -9,20 +9,17 @@ __all__ = ["is_idle", "scrape"]
 
 
 def scrape(url: str, name: str, **labels: str) -> float:
-    """The value of one series; 0 while it does not exist."""
+    """The sum of all series with these labels; 0 while there is none."""
     with RawClient(url) as client:
         client.request("GET", "/metrics", headers={"Connection": "close"})
         answer = client.read_answer()
     assert answer.status == 200, answer
     page = answer.body.decode()
-    return next(
-        (
-            float(sample.value)
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        ),
-        0.0,
+    return sum(
+        float(sample.value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
     )
 
 

@@ -18,7 +18,6 @@ from machd.errors import (
     DrainDeadlineError,
     EngineFaultError,
     FaultError,
-    ListenError,
     MachdError,
 )
 from machd.http.authentication import ApiKeys
@@ -33,8 +32,8 @@ _ENGINE_JOIN_S = 5.0
 
 _SERVER_JOIN_S = 10.0
 
-_FAULT_ANSWER_S = 1.0
-"""How long clients get to read that the engine has failed."""
+_LAST_ANSWER_S = 1.0
+"""How long clients get to read why their answers end, when nothing else is waited for."""
 
 
 class Daemon:
@@ -70,14 +69,11 @@ class Daemon:
         keys_file = settings.auth.api_keys_file
         self._api_keys = ApiKeys.read(Path(keys_file)) if keys_file else ApiKeys.none()
         self._listener: Listener = listen(
-            settings.server.host, settings.server.port, environ=environ
+            settings.server.host,
+            settings.server.port,
+            environ=environ,
+            allow_exposed=self._api_keys.is_required,
         )
-        if self._listener.is_exposed and not self._api_keys.is_required:
-            self._listener.close()
-            raise ListenError(
-                f"{self._listener.url} can be reached from other machines; set auth.api_keys_file "
-                "first, or listen on 127.0.0.1"
-            )
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -98,7 +94,13 @@ class Daemon:
         Raises:
             MachdError: The model could not be loaded, or the engine stopped for good.
         """
-        parts = Parts(self.settings, self._load, self._clock, self._api_keys)
+        try:
+            parts = Parts(self.settings, self._load, self._clock, self._api_keys)
+            await self._run(parts)
+        finally:
+            self._listener.close()
+
+    async def _run(self, parts: Parts) -> None:
         server = HttpServer(parts.app)
         serving = asyncio.create_task(server.serve(sockets=[self._listener.socket]))
         lag = asyncio.create_task(parts.lag.watch())
@@ -117,7 +119,6 @@ class Daemon:
             server.should_exit = True
             await asyncio.wait({serving}, timeout=_SERVER_JOIN_S)
             parts.service.close()
-            self._listener.close()
             if parts.loop.loaded.done():
                 await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
             self._log.info("daemon.stopped")
@@ -166,7 +167,7 @@ class Daemon:
         parts.lifecycle.become(State.FAILED)
         fault = EngineFaultError("the engine has stopped; the server is restarting")
         parts.service.fail_open(fault)
-        await parts.service.drain(_FAULT_ANSWER_S)
+        await parts.service.drain(_LAST_ANSWER_S)
         raise fault from finished.exception() if finished.done() else None
 
     async def _stalled(self, parts: Parts) -> None:
@@ -190,7 +191,8 @@ class Daemon:
         at_once.cancel()
         if not drained.done():
             parts.service.fail_open(DrainDeadlineError("the server was told to stop at once"))
-        await drained
+            await asyncio.wait({drained}, timeout=_LAST_ANSWER_S)
+            drained.cancel()
         if parts.loop.finished.done() and parts.loop.finished.exception() is not None:
             raise EngineFaultError("the engine stopped while the server was draining")
 

@@ -100,7 +100,7 @@ class ApiKeys:
         return names[0]
 
 
-def require_api_key(
+async def require_api_key(  # async so that the framework calls it here and not on a thread
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
     """Guard of every route: names the client, or refuses.

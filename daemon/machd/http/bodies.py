@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 
 import structlog
 from litestar import Request
+from litestar.exceptions import InternalServerException
 from msgspec import Struct
 
 from machd.api.decoding import decode_body, unknown_fields
-from machd.errors import ModelNotServedError, UnsupportedMediaTypeError
+from machd.errors import ClientDisconnectedError, ModelNotServedError, UnsupportedMediaTypeError
 from machd.http.gate import request_id
 
 __all__ = ["check_model", "read_body"]
@@ -24,13 +25,18 @@ async def read_body(request: Request[Any, Any, Any], type_: type[_S]) -> _S:
         UnsupportedMediaTypeError: It is not plain ``application/json``. A browser sends other
             types without asking, so accepting one would let any page in.
         InvalidRequestError: It is not what ``type_`` takes.
+        ClientDisconnectedError: The client left before it had sent everything.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaTypeError("send the body as Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMediaTypeError("send the body without a Content-Encoding")
-    body = await request.body()
+    try:
+        body = await request.body()
+    except InternalServerException:
+        # The framework's word for a client that left before it had sent everything.
+        raise ClientDisconnectedError("the client left while sending the body") from None
     decoded = decode_body(body, type_)
     log = structlog.get_logger("machd.http")
     if log.is_enabled_for(10) and (names := unknown_fields(body, type_)):

@@ -6,7 +6,9 @@ by text. Anything else is our bug: the client gets a constant message, the log t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp, ExceptionHandlersMap, Receive, Scope, Send
 
+from machd.api.endpoints import PUBLIC_ENDPOINTS
 from machd.api.errors import error_body
 from machd.errors import (
     BodyTooLargeError,
@@ -86,13 +89,27 @@ def _on_machd_error(request: Request[Any, Any, Any], error: MachdError) -> Respo
     return _response(error)
 
 
-def _on_http_error(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     make = _HTTP_ERRORS.get(error.status_code)
     if make is not None:
-        return _response(make())
+        response = _response(make())
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response.set_header("Allow", ", ".join(_methods(request.url.path)))
+        return response
     if error.status_code < 500:
         return _response(InvalidRequestError("the request is not one that this server understands"))
     return _response(unexpected(error))
+
+
+def _methods(path: str) -> list[str]:
+    """What a path takes, for the Allow header that goes with 405."""
+    return sorted(
+        {
+            endpoint.method.upper()
+            for endpoint in PUBLIC_ENDPOINTS
+            if re.fullmatch(re.sub(r"\{\w+\}", ".+", endpoint.path), path)
+        }
+    )
 
 
 def _on_exception(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litestar import get
 from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from machd.api.models import Model, ModelList
 from machd.engine.protocol import ModelDescription
@@ -20,7 +21,7 @@ async def list_models(context: NamedDependency[ServerContext]) -> ModelList:
 
 
 @get("/v1/models/{model_id:path}")
-async def get_model(context: NamedDependency[ServerContext], model_id: str) -> Model:
+async def get_model(context: NamedDependency[ServerContext], model_id: FromPath[str]) -> Model:
     """One model; ids of hub models hold a slash."""
     model = context.service.model
     check_model(model_id.removeprefix("/"), model.model_id)

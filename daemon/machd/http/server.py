@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from machd.errors import ListenError
 
-__all__ = ["HttpServer", "Listener", "listen"]
+__all__ = ["HttpServer", "Listener", "cut_connection", "listen"]
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -23,6 +26,8 @@ _KEEP_ALIVE_S = 75
 
 _GRACE_S = 5
 """For responses that are still being written when everything else has ended."""
+
+_ABORT_KEY = "machd_abort"
 
 _FIRST_INHERITED_FD = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
@@ -59,16 +64,35 @@ class Listener:
             self._path.unlink(missing_ok=True)
 
 
-def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
+def listen(host: str, port: int, *, environ: Mapping[str, str], allow_exposed: bool) -> Listener:
     """Bind the public address; a socket handed over by the service manager wins.
 
+    Args:
+        host: An address, a name, or ``unix:PATH``.
+        port: 0 for any free one.
+        environ: The process's variables.
+        allow_exposed: Whether other machines may be able to reach it.
+
     Raises:
-        ListenError: The address is taken or not ours.
+        ListenError: The address is taken, is not ours, or is exposed and may not be.
     """
+    listener = _bind(host, port, environ)
+    if listener.is_exposed and not allow_exposed:
+        url = listener.url
+        listener.close()
+        raise ListenError(
+            f"{url} can be reached from other machines; set auth.api_keys_file first, or listen "
+            "on 127.0.0.1"
+        )
+    listener.socket.listen(_BACKLOG)
+    return listener
+
+
+def _bind(host: str, port: int, environ: Mapping[str, str]) -> Listener:
     if environ.get("LISTEN_PID") == str(os.getpid()) and environ.get("LISTEN_FDS", "0") != "0":
         return Listener(socket.socket(fileno=_FIRST_INHERITED_FD))
     if host.startswith("unix:"):
-        return _listen_unix(Path(host.removeprefix("unix:")))
+        return _bind_unix(Path(host.removeprefix("unix:")))
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -79,7 +103,6 @@ def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise ListenError(
@@ -88,7 +111,7 @@ def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
     return Listener(bound)
 
 
-def _listen_unix(path: Path) -> Listener:
+def _bind_unix(path: Path) -> Listener:
     """Bind a socket that only our own user can connect to, replacing one that nobody serves."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -98,7 +121,6 @@ def _listen_unix(path: Path) -> Listener:
             bound.bind(str(path))
         finally:
             os.umask(mask)
-        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise ListenError(f"cannot listen on unix:{path}: {error.strerror}") from None
@@ -115,6 +137,31 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
 
 
+class _AbortableProtocol(H11Protocol):
+    """Puts into each request's scope how to cut its connection.
+
+    Closing a connection waits for a buffer that a stalled client never reads; ASGI has no word
+    for cutting it.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        app = self.app
+
+        async def with_abort(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - uvicorn's own types
+            scope.setdefault("state", {})[_ABORT_KEY] = transport.abort
+            await app(scope, receive, send)
+
+        self.app = with_abort
+
+
+def cut_connection(scope: Scope) -> None:
+    """Drop the request's connection with all that the client has not read."""
+    abort: Callable[[], None] | None = scope["state"].get(_ABORT_KEY)
+    if abort is not None:
+        abort()
+
+
 class HttpServer(uvicorn.Server):
     """Serves until :attr:`should_exit`; the daemon decides when that is, not a signal."""
 
@@ -125,7 +172,7 @@ class HttpServer(uvicorn.Server):
         """
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_AbortableProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

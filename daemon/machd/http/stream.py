@@ -8,7 +8,7 @@ happened, and the client's departure is watched for at every phase.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientStalledError, MachdError, RowFaultError
 from machd.http.failures import error_json
+from machd.http.pacing import Pacer, merge_deltas
+from machd.http.server import cut_connection
 from machd.scheduler.events import SequenceAdmitted
 from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
 
@@ -75,7 +77,7 @@ class GenerationResponse:
         self._policy = policy
         self._is_stream = is_stream
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and let go of the generation whatever happens.
 
         Raises:
@@ -91,6 +93,8 @@ class GenerationResponse:
                 writer.result()
         except ClientStalledError as stalled:
             error = stalled
+            cut_connection(scope)
+            await asyncio.sleep(0)  # let the server note that the connection is gone
         except MachdError as failed:
             error = failed
             raise
@@ -109,7 +113,7 @@ class GenerationResponse:
         merged: dict[int, ChoiceDelta] = {}
         async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
             for delta in batch:
-                merged[delta.index] = _merge(merged.get(delta.index), delta)
+                merged[delta.index] = merge_deltas(merged.get(delta.index), delta)
         ordered = [merged[index] for index in sorted(merged)]
         body = self._dialect.whole(ordered, self._generation.usage)
         await sender.start(
@@ -143,23 +147,25 @@ class GenerationResponse:
         await sender.send(_DONE, is_last=True)
 
     async def _send_deltas(self, sender: _Sender) -> None:
-        held: dict[int, ChoiceDelta] = {}
-        begun: set[int] = set()
+        pacer = Pacer(self._policy.interval_tokens)
         admission = await self._generation.admitted()
-        async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
-            if not sender.has_started:
-                # Not before there is news, so that a failing prefill still gets its status.
-                await self._start_events(sender, admission)
-            frames = bytearray() if batch else bytearray(_KEEP_ALIVE)
-            for delta in batch:
-                merged = _merge(held.pop(delta.index, None), delta)
-                if self._is_due(merged, begun):
-                    begun.add(delta.index)
-                    frames += _frame(self._dialect.event(merged))
-                else:
-                    held[delta.index] = merged
-            if frames:
-                await sender.send(bytes(frames))
+        try:
+            async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
+                if not sender.has_started:
+                    # Not before there is news, so that a failing prefill still gets its status.
+                    await self._start_events(sender, admission)
+                frames = self._frames(pacer.due(batch)) if batch else _KEEP_ALIVE
+                if frames:
+                    await sender.send(frames)
+        except ClientStalledError:
+            raise
+        except MachdError:
+            if frames := self._frames(pacer.rest()):
+                await sender.send(frames)
+            raise
+
+    def _frames(self, deltas: Iterable[ChoiceDelta]) -> bytes:
+        return b"".join(_frame(self._dialect.event(delta)) for delta in deltas)
 
     async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
         await sender.start(
@@ -173,14 +179,6 @@ class GenerationResponse:
         opening = b"".join(_frame(event) for event in self._dialect.opening())
         if opening:
             await sender.send(opening)
-
-    def _is_due(self, delta: ChoiceDelta, begun: set[int]) -> bool:
-        """Whether to send now. A piece without text waits: half a character helps nobody."""
-        if delta.finish_reason is not None:
-            return True
-        if not delta.text:
-            return False
-        return delta.index not in begun or len(delta.tokens) >= self._policy.interval_tokens
 
 
 class _Sender:
@@ -205,23 +203,15 @@ class _Sender:
             raise ClientStalledError(
                 f"the client read nothing for limits.stall_timeout_s ({self._stall_timeout_s:g} s)"
             ) from None
+        # Neither sending nor taking has to wait while there is a backlog; others want their turn,
+        # and so does the watcher that sees this client leave.
+        await asyncio.sleep(0)
 
 
 async def _disconnected(receive: Receive) -> None:
     """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _merge(before: ChoiceDelta | None, delta: ChoiceDelta) -> ChoiceDelta:
-    if before is None:
-        return delta
-    return ChoiceDelta(
-        delta.index,
-        before.text + delta.text,
-        before.tokens + delta.tokens,
-        delta.finish_reason,
-    )
 
 
 def _frame(data: bytes) -> bytes:

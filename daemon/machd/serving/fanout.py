@@ -7,6 +7,7 @@ reads slowly finds its tokens merged: whatever has come since its last look is h
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -24,6 +25,9 @@ __all__ = ["EventObserver", "Fanout", "SequenceEvent", "Stream"]
 
 MAX_PENDING_EVENTS = 16_384
 """Events that one client may leave unread before it counts as stalled."""
+
+MAX_TAKEN_EVENTS = 512
+"""Events handed to a reader at one look, so that writing them never keeps the event loop long."""
 
 SequenceEvent = SequenceAdmitted | TokenGenerated | SequenceFinished
 
@@ -61,18 +65,20 @@ class Stream:
         self._wake.set()
 
     async def take(self) -> list[SequenceEvent]:
-        """Everything unread, at least one event.
+        """What is unread, at least one event and at most ``MAX_TAKEN_EVENTS``.
 
         Raises:
             MachdError: The stream failed, and all before that has been read.
         """
         await self._wake.wait()
         self._wake.clear()
-        events, self._pending = self._pending, []
-        if self._error is not None:
+        events = self._pending[:MAX_TAKEN_EVENTS]
+        self._pending = self._pending[MAX_TAKEN_EVENTS:]
+        if self._pending or self._error is not None:
             self._wake.set()
-            if not events:
-                raise self._error
+        if not events:
+            assert self._error is not None, "a reader is only woken for something"
+            raise self._error
         return events
 
 
@@ -86,14 +92,31 @@ class Fanout:
         self._event_loop = event_loop
         self._observers = tuple(observers)
         self._streams: dict[str, Stream] = {}
+        self._lock = threading.Lock()
+        self._undelivered: list[Event] = []
+        self._is_waking = False
 
     def __len__(self) -> int:
         """Sequences that somebody reads."""
         return len(self._streams)
 
     def publish(self, events: list[Event]) -> None:
-        """Hand over a step's events; one wake-up, whatever their number."""
-        self._event_loop.call_soon_threadsafe(self._deliver, events)
+        """Hand over a step's events; one wake-up, whatever their number.
+
+        While a wake-up is on its way, the events of further steps join it: an engine that is
+        faster than the event loop cannot bury it under wake-ups. An event loop that has closed has
+        no readers left; that is no fault of the engine's.
+        """
+        with self._lock:
+            self._undelivered.extend(events)
+            is_awake, self._is_waking = self._is_waking, True
+        if is_awake:
+            return
+        try:
+            self._event_loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            if not self._event_loop.is_closed():
+                raise
 
     def open(self, sequence_ids: Sequence[str]) -> Stream:
         """One stream for all the sequences of a request."""
@@ -108,7 +131,10 @@ class Fanout:
         for sequence_id in sequence_ids:
             self._streams.pop(sequence_id, None)
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self) -> None:
+        with self._lock:
+            events, self._undelivered = self._undelivered, []
+            self._is_waking = False
         for event in events:
             if isinstance(event, StepCompleted | SequenceQueued):
                 continue

@@ -206,9 +206,9 @@ class EngineLoop:
         """
         self.step_faults += 1
         self._consecutive_faults += 1
-        self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
         fault = EngineFaultError("the engine failed while computing this request")
         self._publish(scheduler.fail(fault, self._clock.monotonic_s()))
+        self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
         if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
             raise EngineFaultError(
                 f"{self._consecutive_faults} steps in a row have failed"

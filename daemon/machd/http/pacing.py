@@ -1,0 +1,57 @@
+"""How many tokens make an event, choice by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from machd.serving.generation import ChoiceDelta
+
+__all__ = ["Pacer", "merge_deltas"]
+
+
+class Pacer:
+    """Holds deltas back until an event is due.
+
+    The first piece of text of a choice is due at once, for the sake of the time to first token,
+    and its end always is. A piece without text is not: half a character helps nobody.
+    """
+
+    def __init__(self, interval_tokens: int) -> None:
+        """Let an event have ``interval_tokens`` tokens."""
+        self._interval_tokens = interval_tokens
+        self._held: dict[int, ChoiceDelta] = {}
+        self._begun: set[int] = set()
+
+    def due(self, deltas: Iterable[ChoiceDelta]) -> Iterator[ChoiceDelta]:
+        """Take in what has come, and give what is to be sent now."""
+        for delta in deltas:
+            merged = merge_deltas(self._held.pop(delta.index, None), delta)
+            if self._is_due(merged):
+                self._begun.add(delta.index)
+                yield merged
+            else:
+                self._held[delta.index] = merged
+
+    def rest(self) -> list[ChoiceDelta]:
+        """What is still held back, when no more will come."""
+        rest, self._held = list(self._held.values()), {}
+        return rest
+
+    def _is_due(self, delta: ChoiceDelta) -> bool:
+        if delta.finish_reason is not None:
+            return True
+        if not delta.text:
+            return False
+        return delta.index not in self._begun or len(delta.tokens) >= self._interval_tokens
+
+
+def merge_deltas(before: ChoiceDelta | None, delta: ChoiceDelta) -> ChoiceDelta:
+    """Two pieces of one choice as one."""
+    if before is None:
+        return delta
+    return ChoiceDelta(
+        delta.index,
+        before.text + delta.text,
+        before.tokens + delta.tokens,
+        delta.finish_reason,
+    )

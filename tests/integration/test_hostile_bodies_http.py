@@ -1,0 +1,51 @@
+"""Bodies that must be refused and must harm nothing, sent to a running daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from dialogue import chat
+from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
+from running_daemon import RunningDaemon
+from scraping import scrape
+
+from machd.clock import SystemClock
+
+_CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """A client of one daemon that has to outlive every body."""
+    with RunningDaemon() as daemon, httpx.Client(base_url=daemon.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("hostile", HOSTILE_CHAT_BODIES, ids=lambda hostile: hostile[0])
+def test_a_hostile_body_is_refused_and_forgotten(http: httpx.Client, hostile: HostileBody) -> None:
+    """It gets an allowed 4xx in the envelope, soon, and the next good request is served."""
+    _, body, allowed = hostile
+    clock = SystemClock()
+    start_s = clock.monotonic_s()
+    answer = http.post(_CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert clock.monotonic_s() - start_s < 5.0
+    assert answer.status_code in allowed
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert len(answer.content) < 2000
+    good = http.post(_CHAT, json=chat("hi", max_tokens=2))
+    assert good.status_code == 200
+    assert len(good.json()["choices"][0]["message"]["content"]) == 2
+
+
+def test_nothing_hostile_reached_the_engine(http: httpx.Client) -> None:
+    """No generation of a refused body was ever opened: every counted request ended well."""
+    url = str(http.base_url).rstrip("/")
+    for reason in ("error", "abort", "reject"):
+        assert scrape(url, "machd_requests_total", finish_reason=reason) == 0
+    assert scrape(url, "machd_faults_total", scope="row") == 0
+    assert scrape(url, "machd_faults_total", scope="engine") == 0
+    assert http.get("/health/live").status_code == 200

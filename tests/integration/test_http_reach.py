@@ -1,0 +1,102 @@
+"""Who may reach the server: hosts, browser pages, and how many at once."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from running_daemon import RunningDaemon
+from step_gate import StepGate, at_decode
+
+from machd.engine.fake import FakeEngine
+from machd.errors import EngineFaultError
+
+PAGE = "https://chat.example.org"
+
+
+@pytest.mark.parametrize(
+    "host", ["192.0.2.7:8080", "[2001:db8::1]:8080", "127.0.0.1", "localhost:1"]
+)
+def test_an_address_is_a_host_that_nobody_can_fake(host: str) -> None:
+    """IP addresses need no entry in http.allowed_hosts: no name server can point them elsewhere."""
+    with RunningDaemon() as daemon:
+        assert httpx.get(f"{daemon.url}/health", headers={"Host": host}).status_code == 200
+        refused = httpx.get(f"{daemon.url}/health", headers={"Host": "evil.example"})
+
+    assert refused.status_code == 421
+
+
+def test_pages_of_an_allowed_origin_may_call_and_read() -> None:
+    """The browser's preflight and the answer both carry what it needs; other origins get 403."""
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    with RunningDaemon(flags={"http.allowed_origins": PAGE}) as daemon:
+        url = f"{daemon.url}/v1/chat/completions"
+        preflight = httpx.options(
+            url,
+            headers={
+                "Origin": PAGE,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization, content-type",
+            },
+        )
+        answer = httpx.post(url, json=body, headers={"Origin": PAGE})
+        foreign = httpx.post(url, json=body, headers={"Origin": "https://evil.example"})
+
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert foreign.status_code == 403
+    assert "access-control-allow-origin" not in foreign.headers
+
+
+def test_too_many_open_requests_are_refused_and_health_is_not() -> None:
+    """Beyond limits.max_in_flight: 503 with Retry-After; health still answers."""
+    gate = StepGate(at_decode)
+    body = {"model": "fake", "prompt": "hi", "max_tokens": 2, "stream": True}
+    with (
+        RunningDaemon(
+            lambda: FakeEngine(before_step=gate), flags={"limits.max_in_flight": 1}
+        ) as daemon,
+        httpx.Client(base_url=daemon.url) as client,
+    ):
+        with client.stream("POST", "/v1/completions", json=body) as held:
+            refused = httpx.get(f"{daemon.url}/v1/models")
+            health = httpx.get(f"{daemon.url}/health")
+            gate.open()
+            held.read()
+        later = httpx.get(f"{daemon.url}/v1/models")
+
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "too_many_in_flight"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert health.status_code == 200
+    assert later.status_code == 200
+
+
+def test_a_hung_step_ends_the_daemon_and_everyone_is_told() -> None:
+    """A step beyond engine.stall_timeout_s: the open request gets 503, the daemon ends with 70."""
+    gate = StepGate()
+    body = {"model": "fake", "prompt": "hi", "max_tokens": 2}
+    daemon = RunningDaemon(
+        lambda: FakeEngine(before_step=gate), flags={"engine.stall_timeout_s": 1}
+    )
+    with daemon:
+        answer = httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=20)
+        gate.open()
+        assert daemon.join(20)
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_fault"
+    assert isinstance(daemon.error, EngineFaultError)
+    assert daemon.error.exit_code == 70
+
+
+def test_a_method_not_taken_names_those_that_are() -> None:
+    """405 comes with Allow, as RFC 9110 asks."""
+    with RunningDaemon() as daemon:
+        answer = httpx.get(f"{daemon.url}/v1/chat/completions")
+        other = httpx.delete(f"{daemon.url}/v1/models/some/model")
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert (other.status_code, other.headers["allow"]) == (405, "GET")
