@@ -118,6 +118,7 @@ class Daemon:
             parts.loop.stop(DrainDeadlineError("the server has stopped"))
             server.should_exit = True
             await asyncio.wait({serving}, timeout=_SERVER_JOIN_S)
+            server.cut_connections()
             parts.service.close()
             if parts.loop.loaded.done():
                 await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)

@@ -184,6 +184,12 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
 
+    def cut_connections(self) -> None:
+        """Drop what is still connected when the server has stopped: clients that do not read."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _AbortableProtocol):
+                connection.transport.abort()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave the signals to the daemon."""
