@@ -11,12 +11,21 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.text import Text
 
 __all__ = ["ProgressBar"]
+
+
+class _KnownBytes(DownloadColumn):
+    """Bytes done of all, and nothing for a stage that is not counted in bytes."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
 
 
 class ProgressBar:
@@ -28,7 +37,7 @@ class ProgressBar:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            _KnownBytes(binary_units=True),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,

@@ -62,8 +62,8 @@ def engine_loader(
             "blas.measured",
             backend=report.backend,
             library=report.name,
-            one_row_ms=report.one_row_ms,
-            sixteen_rows_ms=report.sixteen_rows_ms,
+            one_row_ms=_rounded(report.one_row_ms),
+            sixteen_rows_ms=_rounded(report.sixteen_rows_ms),
         )
         if report.advice:
             log.warning("blas.slow", advice=report.advice)
@@ -81,3 +81,7 @@ def engine_loader(
         return MlxEngine(loaded)
 
     return load
+
+
+def _rounded(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds, 2)
