@@ -70,8 +70,8 @@ def _errors(*statuses: int) -> tuple[Answer, ...]:
     return tuple(Answer(status, ErrorBody) for status in statuses)
 
 
-# 401, 403 and 421: the key, the Origin and the Host are looked at before anything else.
-_READING = _errors(401, 403, 421)
+# 401, 403, 421 and 503: the key, the Origin, the Host and the room are looked at first of all.
+_READING = _errors(401, 403, 421, 503)
 _POSTING = _errors(400, 401, 403, 404, 413, 415, 421, 500, 503)
 _GENERATING = _errors(400, 401, 403, 404, 413, 415, 421, 429, 500, 503, 504)
 _OPEN = _errors(403, 421)
@@ -104,14 +104,14 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         method="get",
         path="/v1/models",
         summary="The models that are served",
-        answers=(Answer(200, ModelList), *_READING, *_errors(503)),
+        answers=(Answer(200, ModelList), *_READING),
     ),
     Endpoint(
         name="get_model",
         method="get",
         path="/v1/models/{id}",
         summary="One model",
-        answers=(Answer(200, Model), *_READING, *_errors(404, 503)),
+        answers=(Answer(200, Model), *_READING, *_errors(404)),
     ),
     Endpoint(
         name="tokenize",
@@ -134,14 +134,14 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         method="get",
         path="/v1/capabilities",
         summary="What the loaded model can do here, and why",
-        answers=(Answer(200, Capabilities), *_READING, *_errors(503)),
+        answers=(Answer(200, Capabilities), *_READING),
     ),
     Endpoint(
         name="get_cache_stats",
         method="get",
         path="/v1/cache/stats",
         summary="What the caches hold",
-        answers=(Answer(200, CacheStats), *_READING, *_errors(503)),
+        answers=(Answer(200, CacheStats), *_READING),
     ),
     Endpoint(
         name="get_health",

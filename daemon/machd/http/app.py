@@ -62,6 +62,7 @@ def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
         max_in_flight=settings.limits.max_in_flight,
+        on_refusal=context.metrics.count_rejection,
     )
 
 
@@ -70,7 +71,7 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
     if not allowed_origins:
         return None
     return CORSConfig(
-        allow_origins=list(allowed_origins),
+        allow_origins=[origin.lower() for origin in allowed_origins],
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
         expose_headers=["X-Request-Id", "X-Decode-Mode", "X-Active-Loops", "Retry-After"],

@@ -16,7 +16,7 @@ __all__ = ["ServerContext"]
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """Made once by ``compose``, read by every handler."""
+    """Made once by ``compose.Parts``, read by every handler."""
 
     service: GenerationService
     loop: EngineLoop

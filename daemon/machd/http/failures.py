@@ -84,7 +84,7 @@ def _response(error: MachdError) -> Response[bytes]:
 
 def _on_machd_error(request: Request[Any, Any, Any], error: MachdError) -> Response[bytes]:
     if isinstance(error, UnavailableError):
-        # Whoever refuses does so before a response has started, so every refusal comes by here.
+        # Whoever refuses does so before a response has started: refusals come by here, or by the gate.
         request.app.state.metrics.count_rejection(error.code)
     return _response(error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +29,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _REQUEST_ID_KEY = "machd_request_id"
 _ARRIVED_KEY = "machd_arrived_s"
+_HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 
 def request_id(scope: Scope) -> str:
@@ -52,6 +53,7 @@ class Gate:
         allowed_hosts: Sequence[str],
         allowed_origins: Sequence[str],
         max_in_flight: int,
+        on_refusal: Callable[[str], None],
     ) -> None:
         """Guard ``app``.
 
@@ -62,6 +64,7 @@ class Gate:
                 names; ``*`` for all.
             allowed_origins: Origins of browser pages that may call; none by default.
             max_in_flight: Requests that may be open at once; health is not counted.
+            on_refusal: Told the code of a refusal for want of room.
         """
         self._app = app
         self._clock = clock
@@ -69,6 +72,7 @@ class Gate:
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
         self._max_in_flight = max_in_flight
         self._in_flight = 0
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
@@ -90,20 +94,31 @@ class Gate:
                 ]
             await send(message)
 
-        refusal = self._refusal(scope, headers)
-        answer = self._app if refusal is None else error_response(refusal)
-        self._in_flight += 1
-        try:
-            await answer(scope, receive, send_stamped)
-        finally:
-            self._in_flight -= 1
+        refusal = self._refusal(headers)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send_stamped)
+        elif scope["path"] in _HEALTH_PATHS:
+            await self._app(scope, receive, send_stamped)
+        else:
+            await self._count_in(scope, receive, send_stamped)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> MachdError | None:
-        if self._in_flight >= self._max_in_flight and not scope["path"].startswith("/health"):
-            return TooManyInFlightError(
+    async def _count_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer unless too many requests are open already."""
+        if self._in_flight >= self._max_in_flight:
+            refusal = TooManyInFlightError(
                 f"{self._in_flight} requests are open and limits.max_in_flight is "
                 f"{self._max_in_flight}; try again later"
             )
+            self._on_refusal(refusal.code)
+            await error_response(refusal)(scope, receive, send)
+            return
+        self._in_flight += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_flight -= 1
+
+    def _refusal(self, headers: dict[bytes, bytes]) -> MachdError | None:
         if not self._is_host_allowed(headers.get(b"host")):
             return MisdirectedRequestError(
                 "the Host header names no host of this server; add it to http.allowed_hosts"

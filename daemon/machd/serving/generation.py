@@ -184,8 +184,9 @@ class Generation:
         if self._is_closed:
             return
         self._is_closed = True
+        self._error = self._error or error
         if not self.is_finished:
-            self._error = self._error or error or ClientDisconnectedError("the client has left")
+            self._error = self._error or ClientDisconnectedError("the client has left")
             self._abort_sequences(self._running(), self._error)
         self._on_close(self)
 
