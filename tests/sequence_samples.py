@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 def request_of(
     sequence_id: str = "a",
     *,
+    group_id: str = "",
     prompt_tokens: int = 4,
     max_tokens: int = 4,
     stop_token_ids: Iterable[int] = (END_OF_TEXT,),
@@ -35,6 +36,7 @@ def request_of(
     """A request whose prompt is the ids 0, 1, 2 and so on."""
     return SequenceRequest(
         sequence_id=sequence_id,
+        group_id=group_id or sequence_id,
         prompt=tuple(range(prompt_tokens)),
         sampling=SamplingParams(),
         max_tokens=max_tokens,

@@ -73,7 +73,7 @@ class OpenGeneration:
             identity_of(arrived_s=arrived_s),
             self.stream,
             [(one, CompletionText(tokenizer.detokenizer(), stop)) for one in sequence_ids],
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=[prompt_tokens],
             abort=lambda ids, error: self.aborts.append((ids, error)),
             on_close=self.closed.append,
         )

@@ -14,7 +14,6 @@ from machd.engine.protocol import Engine
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
-from machd.scheduler.events import DecodeMode
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.fanout import Fanout
@@ -105,12 +104,12 @@ class Parts:
             python=platform.python_version(),
         )
         metrics.watch_state(lambda: self.lifecycle.state)
-        metrics.watch_decode_mode(lambda: DecodeMode.SINGLE)
+        metrics.watch_decode_mode(lambda: loop.snapshot.mode)
         metrics.watch("machd_requests_running", lambda: loop.snapshot.running_count)
         metrics.watch("machd_requests_waiting", lambda: loop.snapshot.waiting_count)
         metrics.watch("machd_active_loops", lambda: loop.snapshot.active_loops)
         metrics.watch("machd_slots", lambda: loop.snapshot.running_count, state="occupied")
-        metrics.watch("machd_slots", lambda: 1 - loop.snapshot.running_count, state="free")
+        metrics.watch("machd_slots", self._free_slots, state="free")
         metrics.watch(
             "machd_kv_cache_bytes", lambda: loop.snapshot.memory.kv_used_bytes, state="used"
         )
@@ -118,6 +117,10 @@ class Parts:
         metrics.watch("machd_event_loop_lag_seconds", lambda: self.lag.last_s)
         for kind in ("active", "peak", "cache"):
             metrics.watch("machd_mlx_memory_bytes", self._memory_reader(kind), kind=kind)
+
+    def _free_slots(self) -> float:
+        snapshot = self.loop.snapshot
+        return snapshot.slot_count - snapshot.running_count
 
     def _memory_reader(self, kind: str) -> Callable[[], float]:
         return lambda: float(getattr(self.loop.snapshot.memory, f"{kind}_bytes"))

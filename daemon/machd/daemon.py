@@ -155,20 +155,37 @@ class Daemon:
         Raises:
             FaultError: One did.
         """
-        finished = asyncio.wrap_future(parts.loop.finished)
         stop = asyncio.create_task(self._stop.wait())
-        stalled = asyncio.create_task(self._stalled(parts))
-        await _first_of(finished, stop, serving, stalled)
+        failed = asyncio.create_task(self._engine_failed(parts))
+        await _first_of(stop, serving, failed)
         stop.cancel()
-        stalled.cancel()
-        if self._stop.is_set():
-            return
+        failed.cancel()
         if serving.done():
             raise FaultError("the HTTP server has stopped") from serving.exception()
-        parts.lifecycle.become(State.FAILED)
+        if failed.done():
+            await self._give_up(parts)
+
+    async def _engine_failed(self, parts: Parts) -> None:
+        """Return once the engine thread has ended, or hangs."""
+        finished = asyncio.wrap_future(parts.loop.finished)
+        stalled = asyncio.create_task(self._stalled(parts))
+        try:
+            await _first_of(finished, stalled)
+        finally:
+            stalled.cancel()
+
+    async def _give_up(self, parts: Parts) -> None:
+        """Tell everyone that the engine is gone.
+
+        Raises:
+            EngineFaultError: Always.
+        """
+        if parts.lifecycle.state is State.READY:
+            parts.lifecycle.become(State.FAILED)
         fault = EngineFaultError("the engine has stopped; the server is restarting")
         parts.service.fail_open(fault)
         await parts.service.drain(_LAST_ANSWER_S)
+        finished = parts.loop.finished
         raise fault from finished.exception() if finished.done() else None
 
     async def _stalled(self, parts: Parts) -> None:
@@ -176,6 +193,7 @@ class Daemon:
         limit_s = self.settings.engine.stall_timeout_s
         while parts.loop.heartbeat_age_s <= limit_s:  # noqa: ASYNC110 - a hung thread sets no event
             await asyncio.sleep(min(1.0, limit_s / 4))
+        parts.metrics.count_fault("engine")
         self._log.critical("engine.stalled", heartbeat_age_s=round(parts.loop.heartbeat_age_s, 1))
 
     async def _drain(self, parts: Parts) -> None:
@@ -188,14 +206,17 @@ class Daemon:
         self._log.info("daemon.draining", open_requests=parts.service.open_count)
         drained = asyncio.create_task(parts.service.drain(self.settings.limits.drain_timeout_s))
         at_once = asyncio.create_task(self._stop_now.wait())
-        await _first_of(drained, at_once)
+        failed = asyncio.create_task(self._engine_failed(parts))
+        await _first_of(drained, at_once, failed)
         at_once.cancel()
+        failed.cancel()
+        if failed.done():
+            drained.cancel()
+            await self._give_up(parts)
         if not drained.done():
             parts.service.fail_open(DrainDeadlineError("the server was told to stop at once"))
             await asyncio.wait({drained}, timeout=_LAST_ANSWER_S)
             drained.cancel()
-        if parts.loop.finished.done() and parts.loop.finished.exception() is not None:
-            raise EngineFaultError("the engine stopped while the server was draining")
 
     def _take_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():

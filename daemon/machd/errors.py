@@ -30,6 +30,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - NotFoundError                 404
         . ModelNotServedError
       - MethodNotAllowedError         405
+      - BodyTimeoutError              408
       - BodyTooLargeError             413
       - UnsupportedMediaTypeError     415
       - MisdirectedRequestError       421
@@ -56,6 +57,7 @@ from typing import ClassVar
 __all__ = [
     "AbortError",
     "AuthenticationError",
+    "BodyTimeoutError",
     "BodyTooLargeError",
     "ChatTemplateMissingError",
     "ClientDisconnectedError",
@@ -249,6 +251,13 @@ class MethodNotAllowedError(RequestError):
 
     code = "method_not_allowed"
     http_status = 405
+
+
+class BodyTimeoutError(RequestError):
+    """The body did not arrive within ``limits.stall_timeout_s``."""
+
+    code = "body_timeout"
+    http_status = 408
 
 
 class BodyTooLargeError(RequestError):

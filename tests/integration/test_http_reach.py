@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
+from raw_client import RawClient
 from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
 
@@ -100,3 +103,42 @@ def test_a_method_not_taken_names_those_that_are() -> None:
 
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert (other.status_code, other.headers["allow"]) == (405, "GET")
+
+
+def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    """A client that sends half a body and waits gets 408 and holds nothing."""
+    with (
+        RunningDaemon(flags={"limits.stall_timeout_s": 1}) as daemon,
+        RawClient(daemon.url) as client,
+    ):
+        client.request(
+            "POST",
+            "/v1/chat/completions",
+            b"{",
+            {"Content-Type": "application/json", "Content-Length": "100"},
+        )
+        answer = client.read_answer()
+
+    assert answer.status == 408
+    assert b"body_timeout" in answer.body
+
+
+def test_an_engine_that_hangs_during_a_drain_ends_it_at_once() -> None:
+    """The drain does not wait for an engine that no longer moves: 503 and exit code 70."""
+    gate = StepGate(at_decode)
+    body = {"model": "fake", "prompt": "hi", "max_tokens": 2}
+    daemon = RunningDaemon(
+        lambda: FakeEngine(before_step=gate), flags={"engine.stall_timeout_s": 1}
+    )
+    with daemon, ThreadPoolExecutor(1) as pool:
+        open_request = pool.submit(
+            httpx.post, f"{daemon.url}/v1/completions", json=body, timeout=30
+        )
+        gate.wait_until_held()
+        daemon.stop()
+        answer = open_request.result()
+        gate.open()
+        assert daemon.join(20)
+
+    assert answer.status_code == 503
+    assert isinstance(daemon.error, EngineFaultError)

@@ -33,6 +33,7 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.events import (
+    EngineFaulted,
     Event,
     FinishReason,
     SequenceAdmitted,
@@ -97,6 +98,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         requests = tuple(
             SequenceRequest(
                 sequence_id=f"s{len(self.records) + index}",
+                group_id=f"g{len(self.records)}",
                 prompt=tuple(range(index, index + prompt_tokens)),
                 sampling=SamplingParams(temperature=1.0, seed=len(self.records) + index),
                 max_tokens=max_tokens,
@@ -232,7 +234,14 @@ class SingleFlightMachine(RuleBasedStateMachine):
         """After admission nobody is left who waited or ran too long, nor a free slot and a queue."""
         for one in self.records.values():
             age_s = now_s - one.request.arrived_s
-            assert not (one.is_waiting and age_s >= LIMITS.queue_timeout_s)
+            group_id = one.request.group_id
+            is_started = any(
+                other.is_admitted
+                for other in self.records.values()
+                if other.request.group_id == group_id
+            )
+            patience_s = LIMITS.request_timeout_s if is_started else LIMITS.queue_timeout_s
+            assert not (one.is_waiting and age_s >= patience_s)
             assert not (one.is_running and age_s >= LIMITS.request_timeout_s)
         assert self.scheduler.running_count or not self.scheduler.waiting_count
 
@@ -267,7 +276,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted():
+                case StepCompleted() | EngineFaulted():
                     raise AssertionError("the serving loop says that, not the scheduler")
 
     def _note_queued(self, record: Record, position: int) -> None:

@@ -72,8 +72,8 @@ def _errors(*statuses: int) -> tuple[Answer, ...]:
 
 # 401, 403, 421 and 503: the key, the Origin, the Host and the room are looked at first of all.
 _READING = _errors(401, 403, 421, 503)
-_POSTING = _errors(400, 401, 403, 404, 413, 415, 421, 500, 503)
-_GENERATING = _errors(400, 401, 403, 404, 413, 415, 421, 429, 500, 503, 504)
+_POSTING = _errors(400, 401, 403, 404, 408, 413, 415, 421, 500, 503)
+_GENERATING = _errors(400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 _OPEN = _errors(403, 421)
 
 PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (

@@ -24,6 +24,9 @@ __all__ = ["RowSampling", "Sampler", "Selection", "uniform_draw"]
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""
 
+_GREEDY_TEMPERATURE = 1e-6
+"""At and below this a distribution has all its mass on one token, and dividing by it overflows."""
+
 _DRAW_CEILING = 1.0 - 2.0**-20
 """Keeps draw x total below the total after rounding, so that a token is always found."""
 
@@ -279,8 +282,8 @@ def _bias_matrix(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.arra
 
 
 def _filters(rows: Sequence[RowSampling]) -> _Filters | None:
-    """Columns for the rows whose temperature is above 0; None when every row is greedy."""
-    sampled = [i for i, row in enumerate(rows) if row.params.temperature > 0.0]
+    """Columns for the rows that are not greedy; None when every row is greedy."""
+    sampled = [i for i, row in enumerate(rows) if row.params.temperature > _GREEDY_TEMPERATURE]
     if not sampled:
         return None
     params = [rows[i].params for i in sampled]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import structlog
@@ -10,7 +11,12 @@ from litestar.exceptions import InternalServerException
 from msgspec import Struct
 
 from machd.api.decoding import decode_body, unknown_fields
-from machd.errors import ClientDisconnectedError, ModelNotServedError, UnsupportedMediaTypeError
+from machd.errors import (
+    BodyTimeoutError,
+    ClientDisconnectedError,
+    ModelNotServedError,
+    UnsupportedMediaTypeError,
+)
 from machd.http.gate import request_id
 
 __all__ = ["check_model", "read_body"]
@@ -18,13 +24,14 @@ __all__ = ["check_model", "read_body"]
 _S = TypeVar("_S", bound=Struct)
 
 
-async def read_body(request: Request[Any, Any, Any], type_: type[_S]) -> _S:
+async def read_body(request: Request[Any, Any, Any], type_: type[_S], *, timeout_s: float) -> _S:
     """Read and decode the body; names of unknown fields go to the debug log.
 
     Raises:
         UnsupportedMediaTypeError: It is not plain ``application/json``. A browser sends other
             types without asking, so accepting one would let any page in.
         InvalidRequestError: It is not what ``type_`` takes.
+        BodyTimeoutError: It did not arrive in time.
         ClientDisconnectedError: The client left before it had sent everything.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -33,7 +40,12 @@ async def read_body(request: Request[Any, Any, Any], type_: type[_S]) -> _S:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMediaTypeError("send the body without a Content-Encoding")
     try:
-        body = await request.body()
+        async with asyncio.timeout(timeout_s):
+            body = await request.body()
+    except TimeoutError:
+        raise BodyTimeoutError(
+            f"the body did not arrive within limits.stall_timeout_s ({timeout_s:g} s)"
+        ) from None
     except InternalServerException:
         # The framework's word for a client that left before it had sent everything.
         raise ClientDisconnectedError("the client left while sending the body") from None

@@ -39,7 +39,11 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
-    body = (await read_body(request, ChatCompletionRequest)).checked()
+    body = (
+        await read_body(
+            request, ChatCompletionRequest, timeout_s=context.settings.limits.stall_timeout_s
+        )
+    ).checked()
     service = context.service
     service.lifecycle.check_accepting()
     check_model(body.model, service.model.model_id)

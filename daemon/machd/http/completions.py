@@ -21,7 +21,7 @@ from machd.errors import InvalidRequestError
 from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
 from machd.http.generations import identify, respond
-from machd.http.logprobs import completion_logprobs, token_text
+from machd.http.logprobs import TextOffsets, completion_logprobs
 from machd.http.usage import wire_finish_reason, wire_usage
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
@@ -33,7 +33,11 @@ async def create_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a text."""
-    body = (await read_body(request, CompletionRequest)).checked()
+    body = (
+        await read_body(
+            request, CompletionRequest, timeout_s=context.settings.limits.stall_timeout_s
+        )
+    ).checked()
     service = context.service
     service.lifecycle.check_accepting()
     check_model(body.model, service.model.model_id)
@@ -86,7 +90,7 @@ class _CompletionDialect:
         self._model_id = model_id
         self._tokenizer = tokenizer
         self._echoes = echoes
-        self._text_offsets: dict[int, int] = {}
+        self._text_offsets: dict[int, TextOffsets] = {}
         self._encoder = msgspec.json.Encoder()
 
     def opening(self) -> Sequence[bytes]:
@@ -120,16 +124,14 @@ class _CompletionDialect:
     def _logprobs(self, delta: ChoiceDelta) -> CompletionChoiceLogprobs | None:
         if not self._options.logprobs:
             return None
-        offset = self._text_offsets.get(delta.index, 0)
-        columns = completion_logprobs(
+        if delta.index not in self._text_offsets:
+            self._text_offsets[delta.index] = TextOffsets(self._tokenizer.detokenizer())
+        return completion_logprobs(
             delta.tokens,
             self._tokenizer,
-            text_offset=offset,
+            text_offsets=self._text_offsets[delta.index].advance(delta.tokens),
             with_top=bool(self._options.top_logprobs),
         )
-        length = sum(len(token_text(token.token_id, self._tokenizer)) for token in delta.tokens)
-        self._text_offsets[delta.index] = offset + length
-        return columns
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
         return self._encoder.encode(

@@ -32,6 +32,9 @@ from machd.errors import (
 
 __all__ = ["EXCEPTION_HANDLERS", "error_headers", "error_json", "error_response", "unexpected"]
 
+_RESTART_S = 5
+"""What a client is told to wait for a server that is leaving or failing: about a restart."""
+
 _HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
     404: lambda: NotFoundError("nothing is served at this path"),
     405: lambda: MethodNotAllowedError("this path does not take this method"),
@@ -48,6 +51,8 @@ def error_headers(error: MachdError) -> dict[str, str]:
     """Headers that go with an error."""
     if isinstance(error, UnavailableError):
         return {"Retry-After": str(error.retry_after_s)}
+    if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return {"Retry-After": str(_RESTART_S)}
     return {}
 
 

@@ -32,6 +32,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     service = context.service
     model = service.model
     cache = model.cache
+    snapshot = context.loop.snapshot
     return Capabilities(
         architecture=model.architecture,
         kv_cache_kind=cache.kind.value,
@@ -46,9 +47,11 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             dtype=model.dtype,
         ),
         decode_mode=DecodeModeReport(
-            requested="single", active="single", reason="one generation at a time is the default"
+            requested=snapshot.mode.value,
+            active=snapshot.mode.value,
+            reason="one generation at a time is the default",
         ),
-        max_b=1,
+        max_b=snapshot.slot_count,
         model=ModelSummary(
             id=model.model_id,
             context_tokens=model.context_tokens,

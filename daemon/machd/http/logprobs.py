@@ -11,9 +11,9 @@ from machd.api.logprobs import (
     CompletionChoiceLogprobs,
     wire_logprob,
 )
-from machd.engine.protocol import SampledToken, Tokenizer, TokenLogprob
+from machd.engine.protocol import Detokenizer, SampledToken, Tokenizer, TokenLogprob
 
-__all__ = ["chat_logprobs", "completion_logprobs", "token_text"]
+__all__ = ["TextOffsets", "chat_logprobs", "completion_logprobs", "token_text"]
 
 
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
@@ -45,19 +45,36 @@ def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> ChatL
 
 
 def completion_logprobs(
-    tokens: Sequence[SampledToken], tokenizer: Tokenizer, *, text_offset: int, with_top: bool
+    tokens: Sequence[SampledToken],
+    tokenizer: Tokenizer,
+    *,
+    text_offsets: list[int],
+    with_top: bool,
 ) -> CompletionChoiceLogprobs:
-    """Columns, one row a token; ``text_offset`` is where the first of them starts."""
-    texts = [token_text(token.token_id, tokenizer) for token in tokens]
-    offsets = [text_offset]
-    for text in texts:
-        offsets.append(offsets[-1] + len(text))
+    """Columns, one row a token; ``text_offsets`` says where each token's text starts."""
     return CompletionChoiceLogprobs(
-        tokens=texts,
+        tokens=[token_text(token.token_id, tokenizer) for token in tokens],
         token_logprobs=[wire_logprob(_logprob(token)) for token in tokens],
         top_logprobs=[_top(token, tokenizer) for token in tokens] if with_top else None,
-        text_offset=offsets[:-1],
+        text_offset=text_offsets,
     )
+
+
+class TextOffsets:
+    """Where each token's text starts in its choice's whole text, in characters."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        """Start at 0 with a fresh detokenizer."""
+        self._detokenizer = detokenizer
+        self._offset = 0
+
+    def advance(self, tokens: Sequence[SampledToken]) -> list[int]:
+        """The offsets of the next tokens. A token inside a character starts where that does."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push(token.token_id))
+        return offsets
 
 
 def _top(token: SampledToken, tokenizer: Tokenizer) -> dict[str, float]:

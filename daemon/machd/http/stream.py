@@ -123,7 +123,9 @@ class GenerationResponse:
                 *_mode_headers(admission),
             ]
         )
-        await sender.send(body, is_last=True)
+        await sender.send(body)
+        # A write of its own, because only the next one waits for a client that does not read.
+        await sender.send(b"", is_last=True)
 
     async def _write_events(self, sender: _Sender) -> None:
         try:

@@ -26,13 +26,12 @@ async def tokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
-    body = (await read_body(request, TokenizeRequest)).checked()
+    body = (
+        await read_body(request, TokenizeRequest, timeout_s=context.settings.limits.stall_timeout_s)
+    ).checked()
     service = context.service
     check_model(body.model, service.model.model_id)
-    tokens = await service.in_worker(_tokenise, service.tokenizer, body)
-    texts = (
-        [token_text(one, service.tokenizer) for one in tokens] if body.return_token_strs else None
-    )
+    tokens, texts = await service.in_worker(_tokenise, service.tokenizer, body)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=service.model.context_tokens,
@@ -46,18 +45,22 @@ async def detokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> DetokenizeResponse:
     """Text of token ids."""
-    body = await read_body(request, DetokenizeRequest)
+    body = await read_body(
+        request, DetokenizeRequest, timeout_s=context.settings.limits.stall_timeout_s
+    )
     service = context.service
     check_model(body.model, service.model.model_id)
     body.check_vocabulary(service.model.vocabulary_tokens)
     return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
 
 
-def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
+def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest) -> tuple[list[int], list[str] | None]:
     if body.messages is None:
         text = body.prompt or ""
     else:
         text = tokenizer.render_chat(
             body.template_messages(), add_generation_prompt=body.add_generation_prompt
         )
-    return tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
+    tokens = tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
+    texts = [token_text(one, tokenizer) for one in tokens] if body.return_token_strs else None
+    return tokens, texts

@@ -10,6 +10,7 @@ from machd.errors import MachdError
 
 __all__ = [
     "DecodeMode",
+    "EngineFaulted",
     "Event",
     "FinishReason",
     "SequenceAdmitted",
@@ -101,4 +102,16 @@ class StepCompleted:
     duration_s: float
 
 
-Event = SequenceQueued | SequenceAdmitted | TokenGenerated | SequenceFinished | StepCompleted
+@dataclass(frozen=True, slots=True)
+class EngineFaulted:
+    """A step failed, or the engine stopped; the sequences that it ended finish on their own."""
+
+
+Event = (
+    SequenceQueued
+    | SequenceAdmitted
+    | TokenGenerated
+    | SequenceFinished
+    | StepCompleted
+    | EngineFaulted
+)

@@ -25,6 +25,7 @@ class SequenceRequest:
     """One sequence as it was asked for.
 
     Attributes:
+        group_id: Shared by the sequences of one request.
         prompt: Token ids, at least one.
         max_tokens: Tokens that the completion may have, at least one.
         stop_token_ids: Tokens that end the completion; empty to run to ``max_tokens``.
@@ -32,6 +33,7 @@ class SequenceRequest:
     """
 
     sequence_id: str
+    group_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
@@ -45,6 +47,7 @@ class Sequence:
     __slots__ = (
         "admitted_s",
         "completion_tokens",
+        "is_group_started",
         "prefilled_tokens",
         "request",
         "slot_index",
@@ -61,6 +64,8 @@ class Sequence:
         self.prefilled_tokens = 0
         self.completion_tokens = 0
         self.admitted_s: float | None = None
+        # Once a sibling runs, the request is being answered: only its whole time is limited.
+        self.is_group_started = False
 
     @property
     def sequence_id(self) -> str:

@@ -98,6 +98,7 @@ class SingleFlightScheduler:
         if self._waiting and self._slots.free_count:
             sequence = self._waiting.pop_first()
             slot_index = self._slots.occupy(sequence, now_s)
+            self._waiting.start_group(sequence.request.group_id)
             events.append(
                 SequenceAdmitted(
                     sequence.sequence_id, slot_index, self.mode, self.active_loops, now_s
@@ -166,21 +167,27 @@ class SingleFlightScheduler:
         events = []
         for sequence in self._waiting.expired(now_s):
             self._waiting.remove(sequence.sequence_id)
-            waited = QueueTimeoutError(
-                f"no slot became free within limits.queue_timeout_s "
-                f"({self._limits.queue_timeout_s:g} s)",
-                retry_after_s=self._waiting.retry_after_s(),
-            )
-            events.append(sequence.finish(FinishReason.ERROR, now_s, waited))
+            error = self._ran_too_long() if sequence.is_group_started else self._waited_too_long()
+            events.append(sequence.finish(FinishReason.ERROR, now_s, error))
         oldest_s = now_s - self._limits.request_timeout_s
         for sequence in self._slots:
             if sequence.request.arrived_s <= oldest_s:
-                ran = RequestTimeoutError(
-                    f"the request ran longer than limits.request_timeout_s "
-                    f"({self._limits.request_timeout_s:g} s)"
-                )
-                events.append(self._finish(sequence, FinishReason.ERROR, now_s, ran))
+                error = self._ran_too_long()
+                events.append(self._finish(sequence, FinishReason.ERROR, now_s, error))
         return events
+
+    def _waited_too_long(self) -> MachdError:
+        return QueueTimeoutError(
+            f"no slot became free within limits.queue_timeout_s "
+            f"({self._limits.queue_timeout_s:g} s)",
+            retry_after_s=self._waiting.retry_after_s(),
+        )
+
+    def _ran_too_long(self) -> MachdError:
+        return RequestTimeoutError(
+            f"the request ran longer than limits.request_timeout_s "
+            f"({self._limits.request_timeout_s:g} s)"
+        )
 
     def _finish(
         self,

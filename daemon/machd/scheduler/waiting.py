@@ -101,10 +101,24 @@ class WaitingQueue:
         return sequence_id in self._sequences
 
     def expired(self, now_s: float) -> tuple[Sequence, ...]:
-        """Those that have waited too long to be worth starting."""
+        """Those that have waited too long to be worth starting.
+
+        A request whose first sequence was admitted in time no longer waits in the queue's sense.
+        """
         limits = self._limits
-        oldest_s = now_s - min(limits.queue_timeout_s, limits.request_timeout_s)
-        return tuple(sequence for sequence in self if sequence.request.arrived_s <= oldest_s)
+        patience_s = min(limits.queue_timeout_s, limits.request_timeout_s)
+        return tuple(
+            sequence
+            for sequence in self
+            if now_s - sequence.request.arrived_s
+            >= (limits.request_timeout_s if sequence.is_group_started else patience_s)
+        )
+
+    def start_group(self, group_id: str) -> None:
+        """Note that a request's first sequence has been admitted."""
+        for sequence in self:
+            if sequence.request.group_id == group_id:
+                sequence.is_group_started = True
 
     def record_service_time(self, seconds_s: float) -> None:
         """Learn how long a sequence keeps a slot, for :meth:`retry_after_s`."""

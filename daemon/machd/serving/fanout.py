@@ -13,6 +13,7 @@ from typing import Protocol
 
 from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
+    EngineFaulted,
     Event,
     SequenceAdmitted,
     SequenceFinished,
@@ -136,7 +137,7 @@ class Fanout:
             events, self._undelivered = self._undelivered, []
             self._is_waking = False
         for event in events:
-            if isinstance(event, StepCompleted | SequenceQueued):
+            if isinstance(event, StepCompleted | SequenceQueued | EngineFaulted):
                 continue
             stream = self._streams.get(event.sequence_id)
             if stream is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from machd.engine.protocol import SampledToken
@@ -89,7 +89,7 @@ class Generation:
         stream: Stream,
         choices: list[tuple[str, CompletionText]],
         *,
-        prompt_tokens: int,
+        prompt_tokens: Sequence[int],
         abort: AbortSequences,
         on_close: Callable[[Generation], None],
     ) -> None:
@@ -99,7 +99,7 @@ class Generation:
             identity: Whose request it is.
             stream: Where the sequences' events come out.
             choices: Sequence ids with a fresh text each, in the order of the answer's indices.
-            prompt_tokens: Of all prompts together.
+            prompt_tokens: Of each prompt.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Told once, when nobody reads any more.
         """
@@ -109,12 +109,14 @@ class Generation:
             sequence_id: _Choice(index, sequence_id, text)
             for index, (sequence_id, text) in enumerate(choices)
         }
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = sum(prompt_tokens)
+        self._first_prompt_tokens = prompt_tokens[0]
         self._cached_tokens = 0
         self._abort_sequences = abort
         self._on_close = on_close
         self._admission: SequenceAdmitted | None = None
         self._first_token_s: float | None = None
+        self._last_token_s = 0.0
         self._unread: list[ChoiceDelta] = []
         self._error: MachdError | None = None
         self._is_closed = False
@@ -202,12 +204,13 @@ class Generation:
             endpoint=identity.endpoint,
             decode_mode=self._admission.decode_mode if self._admission else None,
             prompt_tokens=self._prompt_tokens,
+            first_prompt_tokens=self._first_prompt_tokens,
             cached_tokens=self._cached_tokens,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=None if token_s is None else token_s - started_s,
             ttft_s=None if token_s is None else token_s - identity.arrived_s,
-            decode_s=None if token_s is None else finished_s - token_s,
+            decode_s=None if token_s is None else self._last_token_s - token_s,
             duration_s=finished_s - identity.arrived_s,
             finish_reason=_finish_reason(first.finish_reason, self._error),
             error_code=self._error.code if self._error else None,
@@ -238,6 +241,7 @@ class Generation:
                 case TokenGenerated(sequence_id, token):
                     if self._first_token_s is None:
                         self._first_token_s = event.at_s
+                    self._last_token_s = event.at_s
                     tokens.setdefault(sequence_id, []).append(token)
                 case SequenceFinished(sequence_id):
                     finished[sequence_id] = event

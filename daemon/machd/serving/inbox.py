@@ -39,8 +39,8 @@ Message = Submit | Abort | Stop
 class Inbox:
     """A queue that any thread may put into and the engine thread alone empties.
 
-    It needs no bound of its own: a request puts one Submit and one Abort, and the number of
-    requests is bounded by the connections the server accepts; each drain leaves it empty.
+    It needs no bound of its own: a request puts one Submit and an Abort or two for each of its
+    sequences, requests are bounded by ``limits.max_in_flight``, and each drain leaves it empty.
     """
 
     def __init__(self) -> None:

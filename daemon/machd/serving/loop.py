@@ -16,7 +16,13 @@ import structlog
 from machd.clock import Clock
 from machd.engine.protocol import Engine, MemoryReading, StepPlan
 from machd.errors import EngineFaultError, MachdError
-from machd.scheduler.events import Event, StepCompleted
+from machd.scheduler.events import (
+    DecodeMode,
+    EngineFaulted,
+    Event,
+    SequenceFinished,
+    StepCompleted,
+)
 from machd.scheduler.protocol import Scheduler
 from machd.serving.inbox import Abort, Inbox, Stop, Submit
 
@@ -26,7 +32,7 @@ _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
 
 _MAX_CONSECUTIVE_FAULTS = 3
-"""Failed steps in a row after which the engine is given up instead of reset."""
+"""Failed steps, with no whole answer between them, after which the engine is given up."""
 
 _MEMORY_INTERVAL_S = 1.0
 """How often memory is read while steps run."""
@@ -41,6 +47,8 @@ class LoopSnapshot:
     """The engine thread at one moment, replaced whole and never changed."""
 
     taken_unix_s: float = 0.0
+    mode: DecodeMode = DecodeMode.SINGLE
+    slot_count: int = 0
     running_count: int = 0
     waiting_count: int = 0
     active_loops: int = 0
@@ -74,7 +82,6 @@ class EngineLoop:
         self.loaded: Future[Engine] = Future()
         self.finished: Future[None] = Future()
         self.inbox = Inbox()
-        self.step_faults = 0
         self._load = load
         self._make_scheduler = make_scheduler
         self._publish = publish
@@ -138,7 +145,8 @@ class EngineLoop:
             # First of all, so that the daemon learns of it even if answering fails too.
             self.finished.set_exception(error)
             fault = EngineFaultError("the engine has stopped; the server is restarting")
-            self._publish(self._end_all(scheduler, fault))
+            counted = () if isinstance(error, EngineFaultError) else (EngineFaulted(),)
+            self._publish([*counted, *self._end_all(scheduler, fault)])
         else:
             self.finished.set_result(None)
         finally:
@@ -188,11 +196,13 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
             self._recover(engine, scheduler, error)
             return
-        self._consecutive_faults = 0
         now_s = self._clock.monotonic_s()
         for fault in result.faults:
             self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
         events = scheduler.commit(plan, result, now_s)
+        if any(isinstance(event, SequenceFinished) and event.error is None for event in events):
+            # Only a whole answer shows that the engine works: prefill may succeed where decode fails.
+            self._consecutive_faults = 0
         if plan.prefill or plan.decode:
             events.append(StepCompleted(len(plan.decode), plan.prefill_tokens, now_s - start_s))
         if events:
@@ -204,10 +214,9 @@ class EngineLoop:
         Raises:
             EngineFaultError: Too many steps in a row have failed, or the reset itself did.
         """
-        self.step_faults += 1
         self._consecutive_faults += 1
         fault = EngineFaultError("the engine failed while computing this request")
-        self._publish(scheduler.fail(fault, self._clock.monotonic_s()))
+        self._publish([EngineFaulted(), *scheduler.fail(fault, self._clock.monotonic_s())])
         self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
         if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
             raise EngineFaultError(
@@ -229,6 +238,8 @@ class EngineLoop:
             self._memory_read_s = now_s
         self._snapshot = LoopSnapshot(
             taken_unix_s=self._clock.unix_s(),
+            mode=scheduler.mode,
+            slot_count=scheduler.slot_count,
             running_count=scheduler.running_count,
             waiting_count=scheduler.waiting_count,
             active_loops=scheduler.active_loops,

@@ -18,10 +18,11 @@ class RequestRecord:
         endpoint: Name of the endpoint family, such as ``chat_completions``.
         decode_mode: None when no sequence was ever admitted.
         completion_tokens: Over all choices.
+        first_prompt_tokens: Of the first prompt alone, which ``prefill_s`` is about.
         queue_s: From arrival to the first admission, or to the end if there was none.
         prefill_s: From admission to the first token; None without one.
         ttft_s: From arrival to the first token; None without one.
-        decode_s: From the first token to the end; None without one.
+        decode_s: From the first token to the last, as the engine made them; None without one.
         duration_s: From arrival to the end.
         finish_reason: Of the first choice, else ``abort``, ``reject`` or ``error``.
         error_code: The stable code of the error that ended it; None for a good end.
@@ -32,6 +33,7 @@ class RequestRecord:
     endpoint: str
     decode_mode: DecodeMode | None
     prompt_tokens: int
+    first_prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     queue_s: float

@@ -152,7 +152,7 @@ class GenerationService:
                 (one, CompletionText(self.tokenizer.detokenizer(), options.stop))
                 for one in sequence_ids
             ],
-            prompt_tokens=sum(len(prompt) for prompt in prompts),
+            prompt_tokens=[len(prompt) for prompt in prompts],
             abort=self._abort,
             on_close=self._closed,
         )
@@ -202,6 +202,7 @@ class GenerationService:
         return [
             SequenceRequest(
                 sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
+                group_id=identity.generation_id,
                 prompt=prompt,
                 sampling=_sampling(options, seed + choice),
                 max_tokens=max_tokens[prompt_index],

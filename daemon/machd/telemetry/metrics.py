@@ -13,9 +13,10 @@ from prometheus_client import (
     generate_latest,
 )
 
-from machd.errors import EngineFaultError, RowFaultError
+from machd.errors import RowFaultError
 from machd.scheduler.events import (
     DecodeMode,
+    EngineFaulted,
     Event,
     FinishReason,
     SequenceFinished,
@@ -84,7 +85,6 @@ class Metrics:
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Count a step's events."""
-        self._count_engine_faults(events)
         for event in events:
             match event:
                 case TokenGenerated(sequence_id, _, at_s):
@@ -96,6 +96,8 @@ class Metrics:
                     self._last_token_s.pop(sequence_id, None)
                 case StepCompleted():
                     self._observe_step(event)
+                case EngineFaulted():
+                    self.count_fault("engine")
                 case _:
                     pass
 
@@ -108,19 +110,25 @@ class Metrics:
         if record.finish_reason == FinishReason.ABORT.value:
             self._counters["machd_aborts_total"].labels(record.error_code or "unknown").inc()
         if record.error_code == RowFaultError.code:
-            self._counters["machd_faults_total"].labels("row").inc()
+            self.count_fault("row")
+        if record.decode_mode is None:
+            return  # it never ran: it took no time of the engine's and no tokens
         self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
         self._counters["machd_prompt_tokens_cached_total"].inc(record.cached_tokens)
         self._counters["machd_generation_tokens_total"].inc(record.completion_tokens)
         self._observe("machd_request_duration_seconds", record.duration_s)
-        self._observe("machd_request_queue_time_seconds", record.queue_s)
         for name, seconds_s in (
+            ("machd_request_queue_time_seconds", record.queue_s),
             ("machd_time_to_first_token_seconds", record.ttft_s),
             ("machd_request_prefill_time_seconds", record.prefill_s),
             ("machd_request_decode_time_seconds", record.decode_s),
         ):
             if seconds_s is not None:
                 self._observe(name, seconds_s)
+
+    def count_fault(self, scope: str) -> None:
+        """Count a failure of machd's own: of one ``row`` or of the ``engine``."""
+        self._counters["machd_faults_total"].labels(scope).inc()
 
     def count_rejection(self, code: str) -> None:
         """Count a request that was turned away; ``code`` is an error class's stable code."""
@@ -135,15 +143,6 @@ class Metrics:
         self._observe("machd_step_tokens", step.prefill_tokens + step.batch_width)
         if step.batch_width:
             self._observe("machd_batch_width", step.batch_width)
-
-    def _count_engine_faults(self, events: Sequence[Event]) -> None:
-        """One for each fault, however many sequences share its error."""
-        faults = {
-            id(event.error)
-            for event in events
-            if isinstance(event, SequenceFinished) and isinstance(event.error, EngineFaultError)
-        }
-        self._counters["machd_faults_total"].labels("engine").inc(len(faults))
 
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)

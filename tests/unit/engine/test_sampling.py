@@ -234,3 +234,12 @@ def test_draws_are_uniform() -> None:
         counts, _ = np.histogram(draws, bins=20, range=(0, 1))
         assert counts.min() > 250 - 6 * math.sqrt(250)
         assert counts.max() < 250 + 6 * math.sqrt(250)
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-9])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    """Dividing by next to nothing would overflow; the answer is the likeliest token."""
+    logits = logits_of(1, seed=8)
+    greedy = choose([SamplingParams(temperature=0.0)], logits)
+
+    assert choose([SamplingParams(temperature=temperature, seed=4)], logits) == greedy

@@ -364,3 +364,22 @@ def test_committing_nothing_changes_nothing() -> None:
     """An empty step is no event."""
     scheduler = _scheduler()
     assert scheduler.commit(StepPlan(), StepResult(), now_s=0.0) == []
+
+
+def test_a_started_request_does_not_time_out_in_the_queue() -> None:
+    """Once one of its sequences was admitted, only the whole request's time is limited."""
+    scheduler = SingleFlightScheduler(LIMITS)
+    scheduler.submit(
+        (request_of("a/0", group_id="a"), request_of("a/1", group_id="a"), request_of("b")), 0.0
+    )
+    scheduler.admit(1.0)
+
+    late = scheduler.admit(LIMITS.queue_timeout_s)
+    assert [
+        (one.sequence_id, type(one.error)) for one in late if isinstance(one, SequenceFinished)
+    ] == [("b", QueueTimeoutError)]
+
+    over = scheduler.admit(LIMITS.request_timeout_s)
+    assert {
+        (one.sequence_id, type(one.error)) for one in over if isinstance(one, SequenceFinished)
+    } == {("a/0", RequestTimeoutError), ("a/1", RequestTimeoutError)}

@@ -30,6 +30,7 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.events import (
+    EngineFaulted,
     Event,
     FinishReason,
     SequenceAdmitted,
@@ -320,7 +321,7 @@ def test_a_row_fault_ends_one_request_and_no_other(logged: list[EventDict]) -> N
 
     assert isinstance(bad.error, RowFaultError)
     assert (good.reason, good.completion_tokens) == (FinishReason.LENGTH, 5)
-    assert thread.loop.step_faults == 0
+    assert not thread.published.of(EngineFaulted)
     assert [(one["event"], one["exc_info"]) for one in logged] == [("row.failed", planted)]
 
 
@@ -348,7 +349,7 @@ def test_an_engine_fault_answers_who_runs_within_a_second_and_the_next_request_w
     assert isinstance(bad.error, EngineFaultError)
     assert bad.at_s - raised_s[0] < 1.0
     assert waiting.reason is following.reason is FinishReason.LENGTH
-    assert thread.loop.step_faults == 1
+    assert len(thread.published.of(EngineFaulted)) == 1
     assert thread.fault() is None
 
 
@@ -370,7 +371,7 @@ def test_an_engine_that_fails_three_times_in_a_row_is_given_up(logged: list[Even
 
     assert list(ends) == [f"s{number}" for number in range(5)]
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
-    assert thread.loop.step_faults == 3
+    assert len(thread.published.of(EngineFaulted)) == 3
     assert not thread.published.of(TokenGenerated)
     assert [(one["event"], one["log_level"]) for one in logged] == [
         *[("engine.step_failed", "error")] * 3,
@@ -539,3 +540,20 @@ def test_the_idle_snapshot_is_not_touched_while_a_generation_runs() -> None:
             lambda: thread.loop.idle_snapshot.taken_unix_s == clock.unix_s(), "a new idle moment"
         )
         assert thread.loop.idle_snapshot.memory.kv_used_bytes == 0
+
+
+def test_an_engine_whose_every_decode_fails_is_given_up() -> None:
+    """A prefill that works proves nothing: without one whole answer, three faults are the end."""
+
+    def before_step(plan: StepPlan) -> None:
+        if plan.decode:
+            raise RuntimeError("planted")
+
+    with _running(FakeEngine(before_step=before_step)) as thread:
+        thread.submit(*(request_of(f"s{number}", max_tokens=3) for number in range(5)))
+        ends = thread.published.ends(5)
+        assert isinstance(thread.fault(), EngineFaultError)
+        assert thread.loop.join(WITHIN_S)
+
+    assert {type(end.error) for end in ends.values()} == {EngineFaultError}
+    assert len(thread.published.of(EngineFaulted)) == 3

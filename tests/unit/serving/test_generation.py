@@ -285,12 +285,13 @@ async def test_the_record_holds_the_figures_of_the_request() -> None:
         endpoint="chat_completions",
         decode_mode=DecodeMode.SINGLE,
         prompt_tokens=10,
+        first_prompt_tokens=10,
         cached_tokens=1,
         completion_tokens=2,
         queue_s=1.0,
         prefill_s=2.5,
         ttft_s=3.5,
-        decode_s=6.5,
+        decode_s=2.5,
         duration_s=10.0,
         finish_reason="length",
         error_code=None,
@@ -319,7 +320,7 @@ async def test_the_record_is_right_at_any_time() -> None:
     await anext(opened.generation.deltas(idle_s=30))
 
     record = opened.generation.record(2.0)
-    assert (record.queue_s, record.prefill_s, record.ttft_s, record.decode_s) == (0, 0, 0, 2)
+    assert (record.queue_s, record.prefill_s, record.ttft_s, record.decode_s) == (0, 0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ RECORD = RequestRecord(
     endpoint="chat_completions",
     decode_mode=DecodeMode.SINGLE,
     prompt_tokens=110,
+    first_prompt_tokens=110,
     cached_tokens=10,
     completion_tokens=21,
     queue_s=0.0123,

@@ -20,6 +20,7 @@ from machd.errors import (
 )
 from machd.scheduler.events import (
     DecodeMode,
+    EngineFaulted,
     Event,
     FinishReason,
     SequenceAdmitted,
@@ -105,6 +106,7 @@ RECORD = RequestRecord(
     endpoint="chat_completions",
     decode_mode=DecodeMode.SINGLE,
     prompt_tokens=10,
+    first_prompt_tokens=10,
     cached_tokens=4,
     completion_tokens=6,
     queue_s=0.4,
@@ -359,7 +361,9 @@ def test_a_request_that_never_ran_has_no_spans() -> None:
     assert page.value("machd_time_to_first_token_seconds_count") == 0
     assert page.value("machd_request_prefill_time_seconds_count") == 0
     assert page.value("machd_request_decode_time_seconds_count") == 0
-    assert page.value("machd_request_queue_time_seconds_count") == 1
+    assert page.value("machd_request_queue_time_seconds_count") == 0
+    assert page.value("machd_request_duration_seconds_count") == 0
+    assert page.value("machd_prompt_tokens_total") == 0
 
 
 def test_an_early_end_is_counted_with_its_code() -> None:
@@ -431,7 +435,7 @@ def test_faults_are_there_from_the_start() -> None:
     ("error", "row", "engine"),
     [
         (RowFaultError("x"), 1, 0),
-        (EngineFaultError("x"), 0, 1),
+        (EngineFaultError("x"), 0, 0),  # told by EngineFaulted, not by whom it ended
         (QueueFullError("x"), 0, 0),
         (RequestTimeoutError("x"), 0, 0),
     ],
@@ -449,7 +453,7 @@ def test_one_engine_fault_is_one_fault() -> None:
     """However many sequences a failed step or a dead engine ends, the engine failed once."""
     metrics = Metrics()
     fault = EngineFaultError("x")
-    metrics.on_events([_end(one, FinishReason.ERROR, fault) for one in "abc"])
+    metrics.on_events([EngineFaulted(), *(_end(one, FinishReason.ERROR, fault) for one in "abc")])
     for _ in "abc":
         metrics.on_request(replace(RECORD, finish_reason="error", error_code=fault.code))
     assert Page(metrics).series("machd_faults_total") == {("row",): 0, ("engine",): 1}
