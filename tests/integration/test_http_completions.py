@@ -137,7 +137,7 @@ def test_logprob_columns_line_up(client: OpenAI) -> None:
     columns = answer.choices[0].logprobs
     assert columns is not None
     assert columns.tokens == ["a", " ", "\ufffd", "\ufffd"]
-    assert columns.text_offset == [0, 1, 2, 3]
+    assert columns.text_offset == [0, 1, 2, 2]  # both bytes are of the character that starts there
     assert columns.token_logprobs == [-0.5] * 4
     assert columns.top_logprobs is not None
     assert [sorted(one.values()) for one in columns.top_logprobs[:2]] == [[-1.5, -0.5]] * 2
