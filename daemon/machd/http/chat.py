@@ -24,9 +24,8 @@ from machd.api.logprobs import ChatLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol import Tokenizer
-from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
-from machd.http.generations import identify, respond
+from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import chat_logprobs
 from machd.http.usage import wire_finish_reason, wire_usage
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
@@ -39,15 +38,8 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
-    body = (
-        await read_body(
-            request, ChatCompletionRequest, timeout_s=context.settings.limits.stall_timeout_s
-        )
-    ).checked()
+    body = await read_generation(request, context, ChatCompletionRequest)
     service = context.service
-    service.lifecycle.check_accepting()
-    check_model(body.model, service.model.model_id)
-    body.check_vocabulary(service.model.vocabulary_tokens)
     options = body.options()
     prompt = await service.in_worker(_prompt, service.tokenizer, body)
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl")

@@ -18,9 +18,8 @@ from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol import Tokenizer
 from machd.errors import InvalidRequestError
-from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
-from machd.http.generations import identify, respond
+from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import TextOffsets, completion_logprobs
 from machd.http.usage import wire_finish_reason, wire_usage
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
@@ -33,15 +32,8 @@ async def create_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a text."""
-    body = (
-        await read_body(
-            request, CompletionRequest, timeout_s=context.settings.limits.stall_timeout_s
-        )
-    ).checked()
+    body = await read_generation(request, context, CompletionRequest)
     service = context.service
-    service.lifecycle.check_accepting()
-    check_model(body.model, service.model.model_id)
-    body.check_vocabulary(service.model.vocabulary_tokens)
     options = body.options()
     prompts = await service.in_worker(_tokenise, service.tokenizer, body.prompts())
     echoes = await service.in_worker(_echo, service.tokenizer, body) if body.echo else []

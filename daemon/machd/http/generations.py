@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from litestar import Request
 
+from machd.api.chat_request import ChatCompletionRequest
+from machd.api.completion_request import CompletionRequest
 from machd.api.options import GenerationOptions
 from machd.http.authentication import client_name
+from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
 from machd.http.gate import arrived_s, request_id
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
 from machd.serving.generation import GenerationIdentity
 
-__all__ = ["identify", "respond"]
+__all__ = ["identify", "read_generation", "respond"]
+
+_R = TypeVar("_R", ChatCompletionRequest, CompletionRequest)
+
+
+async def read_generation(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
+) -> _R:
+    """Read a request for a generation and hold it against the daemon and its model.
+
+    Raises:
+        RequestError: It is wrong, by itself or for this model.
+        UnavailableError: No new work is taken.
+    """
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = (await read_body(request, type_, timeout_s=timeout_s)).checked()
+    service = context.service
+    service.lifecycle.check_accepting()
+    check_model(body.model, service.model.model_id)
+    body.check_vocabulary(service.model.vocabulary_tokens)
+    return body
 
 
 def identify(
