@@ -6,9 +6,12 @@ tensors, so that several ranks can run one plan and a fake can answer it.
 The rules of the seam, which the contract suite proves for every engine:
 
 - ``run`` first frees ``plan.release``, then prefills, then decodes.
-- The last chunk of a prompt yields the row's first token in the same result.
+- The last chunk of a prompt may yield the row's first token in the same result; if it does not, the
+  next step that decodes the row's lane does.
 - A decode row yields exactly one token a step. The engine may already be computing the next one
   when it answers; ``DecodeRow.has_next`` says whether that work would be of use.
+- The rows of :attr:`Lane.BATCH` compute together: a plan decodes all of them or none. A row of
+  :attr:`Lane.SERIAL` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
 - ``run`` raising anything is an engine fault: nothing of the step counts.
 - Every method is called on the one engine thread, except ``tokenizer``'s, which are thread-safe.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from machd.capabilities.facts import CacheFacts
@@ -27,6 +31,7 @@ __all__ = [
     "DecodeRow",
     "Detokenizer",
     "Engine",
+    "Lane",
     "MemoryReading",
     "ModelDescription",
     "PrefillChunk",
@@ -69,15 +74,26 @@ class SamplingParams:
     top_logprobs: int | None = None
 
 
+class Lane(StrEnum):
+    """How a row's forward passes are computed."""
+
+    BATCH = "batch"
+    """Together with every other row of the lane."""
+
+    SERIAL = "serial"
+    """Alone: a model or a request that cannot share a batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """Some of a prompt's tokens for one slot.
 
     Attributes:
         start: Position of ``token_ids[0]`` in the prompt; 0 opens the slot.
-        is_last: The chunk ends the prompt, so the row's first token is sampled.
+        is_last: The chunk ends the prompt, so the row decodes from now on.
         sampling: The row's parameters; the engine keeps those of the opening chunk.
         reserved_tokens: Positions that prompt and completion may take together.
+        lane: Where the row decodes; the engine keeps that of the opening chunk.
     """
 
     slot_index: int
@@ -86,6 +102,7 @@ class PrefillChunk:
     is_last: bool
     sampling: SamplingParams
     reserved_tokens: int
+    lane: Lane = Lane.BATCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,14 @@ class SequenceQueued:
 
 @dataclass(frozen=True, slots=True)
 class SequenceAdmitted:
-    """A sequence got a slot; ``active_loops`` counts the generation loops now running.
+    """A sequence got a slot, or joined the decode of an identical one.
 
-    ``at_s`` is on the monotonic clock, as in every event.
+    Attributes:
+        active_loops: Generation loops now running: the sequences that decode, each once however
+            many clients read it.
+        at_s: On the monotonic clock, as in every event.
+        coalesced_with: The request id of the sequence whose decode is shared; None for a
+            sequence that decodes itself.
     """
 
     sequence_id: str
@@ -58,6 +63,7 @@ class SequenceAdmitted:
     decode_mode: DecodeMode
     active_loops: int
     at_s: float
+    coalesced_with: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,15 @@ from machd.engine.protocol import PrefillChunk, SamplingParams
 from machd.errors import MachdError
 from machd.scheduler.events import FinishReason, SequenceFinished
 
-__all__ = ["Sequence", "SequenceRequest", "SequenceState"]
+__all__ = ["Priority", "Sequence", "SequenceRequest", "SequenceState"]
+
+
+class Priority(StrEnum):
+    """Who goes first when requests wait; see ``WaitingQueue`` for what it is worth in seconds."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
 
 
 class SequenceState(StrEnum):
@@ -30,6 +38,9 @@ class SequenceRequest:
         max_tokens: Tokens that the completion may have, at least one.
         stop_token_ids: Tokens that end the completion; empty to run to ``max_tokens``.
         arrived_s: When the request came, on the monotonic clock.
+        request_id: What the client knows the request by; followers are told their leader's.
+        namespace: Whose request it is; only sequences of one namespace may share a decode.
+        priority: Its place among those that wait.
     """
 
     sequence_id: str
@@ -39,6 +50,9 @@ class SequenceRequest:
     max_tokens: int
     stop_token_ids: frozenset[int]
     arrived_s: float
+    request_id: str = ""
+    namespace: str = ""
+    priority: Priority = Priority.NORMAL
 
 
 class Sequence:
