@@ -29,7 +29,8 @@ check: dev
 
 bench: dev
 	@mkdir -p bench-results
-	$(MACHD) bench --json bench-results/bench.json --plot bench-results/bench.png $(ARGS)
+	$(MACHD) bench --compare single,static,continuous --scenarios sweep,staggered,long-prompt,coalescing \
+		--concurrency 1,4,8,16 --json bench-results/bench.json --plot bench-results/bench.png $(ARGS)
 
 docs: dev
 	.venv/bin/python docs/generate.py

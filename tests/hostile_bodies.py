@@ -173,6 +173,8 @@ _OUT_OF_RANGE: tuple[tuple[str, bytes], ...] = (
     ("stream_options is a list", _body(stream=True, stream_options=[])),
     ("stream_interval 0", _body(stream=True, stream_interval=0)),
     ("ignore_eos is a number", _body(ignore_eos=1)),
+    ("priority is a number", _body(priority=0)),
+    ("priority of another name", _body(priority="urgent")),
     ("metadata with 17 pairs", _body(metadata={str(i): "v" for i in range(17)})),
     ("metadata with a list", _body(metadata={"k": ["v"]})),
     ("user of 10000 characters", _body(user="u" * 10_000)),

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import TypeVar
 
-from machd.engine.protocol import Engine, SamplingParams
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import Engine, Lane, PrefillChunk, RowFault, SampledToken, SamplingParams
+from machd.scheduler.admission import Batching, KvBudget, KvPolicy
+from machd.scheduler.decode import Decode
 from machd.scheduler.events import Event
 from machd.scheduler.protocol import Scheduler
-from machd.scheduler.sequence import Sequence, SequenceRequest
+from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 
-__all__ = ["END_OF_TEXT", "LIMITS", "only", "request_of", "run_step", "sequence_of"]
+__all__ = [
+    "END_OF_TEXT",
+    "LIMITS",
+    "LateFirstToken",
+    "batching_of",
+    "decode_of",
+    "only",
+    "request_of",
+    "run_step",
+    "running_decode_of",
+    "sequence_of",
+]
 
 END_OF_TEXT = 256
 """The fake engine's end-of-text token."""
@@ -32,16 +47,22 @@ def request_of(
     max_tokens: int = 4,
     stop_token_ids: Iterable[int] = (END_OF_TEXT,),
     arrived_s: float = 0.0,
+    sampling: SamplingParams | None = None,
+    priority: Priority = Priority.NORMAL,
+    namespace: str = "",
 ) -> SequenceRequest:
-    """A request whose prompt is the ids 0, 1, 2 and so on."""
+    """A request whose prompt is the ids 0, 1, 2 and so on; its request id is its group's."""
     return SequenceRequest(
         sequence_id=sequence_id,
         group_id=group_id or sequence_id,
         prompt=tuple(range(prompt_tokens)),
-        sampling=SamplingParams(),
+        sampling=sampling or SamplingParams(),
         max_tokens=max_tokens,
         stop_token_ids=frozenset(stop_token_ids),
         arrived_s=arrived_s,
+        request_id=f"req-{group_id or sequence_id}",
+        namespace=namespace,
+        priority=priority,
     )
 
 
@@ -60,6 +81,62 @@ def sequence_of(
     )
 
 
+def decode_of(
+    sequence_id: str = "a",
+    *,
+    number: int | None = None,
+    prompt_tokens: int = 4,
+    max_tokens: int = 4,
+    arrived_s: float = 0.0,
+    priority: Priority = Priority.NORMAL,
+) -> Decode:
+    """A waiting decode with one reader; without a number, the letter's."""
+    request = request_of(
+        sequence_id,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        arrived_s=arrived_s,
+        priority=priority,
+    )
+    number = ord(sequence_id[0]) if number is None else number
+    return Decode(Sequence(request), number=number, submitted_s=arrived_s, keeps_tokens=True)
+
+
+def running_decode_of(
+    sequence_id: str = "a",
+    *,
+    slot_index: int = 0,
+    lane: Lane = Lane.BATCH,
+    prompt_tokens: int = 4,
+    max_tokens: int = 4,
+) -> Decode:
+    """The same, in a slot."""
+    decode = decode_of(sequence_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    decode.admit(slot_index, lane, now_s=0.0)
+    return decode
+
+
+def batching_of(
+    *,
+    max_b: int = 4,
+    window_s: float = 0.0,
+    prefill_chunk_tokens: int | None = 512,
+    coalesce: bool = False,
+    budget_tokens: int = 100_000,
+    policy: KvPolicy = KvPolicy.DEFER,
+) -> Batching:
+    """Batching with a budget of so many positions; a position costs 10 bytes, a sequence none."""
+    kv = KvBudget(budget_tokens * 10, bytes_per_token=10, bytes_per_sequence=0, policy=policy)
+    return Batching(max_b, window_s, prefill_chunk_tokens, coalesce, kv)
+
+
+class LateFirstToken(FakeEngine):
+    """An engine that gives a row's first token with its first decode, not with its last chunk."""
+
+    def _prefill(self, chunk: PrefillChunk) -> SampledToken | RowFault | None:
+        return super()._prefill(replace(chunk, is_last=False))
+
+
 def only(kind: type[_T], events: Items[object]) -> list[_T]:
     """The events of one kind, in order."""
     return [event for event in events if isinstance(event, kind)]
@@ -69,4 +146,4 @@ def run_step(scheduler: Scheduler, engine: Engine, now_s: float) -> list[Event]:
     """One pass of admit, plan, run, commit, as the serving loop does it."""
     events = scheduler.admit(now_s)
     plan = scheduler.plan()
-    return events + scheduler.commit(plan, engine.run(plan), now_s)
+    return events + scheduler.commit(plan, engine.run(plan), now_s, duration_s=0.0)

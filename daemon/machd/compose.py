@@ -7,25 +7,34 @@ import platform
 from collections.abc import Callable
 from importlib import metadata
 
+import structlog
+
 from machd import __version__
 from machd.api.capabilities import Versions
+from machd.capabilities.rules import Verdict, continuous_batching
 from machd.clock import Clock
-from machd.engine.protocol import Engine
+from machd.engine.protocol import Engine, ModelDescription
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
+from machd.scheduler.admission import Batching, KvBudget, KvPolicy
+from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.events import DecodeMode
+from machd.scheduler.protocol import Scheduler
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.scheduler.waiting import QueueLimits
+from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
 from machd.serving.fanout import Fanout
+from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.service import GenerationLimits, GenerationService
-from machd.settings.model import Settings
+from machd.settings.model import ContinuousBatchingSettings, Settings
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["Parts", "installed_versions"]
+__all__ = ["Parts", "batching_of", "installed_versions"]
 
 
 def installed_versions() -> Versions:
@@ -47,13 +56,14 @@ class Parts:
             clock: Reads time.
             api_keys: Who may ask.
         """
+        self._settings = settings
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
         fanout = Fanout(asyncio.get_running_loop(), [self.metrics])
         self.loop = EngineLoop(
             load=load,
-            make_scheduler=lambda _engine: SingleFlightScheduler(_queue_limits(settings)),
+            make_scheduler=self._make_scheduler,
             publish=fanout.publish,
             clock=clock,
         )
@@ -64,7 +74,7 @@ class Parts:
             limits=GenerationLimits(
                 max_tokens_default=settings.limits.max_tokens_default,
                 max_n=settings.limits.max_n,
-                max_sequences=settings.limits.max_queue + 1,
+                max_queue=settings.limits.max_queue,
             ),
             clock=clock,
             observers=[self.metrics, RequestLog()],
@@ -81,8 +91,9 @@ class Parts:
         self._watch()
 
     def announce(self, engine: Engine) -> None:
-        """Export what is only known once the model is loaded."""
+        """Export and log what is only known once the model is loaded."""
         model = engine.model
+        verdict, decision = self._decide(model)
         self.metrics.set_info(
             "machd_model_info",
             model=model.model_id,
@@ -91,6 +102,48 @@ class Parts:
             dtype=model.dtype,
             backend=model.backend,
         )
+        self.metrics.set_info(
+            "machd_capability_info",
+            feature="continuous_batching",
+            verdict=verdict.support.value,
+            source="rule",
+        )
+        self._log_decision(decision, model)
+
+    def _decide(self, model: ModelDescription) -> tuple[Verdict, DecodeModeDecision]:
+        verdict = continuous_batching(model.cache)
+        is_asked = self._settings.continuous_batching.enabled
+        return verdict, decide_decode_mode(is_batching_asked=is_asked, verdict=verdict)
+
+    def _make_scheduler(self, engine: Engine) -> Scheduler:
+        """The scheduler that the settings ask for and the model allows; on the engine thread."""
+        limits = _queue_limits(self._settings)
+        _, decision = self._decide(engine.model)
+        if decision.active is DecodeMode.BATCHED:
+            section = self._settings.continuous_batching
+            return ContinuousScheduler(limits, batching_of(section, engine.model))
+        return SingleFlightScheduler(limits)
+
+    def _log_decision(self, decision: DecodeModeDecision, model: ModelDescription) -> None:
+        log = structlog.get_logger("machd.scheduler")
+        say = log.info if decision.is_as_requested else log.warning
+        say(
+            "decode_mode.decided",
+            requested=decision.requested.value,
+            active=decision.active.value,
+            reason=decision.reason,
+        )
+        if decision.active is DecodeMode.BATCHED:
+            asked_gb = self._settings.continuous_batching.kv_budget_gb
+            asked_bytes = asked_budget_bytes(asked_gb)
+            effective_bytes = effective_budget_bytes(asked_gb, model.device_memory_bytes)
+            say = log.info if effective_bytes == asked_bytes else log.warning
+            say(
+                "kv_budget.effective",
+                asked_bytes=asked_bytes,
+                effective_bytes=effective_bytes,
+                device_memory_bytes=model.device_memory_bytes or None,
+            )
 
     def _watch(self) -> None:
         """Point the gauges at what they show."""
@@ -108,11 +161,11 @@ class Parts:
         metrics.watch("machd_requests_running", lambda: loop.snapshot.running_count)
         metrics.watch("machd_requests_waiting", lambda: loop.snapshot.waiting_count)
         metrics.watch("machd_active_loops", lambda: loop.snapshot.active_loops)
-        metrics.watch("machd_slots", lambda: loop.snapshot.running_count, state="occupied")
+        metrics.watch("machd_slots", lambda: loop.snapshot.active_loops, state="occupied")
         metrics.watch("machd_slots", self._free_slots, state="free")
-        metrics.watch(
-            "machd_kv_cache_bytes", lambda: loop.snapshot.memory.kv_used_bytes, state="used"
-        )
+        for state in ("budget", "reserved", "used"):
+            metrics.watch("machd_kv_cache_bytes", self._kv_reader(state), state=state)
+        metrics.watch("machd_kv_cache_usage_ratio", lambda: self._kv().usage_ratio)
         metrics.watch("machd_engine_heartbeat_age_seconds", lambda: loop.heartbeat_age_s)
         metrics.watch("machd_event_loop_lag_seconds", lambda: self.lag.last_s)
         for kind in ("active", "peak", "cache"):
@@ -120,10 +173,36 @@ class Parts:
 
     def _free_slots(self) -> float:
         snapshot = self.loop.snapshot
-        return snapshot.slot_count - snapshot.running_count
+        return snapshot.slot_count - snapshot.active_loops
+
+    def _kv(self) -> KvMemory:
+        loaded = self.loop.loaded
+        if not loaded.done() or loaded.exception() is not None:
+            return KvMemory(0, 0, 0)
+        return kv_memory(self.loop.snapshot, loaded.result().model)
+
+    def _kv_reader(self, state: str) -> Callable[[], float]:
+        return lambda: float(getattr(self._kv(), f"{state}_bytes"))
 
     def _memory_reader(self, kind: str) -> Callable[[], float]:
         return lambda: float(getattr(self.loop.snapshot.memory, f"{kind}_bytes"))
+
+
+def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) -> Batching:
+    """The settings' batching in the scheduler's terms, for one model on one device."""
+    chunk_tokens = section.prefill_chunk_tokens
+    return Batching(
+        max_b=section.max_b,
+        window_s=section.window_ms / 1000,
+        prefill_chunk_tokens=None if chunk_tokens == "auto" else chunk_tokens,
+        coalesce=section.coalesce,
+        kv=KvBudget(
+            budget_bytes=effective_budget_bytes(section.kv_budget_gb, model.device_memory_bytes),
+            bytes_per_token=model.cache.bytes_per_token,
+            bytes_per_sequence=model.cache.bytes_per_sequence,
+            policy=KvPolicy(section.kv_policy),
+        ),
+    )
 
 
 def _queue_limits(settings: Settings) -> QueueLimits:

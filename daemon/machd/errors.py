@@ -25,6 +25,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - InvalidRequestError           400
         . UnsupportedParameterError
         . ContextLengthExceededError
+        . KvBudgetExceededError
       - AuthenticationError           401
       - ForbiddenOriginError          403
       - NotFoundError                 404
@@ -36,6 +37,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - MisdirectedRequestError       421
     + UnavailableError                right request, wrong moment                429, 503
       - QueueFullError                429
+      - KvBudgetSpentError            429
       - TooManyInFlightError          503
       - QueueTimeoutError             503
       - NotReadyError                 503
@@ -69,6 +71,8 @@ __all__ = [
     "FaultError",
     "ForbiddenOriginError",
     "InvalidRequestError",
+    "KvBudgetExceededError",
+    "KvBudgetSpentError",
     "ListenError",
     "MachdError",
     "MethodNotAllowedError",
@@ -217,6 +221,12 @@ class ContextLengthExceededError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class KvBudgetExceededError(InvalidRequestError):
+    """Prompt and completion together need more KV cache than the whole budget."""
+
+    code = "kv_budget_exceeded"
+
+
 class AuthenticationError(RequestError):
     """The API key is missing or wrong."""
 
@@ -298,6 +308,14 @@ class QueueFullError(UnavailableError):
     """``limits.max_queue`` or ``limits.max_queue_tokens`` is reached."""
 
     code = "queue_full"
+    http_status = 429
+    error_type = "rate_limit_error"
+
+
+class KvBudgetSpentError(UnavailableError):
+    """The KV budget is promised to others and ``continuous_batching.kv_policy`` is ``reject``."""
+
+    code = "kv_budget_spent"
     http_status = 429
     error_type = "rate_limit_error"
 

@@ -74,7 +74,7 @@ def generate(
     for chunk in chunks_of(prompt, sampling, size=size):
         tokens.extend(engine.run(StepPlan(prefill=(chunk,))).tokens)
     while len(tokens) < count:
-        row = DecodeRow(0, has_next=len(tokens) + 1 < count)
+        row = DecodeRow(0)
         tokens.extend(engine.run(StepPlan(decode=(row,))).tokens)
     engine.run(StepPlan(release=(0,)))
     return tokens
@@ -115,7 +115,7 @@ def test_every_decode_yields_one_token_for_its_row(engine: Engine) -> None:
         (chunk,) = chunks_of(prompt_of(engine, "Hello there"), GREEDY, slot_index=slot_index)
         engine.run(StepPlan(prefill=(chunk,)))
 
-    result = engine.run(StepPlan(decode=(DecodeRow(0, has_next=True), DecodeRow(1, has_next=True))))
+    result = engine.run(StepPlan(decode=(DecodeRow(0), DecodeRow(1))))
 
     assert sorted(token.slot_index for token in result.tokens) == [0, 1]
 
@@ -128,7 +128,7 @@ def test_working_ahead_changes_nothing(engine: Engine) -> None:
     (chunk,) = chunks_of(prompt, SAMPLED)
     tokens = list(engine.run(StepPlan(prefill=(chunk,))).tokens)
     for _ in range(7):
-        tokens += engine.run(StepPlan(decode=(DecodeRow(0, has_next=False),))).tokens
+        tokens += engine.run(StepPlan(decode=(DecodeRow(0),))).tokens
 
     assert ids(ahead) == ids(tokens)
 
@@ -148,14 +148,14 @@ def test_a_row_does_not_depend_on_its_neighbours(engine: Engine, sampling: Sampl
     slots: list[int] = []
     for slot_index, neighbour in enumerate(neighbours, start=1):
         (joining,) = chunks_of(neighbour, MIXED[slot_index], slot_index=slot_index)
-        rows = tuple(DecodeRow(slot, has_next=True) for slot in (0, *slots))
+        rows = tuple(DecodeRow(slot) for slot in (0, *slots))
         together += engine.run(StepPlan(prefill=(joining,), decode=rows)).tokens
         slots.append(slot_index)
     while slots:
-        rows = tuple(DecodeRow(slot, has_next=True) for slot in (0, *slots[1:]))
+        rows = tuple(DecodeRow(slot) for slot in (0, *slots[1:]))
         together += engine.run(StepPlan(release=(slots.pop(0),), decode=rows)).tokens
     for _ in range(10):
-        together += engine.run(StepPlan(decode=(DecodeRow(0, has_next=True),))).tokens
+        together += engine.run(StepPlan(decode=(DecodeRow(0),))).tokens
 
     assert ids([token for token in together if token.slot_index == 0])[:10] == alone
 
@@ -183,7 +183,7 @@ def test_a_slot_can_be_taken_in_the_plan_that_frees_it(engine: Engine) -> None:
     (chunk,) = chunks_of(prompt, GREEDY)
     tokens = list(engine.run(StepPlan(release=(0,), prefill=(chunk,))).tokens)
     for _ in range(3):
-        tokens += engine.run(StepPlan(decode=(DecodeRow(0, has_next=True),))).tokens
+        tokens += engine.run(StepPlan(decode=(DecodeRow(0),))).tokens
 
     assert ids(tokens) == fresh
 

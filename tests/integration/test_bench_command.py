@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import time
@@ -13,9 +12,8 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 from running_daemon import RunningDaemon
+from tiny_checkpoint import write_tiny_llama
 
-from machd.bench.client import Target
-from machd.bench.connection import ServerAddress
 from machd.bench.server import ServerProcess
 from machd.cli.bench import bench, forwarded_arguments
 from machd.clock import SystemClock
@@ -86,7 +84,13 @@ def test_a_server_that_refuses_is_a_failure(url: str) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--compare", "static"), "is no mode of this machd; it has: single"),
+        (("--compare", "batched"), "is no mode; there are: single, static, continuous"),
+        (("--scenarios", "sweep,none"), "is no scenario; there are: sweep, staggered,"),
+        (("--scenarios", "coalescing"), "coalescing needs a mode that batches: --compare cont"),
+        (("--compare", "static", "--scenarios", "long-prompt"), "long-prompt needs a mode that"),
+        (("--extra-body", "{}"), "--model-id and --extra-body are for a server at --url"),
+        (("--url", "http://h", "--extra-body", "[]"), "is not a JSON object"),
+        (("--url", "http://h", "--scenarios", "staggered", "--plot", "b.png"), "draws the sweep"),
         (("--concurrency", "1,0"), "is not a list of positive numbers"),
         (("--concurrency", "few"), "is not a list of positive numbers"),
         (("--url", "http://h", "model"), "--url measures a server that runs already"),
@@ -139,25 +143,74 @@ def test_the_server_gets_the_settings_of_the_command(tmp_path: Path) -> None:
     ]
 
 
+@pytest.fixture(name="tiny_llama", scope="module")
+def _tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that costs nothing, with the vocabulary of a real one."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
 @pytest.mark.slow
-def test_a_server_of_its_own_is_started_measured_and_stopped(
-    embedded_model_path: Path, tmp_path: Path
-) -> None:
-    """The whole command on a real model: bare loop, server, level, bare loop, and figures of each."""
+def test_modes_are_measured_one_after_the_other(tiny_llama: Path, tmp_path: Path) -> None:
+    """The whole command: bare loop, servers, batches without one, and figures of each."""
     path = tmp_path / "bench.json"
 
-    result = run(str(embedded_model_path), "--concurrency", "2", *SHORT, "--json", str(path))
+    result = run(
+        *(str(tiny_llama), "--compare", "single,static,continuous", "--concurrency", "2", *SHORT),
+        *("--scenarios", "sweep,staggered,long-prompt,coalescing", "--json", str(path)),
+    )
 
     assert result.exit_code == 0, result.output
     report = json.loads(path.read_bytes())
-    (level,), (ceiling,), (server,) = report["levels"], report["ceilings"], report["servers"]
-    assert (level["mode"], level["batch_width"], level["completion_tokens"]) == ("single", 1, 15)
-    assert level["ceiling"]["generation"] > 0
-    assert level["ceiling"]["itl_per_step"] > 0
-    assert (ceiling["runs"], ceiling["step"]["count"]) == (2, 8)
-    assert server["start_to_ready_s"] > 0
-    beyond_bytes = server["ready_rss_bytes"] - report["model"]["weights_bytes"]
-    assert server["ready_beyond_weights_bytes"] == beyond_bytes > 0
+    single, static, continuous = levels = report["levels"]
+    assert [(one["mode"], one["batch_width"]) for one in levels] == [
+        ("single", 1),
+        ("static", 2),
+        ("continuous", 2),
+    ]
+    assert {one["completion_tokens"] for one in levels} == {20}
+    assert single["prompt_tokens"] == static["prompt_tokens"] == continuous["prompt_tokens"] > 0
+    assert all(one["ceiling"]["generation"] > 0 for one in levels)
+    assert all(one["ceiling"]["itl_per_step"] > 0 for one in (single, continuous))
+    assert (static["itl"], static["ceiling"]["itl_per_step"]) == (None, None)
+    assert static["ttft"] == static["latency"]
+    # Before the servers, and after each level; four steps a run.
+    assert [(one["batch_width"], one["runs"]) for one in report["ceilings"]] == [(1, 2), (2, 3)]
+    assert report["ceilings"][0]["step"]["count"] == 8
+    assert [one["mode"] for one in report["staggered"]] == ["single", "static", "continuous"]
+    assert all(one["static_ttft_ratio"] > 0 for one in report["staggered"])
+    assert [one["mode"] for one in report["long_prompt"]] == ["continuous"]
+    assert 1400 < report["long_prompt"][0]["prompt_tokens"] < 1600
+    assert [one["coalesced"] for one in report["coalescing"]] == [2]
+    assert [(one["mode"], one["decode_mode"]) for one in report["servers"]] == [
+        ("single", "single"),
+        ("continuous", "batched"),
+    ]
+    for server in report["servers"]:
+        beyond_bytes = server["ready_rss_bytes"] - report["model"]["weights_bytes"]
+        assert server["ready_beyond_weights_bytes"] == beyond_bytes > 0
+    assert "batch_generate, without HTTP" in result.output
+
+
+@pytest.mark.slow
+def test_batches_alone_need_no_server(tiny_llama: Path, tmp_path: Path) -> None:
+    """Without a server the model is described by the process that ran it."""
+    path = tmp_path / "bench.json"
+
+    result = run(
+        *(str(tiny_llama), "--compare", "static", "--scenarios", "staggered"),
+        *(*SHORT, "--json", str(path)),
+    )
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(path.read_bytes())
+    assert (report["levels"], report["ceilings"], report["servers"]) == ([], [], [])
+    assert report["workload"]["endpoint"] is None
+    assert report["model"]["id"] == "tiny-llama"
+    assert report["model"]["versions"]["mlx_lm"]
+    (static,) = report["staggered"]
+    assert static["requests"] == 8
+    # The first of four waits for the last one, and then for the batch.
+    assert static["ttft"]["p99_s"] > 0.7
 
 
 def test_a_model_that_is_not_there_is_bad_usage() -> None:
@@ -186,38 +239,3 @@ async def test_a_server_that_dies_is_a_failure(embedded_model_path: Path) -> Non
 
     with pytest.raises(EngineFaultError, match="exit code -9"):
         await kill_in_the_middle()
-
-
-async def test_a_server_that_knows_less_is_asked_for_less() -> None:
-    """Without completions and without ignore_eos, chat without it is found."""
-    asked: list[tuple[str, bool]] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            path = line.split()[1].decode()
-            headers = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = int(headers.split("content-length: ")[1].split("\r\n")[0])
-            body = await reader.readexactly(length)
-            if path.endswith("completions"):
-                asked.append((path, b"ignore_eos" in body))
-            status, reply = 404, b"{}"
-            if path == "/llm/v1/models":
-                status, reply = 200, b'{"data":[{"id":"m"}]}'
-            elif "/chat/" in path:
-                status = 400 if b"ignore_eos" in body else 200
-            head = f"HTTP/1.1 {status} OK\r\ncontent-length: {len(reply)}\r\n\r\n"
-            writer.write(head.encode() + reply)
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        address = ServerAddress.of(f"http://127.0.0.1:{port}/llm/v1")
-        target = await Target.find(address, api_key=None, clock=SystemClock())
-
-    assert target.model_id == "m"
-    assert target.dialect.is_chat
-    assert not target.dialect.ignores_eos
-    assert target.dialect.counts_tokens
-    assert target.capabilities is None
-    completions, chat = "/llm/v1/completions", "/llm/v1/chat/completions"
-    assert asked == [(completions, True), (completions, False), (chat, True), (chat, False)]

@@ -32,20 +32,22 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
     FinishReason,
+    InvariantBroken,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     StepCompleted,
     TokenGenerated,
 )
-from machd.scheduler.sequence import Sequence, SequenceRequest
+from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.scheduler.slots import Slots
-from machd.scheduler.waiting import QueueLimits
+from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 LIMITS = QueueLimits(max_queue=4, max_queue_tokens=30, queue_timeout_s=10.0, request_timeout_s=25.0)
 CHUNK_TOKENS = 4
@@ -197,7 +199,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
     def engine_rows_are_the_slots(self) -> None:
         """Every row is of an occupied slot, or of one that the next plan frees."""
         slots = self.scheduler._slots
-        occupied = {sequence.slot_index for sequence in slots}
+        occupied = {decode.slot_index for decode in slots}
         assert set(self.engine._rows) == occupied | set(slots.released)
 
     def teardown(self) -> None:
@@ -228,7 +230,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
             self._note(self.scheduler.fail(EngineFaultError("planted"), now_s))
             self.engine.reset()
             return
-        self._note(self.scheduler.commit(plan, result, now_s))
+        self._note(self.scheduler.commit(plan, result, now_s, duration_s=0.0))
 
     def _check_timeouts(self, now_s: float) -> None:
         """After admission nobody is left who waited or ran too long, nor a free slot and a queue."""
@@ -276,18 +278,22 @@ class SingleFlightMachine(RuleBasedStateMachine):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted() | EngineFaulted():
+                case StepCompleted() | EngineFaulted() | InvariantBroken():
                     raise AssertionError("the serving loop says that, not the scheduler")
 
     def _note_queued(self, record: Record, position: int) -> None:
         assert not record.is_queued
         assert record.finished is None
-        assert position == sum(one.is_waiting for one in self.records.values())
+        arrived_s = record.request.arrived_s
+        assert position == sum(
+            one.is_waiting and one.request.arrived_s <= arrived_s for one in self.records.values()
+        )
         record.is_queued = True
 
     def _note_admitted(self, record: Record) -> None:
         assert record.is_waiting, "admitted once, from the queue"
-        first = next(one for one in self.records.values() if one.is_waiting)
+        waiting = [one for one in self.records.values() if one.is_waiting]
+        first = min(waiting, key=lambda one: one.request.arrived_s)
         assert record is first, "first come, first served"
         assert not any(one.is_running for one in self.records.values())
         record.is_admitted = True
@@ -356,19 +362,11 @@ class ForgetsToRelease(SingleFlightScheduler):
 
 
 class KeepsFinishedInSlot(SingleFlightScheduler):
-    """A finished sequence goes on holding its slot."""
+    """A decode that nobody reads goes on holding its slot."""
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        now_s: float,
-        error: MachdError | None = None,
-    ) -> SequenceFinished:
-        slot_index = sequence.slot_index
-        event = sequence.finish(reason, now_s, error)
-        sequence.slot_index = slot_index
-        return event
+    def _retire(self, decode: Decode, now_s: float) -> None:
+        if not decode.is_running:
+            super()._retire(decode, now_s)
 
 
 class LosesWhoIsAbortedWhileWaiting(SingleFlightScheduler):
@@ -378,28 +376,36 @@ class LosesWhoIsAbortedWhileWaiting(SingleFlightScheduler):
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
     ) -> list[Event]:
         """Drop the sequence and say nothing."""
-        for sequence_id in sequence_ids:
-            if sequence_id in self._waiting:
-                self._waiting.remove(sequence_id)
+        for decode in self._waiting:
+            if decode.request.sequence_id in sequence_ids:
+                self._waiting.remove(decode)
+                del self._open[decode.request.sequence_id]
         return super().abort(sequence_ids, error, now_s)
+
+
+class _TurnedAround(WaitingQueue):
+    @property
+    def first(self) -> Decode:
+        return list(iter(self))[-1]
 
 
 class LastComeFirstServed(SingleFlightScheduler):
     """Seats whoever came last."""
 
-    def admit(self, now_s: float) -> list[Event]:
-        """Turn the queue around first."""
-        for sequence_id in [one.sequence_id for one in self._waiting][-2::-1]:
-            self._waiting.append(self._waiting.remove(sequence_id))
-        return super().admit(now_s)
+    def __init__(self, limits: QueueLimits, *, prefill_chunk_tokens: int) -> None:
+        """Start idle."""
+        super().__init__(limits, prefill_chunk_tokens=prefill_chunk_tokens)
+        self._waiting = _TurnedAround(limits)
 
 
 class DeliversStopTokens(SingleFlightScheduler):
     """Lets the token that ends a completion into its text."""
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
         """Announce every token."""
-        events = super().commit(plan, result, now_s)
+        events = super().commit(plan, result, now_s, duration_s=duration_s)
         if result.tokens and events and not isinstance(events[0], TokenGenerated):
             ended = events[0]
             assert isinstance(ended, SequenceFinished)
@@ -410,13 +416,15 @@ class DeliversStopTokens(SingleFlightScheduler):
 class CountsOneTokenTooMany(SingleFlightScheduler):
     """Tells a wrong number at the end."""
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
         """Spoil the count."""
         return [
             replace(event, completion_tokens=event.completion_tokens + 1)
             if isinstance(event, SequenceFinished)
             else event
-            for event in super().commit(plan, result, now_s)
+            for event in super().commit(plan, result, now_s, duration_s=duration_s)
         ]
 
 
@@ -442,13 +450,8 @@ class FailsInSilence(SingleFlightScheduler):
 class QueuesWithoutBounds(SingleFlightScheduler):
     """Takes in everything."""
 
-    def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
-        """Queue without asking for room."""
-        del now_s
-        return [
-            SequenceQueued(request.sequence_id, self._waiting.append(Sequence(request)))
-            for request in requests
-        ]
+    def _check_room(self, new: tuple[Decode, ...]) -> None:
+        del new
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ could be configured: ``limits.max_body_bytes`` is the bound that is met first.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -23,6 +23,7 @@ __all__ = [
     "MinP",
     "ModelName",
     "Penalty",
+    "PriorityName",
     "RepetitionPenalty",
     "SamplesPerPrompt",
     "Seed",
@@ -109,6 +110,9 @@ Stop = _StopText | Annotated[list[_StopText], Meta(max_length=16)]
 
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=256)]
 """Tokens that end the completion."""
+
+PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
+"""Who goes first when requests wait."""
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],

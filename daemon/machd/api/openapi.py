@@ -33,13 +33,17 @@ _HEADERS: dict[str, Json] = {
         "description": "Generation loops active in the scheduler.",
         "schema": {"type": "integer", "minimum": 0},
     },
+    "X-Coalesced": {
+        "description": "Id of the request whose decode was shared; only where one was.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+    },
     "Retry-After": {
         "description": "Whole seconds after which to try again.",
         "schema": {"type": "integer", "minimum": 0},
     },
 }
 _EVERY_ANSWER = ("X-Request-Id",)
-_GENERATED_ANSWER = ("X-Request-Id", "X-Decode-Mode", "X-Active-Loops")
+_GENERATED_ANSWER = ("X-Request-Id", "X-Decode-Mode", "X-Active-Loops", "X-Coalesced")
 _LATER = ("X-Request-Id", "Retry-After")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from machd.api.bounds import PriorityName
+
 __all__ = ["GenerationOptions"]
 
 
@@ -23,6 +25,7 @@ class GenerationOptions:
         n: Completions for each prompt.
         include_usage: Send a last event with the usage; only ever true with ``stream``.
         stream_interval: Tokens in one event; None leaves it to ``streaming.interval``.
+        priority: Its place among the requests that wait.
     """
 
     max_tokens: int | None = None
@@ -43,6 +46,7 @@ class GenerationOptions:
     stream: bool = False
     include_usage: bool = False
     stream_interval: int | None = None
+    priority: PriorityName = "normal"
 
     @property
     def logprobs(self) -> bool:

@@ -12,6 +12,7 @@ from machd.api.bounds import (
     MinP,
     ModelName,
     Penalty,
+    PriorityName,
     RepetitionPenalty,
     SamplesPerPrompt,
     Seed,
@@ -45,7 +46,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     """How to generate. Null means the default throughout, as in OpenAI's API.
 
     From ``top_k`` to ``stop_token_ids`` the fields are extensions that other servers spell the
-    same way; what follows them are such extensions that machd refuses.
+    same way; ``priority`` is machd's own. What follows are extensions that machd refuses.
     """
 
     model: ModelName
@@ -68,6 +69,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stream_interval: StreamInterval | None = None
     stop_token_ids: StopTokenIds | None = None
+    priority: PriorityName | None = None
 
     guided_json: Refused = UNSET
     guided_regex: Refused = UNSET
@@ -122,6 +124,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
             stream=bool(self.stream),
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             stream_interval=self.stream_interval,
+            priority=self.priority or "normal",
         )
 
 

@@ -1,9 +1,10 @@
-"""The bare loop in a process of its own: what it is asked, what it answers, and who keeps it.
+"""The model without a server, in a process of its own: what it is asked, and who keeps it.
 
 It has a process of its own because the matrix library must be chosen before mlx is imported and
 because its memory must not count as the server's. One JSON object a line in both directions: the
 process says :class:`CeilingReady` when the model is loaded, then answers every
-:class:`CeilingQuery` with a :class:`CeilingAnswer`, or says :class:`CeilingFailure` and ends. It
+:class:`CeilingQuery` (the bare loop) with a :class:`CeilingAnswer` and every :class:`StaticQuery`
+(a batch of mlx-lm's) with a :class:`StaticAnswer`, or says :class:`CeilingFailure` and ends. It
 also ends when its standard input does, so that it cannot outlive the bench.
 """
 
@@ -12,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from machd.bench.model_facts import ModelFacts
 from machd.errors import EngineFaultError, MachdError, StartupError
 
 __all__ = [
@@ -25,6 +28,9 @@ __all__ = [
     "CeilingQuery",
     "CeilingReady",
     "CeilingReply",
+    "ModelQuery",
+    "StaticAnswer",
+    "StaticQuery",
 ]
 
 _MODULE = "machd.cli.ceiling_process"
@@ -36,10 +42,12 @@ class CeilingReady(Struct, frozen=True, tag="ready"):
     """The model is loaded.
 
     Attributes:
+        model: What it is.
         weights_bytes: What its weights take.
         available_memory_bytes: What is left where it computes.
     """
 
+    model: ModelFacts
     weights_bytes: int
     available_memory_bytes: int
 
@@ -49,11 +57,14 @@ class CeilingReady(Struct, frozen=True, tag="ready"):
         return self.available_memory_bytes >= self.weights_bytes * 1.5
 
 
-class CeilingQuery(Struct, frozen=True):
-    """Prefill ``batch_width`` prompts, then make so many steps."""
+class CeilingQuery(Struct, frozen=True, tag="bare"):
+    """Prefill these prompts in one call, then make so many steps.
 
-    batch_width: int
-    prompt_tokens: int
+    The loop knows rows of one length only: each prompt is brought to their mean length, so that
+    the work is that of the prompts as they are.
+    """
+
+    prompts: list[str]
     steps: int
 
 
@@ -66,6 +77,20 @@ class CeilingAnswer(Struct, frozen=True, tag="answer"):
     step_s: list[float]
 
 
+class StaticQuery(Struct, frozen=True, tag="static"):
+    """Run these prompts as one batch of mlx-lm's ``batch_generate``, to its end."""
+
+    prompts: list[str]
+    max_tokens: int
+
+
+class StaticAnswer(Struct, frozen=True, tag="batch"):
+    """Tokens of each prompt and of each completion, in the order of the prompts."""
+
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+
+
 class CeilingFailure(Struct, frozen=True, tag="failure"):
     """An operating error, as :class:`machd.errors.MachdError` has it."""
 
@@ -73,7 +98,8 @@ class CeilingFailure(Struct, frozen=True, tag="failure"):
     exit_code: int
 
 
-CeilingReply = CeilingReady | CeilingAnswer | CeilingFailure
+ModelQuery: TypeAlias = CeilingQuery | StaticQuery
+CeilingReply: TypeAlias = CeilingReady | CeilingAnswer | StaticAnswer | CeilingFailure
 
 
 class CeilingProcess:
@@ -97,15 +123,19 @@ class CeilingProcess:
             StartupError: The model cannot be loaded.
             EngineFaultError: The process failed.
         """
-        process = self._process or await self._start()
-        assert process.stdin is not None
-        try:
-            process.stdin.write(msgspec.json.encode(query) + b"\n")
-            await process.stdin.drain()
-        except OSError as error:
-            raise EngineFaultError("the bare loop's process has ended") from error
-        reply = await self._receive(process)
-        assert isinstance(reply, CeilingAnswer), "a query is answered once"
+        reply = await self._ask(query)
+        assert isinstance(reply, CeilingAnswer), "a query is answered in its kind"
+        return reply
+
+    async def run_batch(self, query: StaticQuery) -> StaticAnswer:
+        """Run one batch to its end.
+
+        Raises:
+            StartupError: The model cannot be loaded.
+            EngineFaultError: The process failed.
+        """
+        reply = await self._ask(query)
+        assert isinstance(reply, StaticAnswer), "a query is answered in its kind"
         return reply
 
     async def close(self) -> None:
@@ -121,6 +151,16 @@ class CeilingProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+    async def _ask(self, query: ModelQuery) -> CeilingReply:
+        process = self._process or await self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(query) + b"\n")
+            await process.stdin.drain()
+        except OSError as error:
+            raise EngineFaultError("the bare loop's process has ended") from error
+        return await self._receive(process)
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = process = await asyncio.create_subprocess_exec(

@@ -8,8 +8,9 @@ milliseconds, so the client adds under 0.2 % to what it measures.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeAlias
 from urllib.parse import urlsplit
 
 import h11
@@ -17,7 +18,9 @@ import h11
 from machd.bench.sse import TimedPiece
 from machd.clock import Clock
 
-__all__ = ["Connection", "Exchange", "ServerAddress"]
+__all__ = ["Connection", "Exchange", "PieceListener", "ServerAddress"]
+
+PieceListener: TypeAlias = Callable[[TimedPiece], None]
 
 _READ_BYTES = 65_536
 _CLOSE_S = 1.0
@@ -63,11 +66,13 @@ class Exchange:
 
     Attributes:
         sent_s: When the last byte of the request was handed to the system.
+        headers: The answer's, names in lower case.
         ended_s: When the last byte of the answer was here.
     """
 
     sent_s: float
     status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
     ended_s: float = 0.0
     pieces: list[TimedPiece] = field(default_factory=list)
 
@@ -92,9 +97,22 @@ class Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def exchange(
-        self, method: str, path: str, body: bytes = b"", *, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        on_piece: PieceListener | None = None,
     ) -> Exchange:
         """Send a request and read its answer, noting when each piece came.
+
+        Args:
+            method: Such as ``POST``.
+            path: Behind the address's prefix.
+            body: JSON, or nothing.
+            timeout_s: An end to the whole of it.
+            on_piece: Told of every piece as it comes, for those who cannot wait for the end.
 
         Raises:
             OSError: The server cannot be reached, breaks off, does not speak HTTP, or took longer
@@ -102,7 +120,7 @@ class Connection:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(method, path, body)
+                return await self._exchange(method, path, body, on_piece)
         except h11.ProtocolError as error:
             await self.close()
             raise ConnectionError(
@@ -124,7 +142,9 @@ class Connection:
         except OSError:
             writer.transport.abort()
 
-    async def _exchange(self, method: str, path: str, body: bytes) -> Exchange:
+    async def _exchange(
+        self, method: str, path: str, body: bytes, on_piece: PieceListener | None
+    ) -> Exchange:
         state, reader, writer = await self._open()
         headers = [*self._headers, ("Content-Length", str(len(body)))]
         if body:
@@ -134,7 +154,7 @@ class Connection:
         writer.write(data + (state.send(h11.EndOfMessage()) or b""))
         await writer.drain()
         exchange = Exchange(sent_s=self._clock.monotonic_s())
-        await self._read(state, reader, exchange)
+        await self._read(state, reader, exchange, on_piece)
         if state.our_state is h11.DONE and state.their_state is h11.DONE:
             state.start_next_cycle()
         else:
@@ -152,7 +172,11 @@ class Connection:
         return self._state, self._reader, self._writer
 
     async def _read(
-        self, state: h11.Connection, reader: asyncio.StreamReader, exchange: Exchange
+        self,
+        state: h11.Connection,
+        reader: asyncio.StreamReader,
+        exchange: Exchange,
+        on_piece: PieceListener | None,
     ) -> None:
         arrived_s = exchange.sent_s
         while True:
@@ -162,9 +186,13 @@ class Connection:
                 arrived_s = self._clock.monotonic_s()
                 state.receive_data(data)
             elif isinstance(event, h11.Data):
-                exchange.pieces.append(TimedPiece(arrived_s, bytes(event.data)))
+                piece = TimedPiece(arrived_s, bytes(event.data))
+                exchange.pieces.append(piece)
+                if on_piece is not None:
+                    on_piece(piece)
             elif isinstance(event, h11.Response):
                 exchange.status = event.status_code
+                exchange.headers = {name.decode(): value.decode() for name, value in event.headers}
             elif isinstance(event, h11.EndOfMessage):
                 exchange.ended_s = arrived_s
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -19,15 +20,18 @@ class CeilingFigures(Struct, frozen=True, kw_only=True):
     """What the bare loop does at one batch width, over all its runs.
 
     Attributes:
+        prompt_tokens: Of each row, mean of the runs: what the levels' own prompts have.
         runs: How often it ran, spread over the bench.
         run_step_p50_s: Median step of each run, in their order: how far the machine drifted.
         prefill_s: Median, from the prompts to every row's first token.
         step: Seconds of a step; its median is what servers are held against.
         decode_tps: Tokens/s while stepping: the width over the median step.
-        generation_tps: Tokens/s over the whole of a request: prefill and then every step.
+        generation_tps: Tokens/s over the whole of a run, prefill and then every step; the median
+            of the runs, and what servers are held against.
     """
 
     batch_width: int
+    prompt_tokens: float
     runs: int
     run_step_p50_s: list[float]
     prefill_s: float
@@ -36,24 +40,23 @@ class CeilingFigures(Struct, frozen=True, kw_only=True):
     generation_tps: float
 
     @classmethod
-    def of(cls, answers: Sequence[CeilingAnswer], *, max_tokens: int) -> Self | None:
+    def of(cls, answers: Sequence[CeilingAnswer]) -> Self | None:
         """Sum up runs at one width; None when none of them made a step."""
         step = Distribution.of(second for answer in answers for second in answer.step_s)
         if step is None:
             return None
         width = answers[0].batch_width
-        prefill_s = statistics.median(answer.prefill_s for answer in answers)
-        request_s = prefill_s + (max_tokens - 1) * step.p50_s
         return cls(
             batch_width=width,
+            prompt_tokens=statistics.fmean(answer.prompt_tokens for answer in answers),
             runs=len(answers),
             run_step_p50_s=[
                 statistics.median(answer.step_s) for answer in answers if answer.step_s
             ],
-            prefill_s=prefill_s,
+            prefill_s=statistics.median(answer.prefill_s for answer in answers),
             step=step,
             decode_tps=width / step.p50_s,
-            generation_tps=width * max_tokens / request_s,
+            generation_tps=statistics.median(_tps(answer) for answer in answers),
         )
 
 
@@ -75,7 +78,7 @@ class LevelFigures(Struct, frozen=True, kw_only=True):
 
     Attributes:
         batch_width: Rows that the mode computes together here; None where that is not known.
-        wall_s: From the first request's sending to the last answer's end.
+        wall_s: From the first request's sending to the last token.
         ttft: From sending a request to its first token.
         itl: Between a request's events with text, over all requests; None without any.
         latency: From sending a request to the end of its answer.
@@ -142,15 +145,19 @@ class LevelFigures(Struct, frozen=True, kw_only=True):
         )
 
 
-def ceilings_of(answers: Iterable[CeilingAnswer], *, max_tokens: int) -> list[CeilingFigures]:
+def ceilings_of(answers: Iterable[CeilingAnswer]) -> list[CeilingFigures]:
     """The figures of every batch width, narrowest first."""
     of_width: dict[int, list[CeilingAnswer]] = {}
     for answer in answers:
         of_width.setdefault(answer.batch_width, []).append(answer)
-    figures = (
-        CeilingFigures.of(of_width[width], max_tokens=max_tokens) for width in sorted(of_width)
-    )
+    figures = (CeilingFigures.of(of_width[width]) for width in sorted(of_width))
     return [one for one in figures if one is not None]
+
+
+def _tps(answer: CeilingAnswer) -> float:
+    """Every row's first token and those of every step, over the time of all of it."""
+    tokens = answer.batch_width * (1 + len(answer.step_s))
+    return tokens / (answer.prefill_s + math.fsum(answer.step_s))
 
 
 def _share(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 
-from machd.bench.client import CompletionClient, Target
+from machd.bench.client import Client, ClientMaker
 from machd.bench.timing import RequestTiming
 from machd.bench.workload import Workload
-from machd.clock import Clock
 
-__all__ = ["Level", "LevelTimings", "run_level"]
+__all__ = ["Level", "LevelTimings", "run_level", "together", "warm_up"]
+
+_WARM_UP_PROMPT_TOKENS = 8
+_WARM_UP_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +22,13 @@ class Level:
 
     Attributes:
         mode: How the server decodes.
-        index: Which level of its mode it is, so that no two share a prompt.
+        series: Its prompts; the same in every mode.
         concurrency: Clients.
         batch_width: Rows that the mode computes together here; None where that is not known.
     """
 
     mode: str
-    index: int
+    series: str
     concurrency: int
     batch_width: int | None
 
@@ -40,37 +42,36 @@ class LevelTimings:
 
     @property
     def wall_s(self) -> float:
-        """From the first request's sending to the last answer's end."""
-        return max(one.ended_s for one in self.timings) - min(one.sent_s for one in self.timings)
+        """From the first request's sending to the last token."""
+        first_s = min(one.sent_s for one in self.timings)
+        return max(one.last_token_s for one in self.timings) - first_s
 
 
 async def run_level(
-    target: Target,
+    make_client: ClientMaker,
     workload: Workload,
     level: Level,
     *,
-    clock: Clock,
     on_request: Callable[[], None],
 ) -> LevelTimings:
     """Send a level's requests.
 
     Args:
-        target: Where.
+        make_client: Whom to ask.
         workload: What.
         level: With how many clients.
-        clock: Reads time.
         on_request: Told whenever an answer has ended.
 
     Raises:
-        EngineFaultError: The server did not answer one of them.
+        EngineFaultError: One of them was not answered.
     """
     count = workload.request_count(level.concurrency)
     # Made beforehand: the client should do nothing but wait while it measures.
-    prompts = iter([workload.prompt(level.index, index) for index in range(count)])
+    prompts = iter(workload.prompts(level.series, count))
     timings: list[RequestTiming] = []
 
     async def work(prompts: Iterator[str]) -> None:
-        client = CompletionClient(target, clock)
+        client = make_client()
         try:
             for prompt in prompts:
                 timings.append(await client.complete(prompt, workload.max_tokens))
@@ -78,11 +79,35 @@ async def run_level(
         finally:
             await client.close()
 
-    try:
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(level.concurrency):
-                clients.create_task(work(prompts))
-    except ExceptionGroup as failures:
-        # The first failure cancels the other clients, and says it all.
-        raise failures.exceptions[0] from None
+    await together(work(prompts) for _ in range(level.concurrency))
     return LevelTimings(level, tuple(timings))
+
+
+async def warm_up(make_client: ClientMaker, workload: Workload, clients: int) -> None:
+    """So many short requests at once: the first batch of a width costs more than the others.
+
+    The bare loop is warmed at every width, too.
+
+    Raises:
+        EngineFaultError: One of them was not answered.
+    """
+    series = f"warm-up-{clients}"
+
+    async def work(client: Client, index: int) -> None:
+        prompt = workload.prompt(series, index, tokens=_WARM_UP_PROMPT_TOKENS)
+        try:
+            await client.complete(prompt, _WARM_UP_TOKENS)
+        finally:
+            await client.close()
+
+    await together(work(make_client(), index) for index in range(clients))
+
+
+async def together(coroutines: Iterable[Coroutine[object, object, object]]) -> None:
+    """Run all of them at once; the first failure cancels the others, and says it all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in coroutines:
+                group.create_task(one)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from machd.bench.figures import LevelFigures
+from machd.bench.modes import STATIC
 from machd.bench.report import BenchReport
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ _DOTS_PER_INCH = 150
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 """Of Okabe and Ito: told apart with any kind of colour vision."""
 _GREY = "#666666"
+_CEILING_STYLE: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.2, "color": _GREY}
+_LABELS = {STATIC.name: f"{STATIC.name} (no HTTP; first token with the batch's end)"}
+_LOGARITHMIC_FROM = 20.0
+"""Between the largest and the smallest of the values: above, a linear scale hides the small."""
 
 
 def can_plot() -> bool:
@@ -43,21 +48,24 @@ def write_plot(report: BenchReport, path: Path) -> None:
             (level for level in report.levels if level.mode == mode),
             key=lambda level: level.concurrency,
         )
-        _draw_first_token(first_token, levels, mode, colour)
-        _draw_line(throughput, levels, lambda level: level.generation_tps, mode, colour)
-        _draw_ceiling(throughput, report, levels, colour)
+        label = _LABELS.get(mode, mode)
+        _draw_first_token(first_token, levels, label, colour)
+        _draw_line(throughput, levels, lambda level: level.generation_tps, label, colour)
+    _draw_ceiling(throughput, report)
     first_token.set_title("Time to first token: median, and up to p90", loc="left", fontsize=11)
     first_token.set_ylabel("seconds")
     throughput.set_title("Generated tokens/s, all clients together", loc="left", fontsize=11)
     throughput.set_ylabel("tokens/s")
+    throughput.set_ylim(bottom=0)
+    _scale_first_token(first_token, report)
     for axes in (first_token, throughput):
         _finish(axes, sorted({level.concurrency for level in report.levels}))
     figure.suptitle(_caption(report), fontsize=9, color=_GREY, x=0.01, ha="left")
     figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
 
 
-def _draw_first_token(axes: Axes, levels: list[LevelFigures], mode: str, colour: str) -> None:
-    _draw_line(axes, levels, lambda level: level.ttft.p50_s, mode, colour)
+def _draw_first_token(axes: Axes, levels: list[LevelFigures], label: str, colour: str) -> None:
+    _draw_line(axes, levels, lambda level: level.ttft.p50_s, label, colour)
     axes.fill_between(
         [level.concurrency for level in levels],
         [level.ttft.p50_s for level in levels],
@@ -68,11 +76,20 @@ def _draw_first_token(axes: Axes, levels: list[LevelFigures], mode: str, colour:
     )
 
 
+def _scale_first_token(axes: Axes, report: BenchReport) -> None:
+    medians = [level.ttft.p50_s for level in report.levels]
+    if max(medians) > _LOGARITHMIC_FROM * min(medians):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=0)
+
+
 def _draw_line(
     axes: Axes,
     levels: list[LevelFigures],
     value: Callable[[LevelFigures], float],
-    mode: str,
+    label: str,
     colour: str,
 ) -> None:
     axes.plot(
@@ -80,26 +97,25 @@ def _draw_line(
         [value(level) for level in levels],
         marker="o",
         color=colour,
-        label=mode,
+        label=label,
     )
 
 
-def _draw_ceiling(axes: Axes, report: BenchReport, levels: list[LevelFigures], colour: str) -> None:
-    """The bare loop at each level's batch width, dashed in the mode's colour."""
-    of_width = {ceiling.batch_width: ceiling.generation_tps for ceiling in report.ceilings}
-    points = [
-        (level.concurrency, of_width[level.batch_width])
-        for level in levels
-        if level.batch_width in of_width
-    ]
-    if points:
+def _draw_ceiling(axes: Axes, report: BenchReport) -> None:
+    """The bare loop at every batch width; at one width alone it is a line across."""
+    ceilings = report.ceilings
+    if len(ceilings) == 1:
+        axes.axhline(
+            ceilings[0].generation_tps,
+            **_CEILING_STYLE,
+            label=f"bare loop at width {ceilings[0].batch_width}",
+        )
+    elif ceilings:
         axes.plot(
-            *zip(*points, strict=True),
-            linestyle="--",
-            linewidth=1.2,
-            color=colour,
-            alpha=0.7,
-            label=f"bare loop at the batch width of {levels[0].mode}",
+            [ceiling.batch_width for ceiling in ceilings],
+            [ceiling.generation_tps for ceiling in ceilings],
+            **_CEILING_STYLE,
+            label="bare loop, as wide as there are clients",
         )
 
 
@@ -109,7 +125,6 @@ def _finish(axes: Axes, concurrencies: list[int]) -> None:
         axes.set_xscale("log", base=2)
     axes.set_xticks(concurrencies, [str(one) for one in concurrencies])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

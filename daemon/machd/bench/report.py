@@ -6,19 +6,29 @@
      "machine":  {"platform", "cpu", "cpu_count", "memory_bytes", "python", "load_average"},
      "model":    {"id", "weights_bytes", "dtype", "quantization", "backend", "blas",
                   "versions": {"machd", "mlx", "mlx_lm", "backend", "dtype"}},
-     "workload": {"requests", "prompt_tokens", "max_tokens", "seed", "endpoint", "ignores_eos"},
+     "workload": {"requests", "prompt_tokens", "max_tokens", "seed", "endpoint" | null,
+                  "ignores_eos"},
      "levels":   [{"mode", "concurrency", "batch_width", "requests", "prompt_tokens",
                    "completion_tokens", "wall_s", "ttft": D, "itl": D, "latency": D,
                    "prompt_tps", "generation_tps", "tokens_per_event",
                    "ceiling": {"generation", "itl_per_step"} | null}],
-     "ceilings": [{"batch_width", "runs", "run_step_p50_s": […], "prefill_s", "step": D,
-                   "decode_tps", "generation_tps"}],
-     "servers":  [{"mode", "start_to_ready_s", "ready_rss_bytes", "end_rss_bytes",
-                   "ready_beyond_weights_bytes", "end_beyond_weights_bytes"}]}
+     "ceilings": [{"batch_width", "prompt_tokens", "runs", "run_step_p50_s": […], "prefill_s",
+                   "step": D, "decode_tps", "generation_tps"}],
+     "staggered":   [{"mode", "streams", "interval_s", "requests", "ttft": D, "latency": D,
+                      "static_ttft_ratio" | null}],
+     "long_prompt": [{"mode", "streams", "prompt_tokens", "ttft_s", "before": D, "during": D,
+                      "p99_ratio"}],
+     "coalescing":  [{"mode", "copies", "rounds", "alone_s", "together_s", "ratio",
+                      "coalesced"}],
+     "servers":  [{"mode", "decode_mode", "decode_mode_reason", "start_to_ready_s",
+                   "ready_rss_bytes", "end_rss_bytes", "ready_beyond_weights_bytes",
+                   "end_beyond_weights_bytes"}]}
 
     D = {"count", "mean_s", "p50_s", "p90_s", "p99_s"}
 
-The classes here, in ``figures`` and in ``machine`` say what each field means. Seconds, bytes and
+The classes here, in ``figures``, ``machine``, ``model_facts`` and in the modules of the scenarios
+say what each field means. Levels of the mode ``static`` are mlx-lm's ``batch_generate`` without a
+server; ``machd.bench.static`` says how their times are defined. Seconds, bytes and
 tokens throughout, unrounded. ``schema_version`` grows when a field is renamed or changes its
 meaning; fields may be added at any time. What is not known is null.
 """
@@ -27,70 +37,40 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from machd.api.capabilities import Capabilities, Versions
+from machd.bench.coalescing import CoalescingFigures
 from machd.bench.figures import CeilingFigures, LevelFigures
+from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
+from machd.bench.model_facts import ModelFacts
+from machd.bench.staggered import StaggeredFigures
 
-__all__ = ["BenchReport", "ModelFacts", "ServerFigures", "WorkloadFacts"]
+__all__ = ["BenchReport", "ServerFigures", "WorkloadFacts"]
 
 SCHEMA_VERSION = 1
-
-
-class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What was served, as the server says; only machd says more than the name.
-
-    Attributes:
-        weights_bytes: What the weights take in memory.
-        backend: ``cpu``, ``metal`` or ``cuda``.
-        blas: The library that multiplies matrices on the CPU.
-        versions: Of machd, mlx and mlx-lm.
-    """
-
-    id: str
-    weights_bytes: int | None = None
-    dtype: str | None = None
-    quantization: str | None = None
-    backend: str | None = None
-    blas: str | None = None
-    versions: Versions | None = None
-
-    @classmethod
-    def of(cls, model_id: str, capabilities: Capabilities | None) -> ModelFacts:
-        """Take from machd's capabilities what identifies a measurement."""
-        if capabilities is None:
-            return cls(id=model_id)
-        model = capabilities.model
-        return cls(
-            id=model_id,
-            weights_bytes=model.weights_bytes,
-            dtype=model.dtype,
-            quantization=model.quantization,
-            backend=capabilities.device.backend,
-            blas=capabilities.device.blas,
-            versions=capabilities.versions,
-        )
 
 
 class WorkloadFacts(Struct, frozen=True, kw_only=True):
     """What was asked for; see ``machd.bench.workload.Workload``.
 
     Attributes:
-        endpoint: Where it was asked for.
-        ignores_eos: Whether answers were kept from ending early.
+        endpoint: Where it was asked for; null where no server was asked.
+        ignores_eos: Whether answers were to be kept from ending early.
     """
 
     requests: int
     prompt_tokens: int
     max_tokens: int
     seed: int
-    endpoint: str
+    endpoint: str | None
     ignores_eos: bool
 
 
 class ServerFigures(Struct, frozen=True, kw_only=True):
-    """A server that the bench started, one for each mode.
+    """A server that the bench started, one for each mode that has one.
 
     Attributes:
+        decode_mode: How it decodes, as it says itself.
+        decode_mode_reason: Why it decodes so.
         start_to_ready_s: From starting the process to its first request being welcome. The bare
             loop ran before, so files are in the page cache and kernels are compiled.
         ready_rss_bytes: Resident memory then.
@@ -100,6 +80,8 @@ class ServerFigures(Struct, frozen=True, kw_only=True):
     """
 
     mode: str
+    decode_mode: str | None
+    decode_mode_reason: str | None
     start_to_ready_s: float
     ready_rss_bytes: int
     end_rss_bytes: int
@@ -115,7 +97,8 @@ class BenchReport(Struct, frozen=True, kw_only=True):
         url: The server that was measured; null where the bench started its own.
         levels: A row for each mode and concurrency, in the order in which they ran.
         ceilings: The bare loop, one entry for each batch width; empty with ``url``.
-        servers: One entry for each mode; empty with ``url``.
+        staggered: One entry for each mode that ran this scenario; so are the two that follow.
+        servers: One entry for each mode that has a server; empty with ``url``.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -126,4 +109,7 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     workload: WorkloadFacts
     levels: list[LevelFigures]
     ceilings: list[CeilingFigures]
+    staggered: list[StaggeredFigures]
+    long_prompt: list[LongPromptFigures]
+    coalescing: list[CoalescingFigures]
     servers: list[ServerFigures]

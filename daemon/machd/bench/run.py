@@ -1,71 +1,70 @@
-"""The order of a bench: bare loop, server, one level after the other, bare loop."""
+"""The order of a bench: bare loop, then mode after mode, the bare loop between their levels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
-from machd.bench.ceiling import CeilingAnswer, CeilingProcess, CeilingQuery
-from machd.bench.client import Target
+from machd.bench.ceiling import CeilingProcess, CeilingQuery
+from machd.bench.client import ClientMaker, CompletionClient
+from machd.bench.coalescing import run_coalescing
+from machd.bench.collected import Collected, Subject
 from machd.bench.connection import ServerAddress
-from machd.bench.figures import LevelFigures, ceilings_of
-from machd.bench.level import Level, LevelTimings, run_level
-from machd.bench.machine import MachineFacts
-from machd.bench.modes import REMOTE, Mode
+from machd.bench.level import Level, run_level, warm_up
+from machd.bench.long_prompt import run_long_prompt
+from machd.bench.model_facts import ModelFacts
+from machd.bench.modes import REMOTE, Batching, Mode
+from machd.bench.plan import BenchPlan
 from machd.bench.progress import BenchProgress
-from machd.bench.report import BenchReport, ModelFacts, ServerFigures, WorkloadFacts
+from machd.bench.report import BenchReport, ServerFigures
+from machd.bench.scenarios import Scenario
 from machd.bench.server import ServerProcess
-from machd.bench.workload import Workload
+from machd.bench.staggered import StaggeredTimings, run_staggered
+from machd.bench.static import StaticBatcher
+from machd.bench.target import Target, TargetHints
 from machd.clock import Clock
 
 __all__ = ["Bench"]
+
+_Clients: TypeAlias = Callable[[int, int], ClientMaker]
+"""For so many clients that send so many requests in all."""
+
+_AfterLevel: TypeAlias = Callable[[Level], Awaitable[None]]
 
 
 class Bench:
     """One run. What is measured is collected in here and summed up at its end."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        concurrencies: Sequence[int],
-        *,
-        clock: Clock,
-        progress: BenchProgress,
-    ) -> None:
+    def __init__(self, plan: BenchPlan, *, clock: Clock, progress: BenchProgress) -> None:
         """Prepare a run.
 
         Args:
-            workload: What every level asks for.
-            concurrencies: The levels, in their order.
+            plan: What to measure.
             clock: Reads time.
             progress: Told how far the run is.
         """
-        self._workload = workload
-        self._concurrencies = tuple(concurrencies)
+        self._plan = plan
         self._clock = clock
         self._progress = progress
-        self._started_at = datetime.fromtimestamp(clock.unix_s(), UTC)
-        self._machine = MachineFacts.read()
-        self._levels: list[LevelTimings] = []
-        self._bare: list[CeilingAnswer] = []
-        self._servers: list[ServerFigures] = []
+        self._collected = Collected(clock.unix_s())
 
-    async def measure_url(self, url: str, *, api_key: str | None) -> BenchReport:
+    async def measure_url(self, url: str, hints: TargetHints) -> BenchReport:
         """Measure a server that runs already; there is no bare loop to hold it against.
 
         Raises:
             OSError: It cannot be reached.
             EngineFaultError: It failed.
         """
-        self._progress.expect(self._request_count)
+        self._progress.expect(self._plan.request_count(REMOTE))
         self._progress.say(f"asking {url}")
-        target = await Target.find(ServerAddress.of(url), api_key=api_key, clock=self._clock)
-        for index, concurrency in enumerate(self._concurrencies):
-            await self._run_level(target, Level(REMOTE, index, concurrency, None))
-        return self._report(target, url=url)
+        target = await Target.find(ServerAddress.of(url), clock=self._clock, hints=hints)
+        self._collected.subject = Subject.of(target)
+        await self._measure(REMOTE, self._http_clients(target), _nothing)
+        return self._collected.report(self._plan, url=url)
 
     async def measure_modes(self, modes: Sequence[Mode], serve_args: Sequence[str]) -> BenchReport:
-        """Start machd in each mode, and measure it and the bare loop in turns.
+        """Measure each mode and the bare loop in turns.
 
         The bare loop stays loaded and runs between the levels, while the server is idle, so that
         a machine whose speed drifts slows both. Where memory does not hold the weights twice it
@@ -77,51 +76,51 @@ class Bench:
 
         Raises:
             StartupError: The model cannot be served.
-            EngineFaultError: The server or the bare loop failed.
+            EngineFaultError: A server or the bare loop failed.
         """
-        widths = sorted(
-            {mode.batch_width(level) for mode in modes for level in self._concurrencies}
-        )
-        work_count = len(modes) * self._request_count
-        self._progress.expect(work_count + len(widths) + len(modes) * len(self._concurrencies))
+        widths = self._plan.bare_widths(modes)
+        requests = sum(self._plan.request_count(mode) for mode in modes)
+        levels = len(modes) * len(self._plan.concurrencies) if widths else 0
+        self._progress.expect(requests + len(widths) + levels)
         bare = CeilingProcess(serve_args)
-        target: Target | None = None
         try:
             await self._run_bare(bare, widths)
-            assert bare.ready is not None, "it has answered"
-            stays = bare.ready.leaves_room_for_server
+            stays = bare.ready is None or bare.ready.leaves_room_for_server
             if not stays:
-                self._progress.expect(work_count + 2 * len(widths))
-                await bare.close()
+                self._progress.expect(requests + 2 * len(widths))
             for mode in modes:
-                target = await self._measure_mode(mode, serve_args, bare if stays else None)
+                if mode.batching is Batching.STATIC:
+                    await self._measure_static(mode, bare)
+                    continue
+                if not stays:
+                    await bare.close()
+                await self._measure_server(mode, serve_args, bare if stays else None)
             if not stays:
                 await self._run_bare(bare, widths)
         finally:
             await bare.close()
-        assert target is not None, "there is a mode"
-        return self._report(target, url=None)
+        return self._collected.report(self._plan, url=None)
 
-    async def _measure_mode(
+    async def _measure_server(
         self, mode: Mode, serve_args: Sequence[str], bare: CeilingProcess | None
-    ) -> Target:
+    ) -> None:
         self._progress.say("starting the server")
-        async with ServerProcess([*serve_args, *mode.serve_args], self._clock) as server:
+        plan = self._plan
+        args = (*plan.limit_args, *serve_args, *mode.serve_args(plan.max_width))
+        async with ServerProcess(args, self._clock) as server:
             ready_rss_bytes = server.rss_bytes()
-            target = await Target.find(
-                ServerAddress.of(server.url), api_key=None, clock=self._clock
-            )
-            end_rss_bytes = ready_rss_bytes
-            for index, concurrency in enumerate(self._concurrencies):
-                width = mode.batch_width(concurrency)
-                await self._run_level(target, Level(mode.name, index, concurrency, width))
-                end_rss_bytes = server.rss_bytes()
-                if bare is not None:
-                    await self._run_bare(bare, [width])
+            target = await Target.find(ServerAddress.of(server.url), clock=self._clock)
+            after_level = partial(self._run_bare_again, bare) if bare else _nothing
+            await self._measure(mode, self._http_clients(target), after_level)
+            end_rss_bytes = server.rss_bytes()
+        self._collected.subject = Subject.of(target)
         weights_bytes = ModelFacts.of(target.model_id, target.capabilities).weights_bytes
-        self._servers.append(
+        decode_mode = target.capabilities.decode_mode if target.capabilities else None
+        self._collected.servers.append(
             ServerFigures(
                 mode=mode.name,
+                decode_mode=decode_mode.active if decode_mode else None,
+                decode_mode_reason=decode_mode.reason if decode_mode else None,
                 start_to_ready_s=server.start_to_ready_s,
                 ready_rss_bytes=ready_rss_bytes,
                 end_rss_bytes=end_rss_bytes,
@@ -129,50 +128,89 @@ class Bench:
                 end_beyond_weights_bytes=_less(end_rss_bytes, weights_bytes),
             )
         )
-        return target
 
-    async def _run_level(self, target: Target, level: Level) -> None:
-        self._progress.say(f"{level.mode}, concurrency {level.concurrency}")
-        advance = self._progress.advance
-        self._levels.append(
-            await run_level(target, self._workload, level, clock=self._clock, on_request=advance)
-        )
+    async def _measure_static(self, mode: Mode, bare: CeilingProcess) -> None:
+        def clients(width: int, requests: int) -> ClientMaker:
+            return StaticBatcher(bare, width=width, requests=requests, clock=self._clock).client
 
-    async def _run_bare(self, bare: CeilingProcess, widths: Sequence[int]) -> None:
+        await self._measure(mode, clients, partial(self._run_bare_again, bare))
+        assert bare.ready is not None, "it has answered"
+        self._collected.subject = self._collected.subject or Subject(bare.ready.model, None)
+
+    def _http_clients(self, target: Target) -> _Clients:
+        return lambda _clients, _requests: partial(CompletionClient, target, self._clock)
+
+    async def _measure(self, mode: Mode, clients: _Clients, after_level: _AfterLevel) -> None:
+        """Run every scenario that the mode can be measured with."""
+        for scenario in self._plan.of_mode(mode):
+            if scenario is Scenario.SWEEP:
+                await self._sweep(mode, clients, after_level)
+                continue
+            self._progress.say(f"{mode.name}, {scenario.value}")
+            await self._run_scenario(scenario, mode, clients)
+
+    async def _sweep(self, mode: Mode, clients: _Clients, after_level: _AfterLevel) -> None:
+        workload = self._plan.workload
+        for concurrency in self._plan.concurrencies:
+            self._progress.say(f"{mode.name}, concurrency {concurrency}")
+            width = mode.batch_width(concurrency)
+            level = Level(mode.name, _series(concurrency), concurrency, width)
+            await warm_up(clients(concurrency, concurrency), workload, concurrency)
+            make_client = clients(concurrency, workload.request_count(concurrency))
+            self._collected.levels.append(
+                await run_level(make_client, workload, level, on_request=self._progress.advance)
+            )
+            await after_level(level)
+
+    async def _run_scenario(self, scenario: Scenario, mode: Mode, clients: _Clients) -> None:
+        plan, collected, advance = self._plan, self._collected, self._progress.advance
+        if scenario is Scenario.STAGGERED:
+            arrivals = plan.arrivals
+            await warm_up(
+                clients(arrivals.streams, arrivals.streams), plan.workload, arrivals.streams
+            )
+            make_client = clients(arrivals.streams, arrivals.requests)
+            timings = await run_staggered(make_client, plan.workload, arrivals, on_request=advance)
+            collected.staggered.append(StaggeredTimings(mode.name, timings))
+        elif scenario is Scenario.LONG_PROMPT:
+            make_client = clients(plan.max_width, 1)
+            load = plan.long_prompt
+            collected.long_prompt.append(
+                await run_long_prompt(make_client, plan.workload, load, mode=mode.name)
+            )
+            advance()
+        else:
+            assert scenario is Scenario.COALESCING, "the sweep has levels"
+            make_client = clients(plan.max_width, 1)
+            collected.coalescing.append(
+                await run_coalescing(make_client, plan.workload, mode=mode.name, on_request=advance)
+            )
+
+    async def _run_bare_again(self, bare: CeilingProcess, level: Level) -> None:
+        if level.batch_width is not None:
+            await self._run_bare(bare, [level.batch_width], series=level.series)
+
+    async def _run_bare(
+        self, bare: CeilingProcess, widths: Sequence[int], *, series: str | None = None
+    ) -> None:
+        workload = self._plan.workload
         for width in widths:
             self._progress.say(f"bare loop, width {width}")
             query = CeilingQuery(
-                batch_width=width,
-                prompt_tokens=self._workload.prompt_tokens,
-                steps=self._workload.max_tokens - 1,
+                prompts=workload.prompts(series or _series(width), width),
+                steps=workload.max_tokens - 1,
             )
-            self._bare.append(await bare.measure(query))
+            self._collected.bare.append(await bare.measure(query))
             self._progress.advance()
 
-    @property
-    def _request_count(self) -> int:
-        return sum(self._workload.request_count(one) for one in self._concurrencies)
 
-    def _report(self, target: Target, *, url: str | None) -> BenchReport:
-        workload = self._workload
-        ceilings = ceilings_of(self._bare, max_tokens=workload.max_tokens)
-        return BenchReport(
-            started_at=self._started_at.isoformat(timespec="seconds"),
-            url=url,
-            machine=self._machine,
-            model=ModelFacts.of(target.model_id, target.capabilities),
-            workload=WorkloadFacts(
-                requests=workload.requests,
-                prompt_tokens=workload.prompt_tokens,
-                max_tokens=workload.max_tokens,
-                seed=workload.seed,
-                endpoint=target.dialect.path,
-                ignores_eos=target.dialect.ignores_eos,
-            ),
-            levels=[LevelFigures.of(level, ceilings) for level in self._levels],
-            ceilings=ceilings,
-            servers=self._servers,
-        )
+def _series(concurrency: int) -> str:
+    """The prompts of a level, in every mode and in the bare loop."""
+    return f"level-{concurrency}"
+
+
+async def _nothing(_level: Level) -> None:
+    """After a level without a bare loop."""
 
 
 def _less(rss_bytes: int, weights_bytes: int | None) -> int | None:

@@ -1,30 +1,31 @@
-"""A report as a person reads it: two tables and a few lines, at 80 columns and in a pipe."""
+"""A report as a person reads it: tables and a few lines, at 80 columns and in a pipe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from machd.bench.cells import NONE, columns, number, percentiles, plain_table
 from machd.bench.figures import CeilingFigures, LevelFigures
+from machd.bench.modes import CONTINUOUS, STATIC
 from machd.bench.report import BenchReport, ServerFigures
-from machd.bench.statistics import Distribution
+from machd.bench.scenario_tables import scenario_tables
 
 __all__ = ["print_report"]
 
 _MIB = 2**20
 _GIB = 2**30
-_NONE = "-"
 _STEADY = 1.05
 """The most by which the bare loop's runs may differ before comparisons with it get a note."""
 
 
 def print_report(report: BenchReport, console: Console) -> None:
     """Write a report."""
-    for part in (_heading(report), _latencies(report), _throughput(report)):
+    sweep = (_latencies(report), _throughput(report)) if report.levels else ()
+    for part in (_heading(report), *sweep, *scenario_tables(report)):
         console.print(part)
         console.print()
     console.print(_notes(report))
@@ -36,7 +37,7 @@ def _heading(report: BenchReport) -> RenderableType:
     lines = [
         ", ".join(part for part in (model.id, *kind) if part),
         f"{machine.cpu}, {machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB",
-        f"{work.endpoint}, about {work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens",
+        f"{work.endpoint or 'no server'}, about {work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens",
     ]
     if report.url is not None:
         lines.insert(0, report.url)
@@ -47,43 +48,50 @@ def _heading(report: BenchReport) -> RenderableType:
 
 
 def _latencies(report: BenchReport) -> Table:
-    table = _table()
-    for name in ("first token, s", "between tokens, ms", "whole request, s"):
-        table.add_column(f"{name}\n{_columns('p50', 'p90', 'p99')}", justify="right")
+    table = _level_table()
+    for name in ("first token, s", "token gaps, ms", "whole request, s"):
+        table.add_column(f"{name}\n{columns('p50', 'p90', 'p99')}", justify="right")
     for level in report.levels:
         table.add_row(
             level.mode,
             str(level.concurrency),
-            _percentiles(level.ttft, per_second=1),
-            _percentiles(level.itl, per_second=1000),
-            _percentiles(level.latency, per_second=1),
+            percentiles(level.ttft, per_second=1),
+            percentiles(level.itl, per_second=1000),
+            percentiles(level.latency, per_second=1),
         )
     return table
 
 
 def _throughput(report: BenchReport) -> Table:
-    table = _table()
+    table = _level_table()
     headings = ["prompt\ntokens/s", "generated\ntokens/s"]
     if report.ceilings:
-        headings += ["batch\nwidth", "of bare\nloop", "between tokens\nof bare step"]
+        headings += ["batch\nwidth", "of bare\nloop", "token gap of\nbare step"]
     for heading in headings:
         table.add_column(heading, justify="right")
     for level in report.levels:
         cells = [level.mode, str(level.concurrency)]
-        cells += [_number(level.prompt_tps), _number(level.generation_tps)]
+        cells += [number(level.prompt_tps), number(level.generation_tps)]
         if report.ceilings:
             cells += _share_cells(level)
         table.add_row(*cells)
     return table
 
 
+def _level_table() -> Table:
+    table = plain_table()
+    table.add_column("mode")
+    table.add_column("clients", justify="right")
+    return table
+
+
 def _share_cells(level: LevelFigures) -> list[str]:
     share = level.ceiling
-    width = _NONE if level.batch_width is None else str(level.batch_width)
+    width = NONE if level.batch_width is None else str(level.batch_width)
     if share is None:
-        return [width, _NONE, _NONE]
+        return [width, NONE, NONE]
     per_step = share.itl_per_step
-    return [width, f"{share.generation:.0%}", _NONE if per_step is None else f"{per_step:.3f} x"]
+    return [width, f"{share.generation:.0%}", NONE if per_step is None else f"{per_step:.3f} x"]
 
 
 def _notes(report: BenchReport) -> RenderableType:
@@ -111,8 +119,8 @@ def _server_line(server: ServerFigures) -> str:
 
 
 def _warnings(report: BenchReport) -> Iterable[str]:
-    if not report.workload.ignores_eos:
-        yield "note: the server does not take ignore_eos, so answers may have ended early"
+    yield from _warnings_of_answers(report)
+    yield from _warnings_of_modes(report)
     for ceiling in report.ceilings:
         fastest_s, slowest_s = min(ceiling.run_step_p50_s), max(ceiling.run_step_p50_s)
         if slowest_s > fastest_s * _STEADY:
@@ -120,41 +128,36 @@ def _warnings(report: BenchReport) -> Iterable[str]:
                 f"note: bare steps took {fastest_s * 1000:.1f} to {slowest_s * 1000:.1f} ms at "
                 f"width {ceiling.batch_width}: the machine was not steady"
             )
-    several = max(level.tokens_per_event for level in report.levels)
+
+
+def _warnings_of_answers(report: BenchReport) -> Iterable[str]:
+    if not report.workload.ignores_eos:
+        yield "note: the server does not take ignore_eos, so answers may have ended early"
+    asked = sum(level.requests for level in report.levels) * report.workload.max_tokens
+    given = sum(level.completion_tokens for level in report.levels)
+    if given < asked:
+        yield f"note: answers ended early: {given} tokens of {asked} that were asked for"
+    several = max((level.tokens_per_event for level in report.levels if level.itl), default=1.0)
     if several > 1.02:
         yield (
-            f"note: up to {several:.2f} tokens came in one event; 'between tokens' is the time "
-            "between such events"
+            f"note: up to {several:.2f} tokens came in one event; token gaps are the time between "
+            "such events"
         )
 
 
-def _table() -> Table:
-    table = Table(
-        header_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1)
-    )
-    table.add_column("mode")
-    table.add_column("clients", justify="right")
-    return table
-
-
-def _percentiles(sample: Distribution | None, *, per_second: float) -> str:
-    if sample is None:
-        return _NONE
-    return _columns(
-        *(_number(one * per_second) for one in (sample.p50_s, sample.p90_s, sample.p99_s))
-    )
-
-
-def _columns(*cells: str) -> str:
-    """Cells of one width under one heading; columns of their own would need 90 characters."""
-    return " ".join(f"{cell:>5}" for cell in cells)
-
-
-def _number(value: float) -> str:
-    """Three significant digits, or all of the whole part."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _warnings_of_modes(report: BenchReport) -> Iterable[str]:
+    for server in report.servers:
+        if server.mode == CONTINUOUS.name and server.decode_mode not in {None, "batched"}:
+            yield (
+                f"note: the server of the mode {server.mode} decodes in mode "
+                f"{server.decode_mode}: {server.decode_mode_reason}"
+            )
+    modes = {level.mode for level in report.levels} | {one.mode for one in report.staggered}
+    if STATIC.name in modes:
+        yield (
+            "static: mlx-lm's batch_generate, without HTTP; a batch takes one request of every "
+            "client, and their first tokens are there when it has ended"
+        )
 
 
 def _mib(size_bytes: int) -> str:

@@ -54,6 +54,8 @@ class RequestTiming:
         text_s: When each event with text was here, the first token's among them.
         prompt_tokens: As the server counted them; 0 if it did not.
         completion_tokens: As the server counted them; without its count, the events with text.
+        leader_id: Whose answer this is a copy of, as machd's ``X-Coalesced`` says; None for one
+            that was computed for this request.
     """
 
     sent_s: float
@@ -61,11 +63,17 @@ class RequestTiming:
     text_s: tuple[float, ...]
     prompt_tokens: int
     completion_tokens: int
+    leader_id: str | None = None
 
     @property
     def ttft_s(self) -> float:
         """From the request's last byte to the first token."""
         return self.text_s[0] - self.sent_s
+
+    @property
+    def last_token_s(self) -> float:
+        """When the last text was here; usage and the end of the stream may come later."""
+        return self.text_s[-1]
 
     @property
     def latency_s(self) -> float:

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["CacheFacts", "KvCacheKind", "LayerCacheFacts"]
+__all__ = ["PUBLIC_CACHE_CLASSES", "CacheFacts", "KvCacheKind", "LayerCacheFacts"]
 
 _STANDARD = "KVCache"
 _ROTATING = "RotatingKVCache"
 _STATE = "ArraysCache"
 _CHUNKED = "ChunkedKVCache"
 _LIST = "CacheList"
-_PUBLIC = frozenset({_STANDARD, _ROTATING, _STATE, _CHUNKED, _LIST})
+PUBLIC_CACHE_CLASSES = frozenset({_STANDARD, _ROTATING, _STATE, _CHUNKED, _LIST})
+"""mlx-lm's own; a cache of another class is a model's private one."""
 
 
 class KvCacheKind(StrEnum):
@@ -90,7 +91,7 @@ class CacheFacts:
         names = {layer.class_name for layer in self.layers}
         if _LIST in names:
             return KvCacheKind.NESTED
-        if names - _PUBLIC:
+        if names - PUBLIC_CACHE_CLASSES:
             return KvCacheKind.COMPRESSED
         if _CHUNKED in names:
             return KvCacheKind.CHUNKED

@@ -1,4 +1,4 @@
-"""``python -m machd.cli.ceiling_process``: the bare loop, as ``machd bench`` runs it.
+"""``python -m machd.cli.ceiling_process``: the model without a server, as ``machd bench`` needs it.
 
 Not a command for people. It takes the settings that the server is given, so that it loads the same
 model in the same way; ``machd.bench.ceiling`` says what goes over its standard streams.
@@ -7,24 +7,34 @@ model in the same way; ``machd.bench.ceiling`` says what goes over its standard 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
 
+from machd import __version__
+from machd.api.capabilities import Versions
 from machd.bench.ceiling import (
     CeilingAnswer,
     CeilingFailure,
     CeilingQuery,
     CeilingReady,
     CeilingReply,
+    ModelQuery,
+    StaticAnswer,
+    StaticQuery,
 )
+from machd.bench.model_facts import ModelFacts
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.engine.blas import choose_blas, measure_blas
 from machd.engine.embedded import user_cache_directory
+from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.protocol import ModelDescription
 from machd.engine.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.source import resolve_model
 from machd.errors import MachdError
@@ -33,8 +43,35 @@ from machd.settings.sources import LoadedSettings, process_environ
 
 if TYPE_CHECKING:
     from machd.engine.ceiling import BareLoop
+    from machd.engine.static_batch import StaticBatch
+    from machd.engine.tokenizer import MlxTokenizer
 
 __all__ = ["ceiling_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One model in memory, and the two ways to run it."""
+
+    tokenizer: MlxTokenizer
+    bare_loop: BareLoop
+    static_batch: StaticBatch
+
+    def answer(self, query: ModelQuery) -> CeilingReply:
+        return self._bare(query) if isinstance(query, CeilingQuery) else self._static(query)
+
+    def _bare(self, query: CeilingQuery) -> CeilingReply:
+        from machd.engine.ceiling import equal_lengths  # noqa: PLC0415 - imports mlx
+
+        rows = [self.tokenizer.encode(one, add_special_tokens=True) for one in query.prompts]
+        reading = self.bare_loop.measure(equal_lengths(rows), steps=query.steps)
+        return CeilingAnswer(
+            reading.batch_width, reading.prompt_tokens, reading.prefill_s, list(reading.step_s)
+        )
+
+    def _static(self, query: StaticQuery) -> CeilingReply:
+        reading = self.static_batch.run(query.prompts, max_tokens=query.max_tokens)
+        return StaticAnswer(list(reading.prompt_tokens), list(reading.completion_tokens))
 
 
 @click.command(cls=SettingsCommand)
@@ -45,9 +82,9 @@ def ceiling_process(loaded: LoadedSettings) -> None:
     replies = sys.stdout
     # Libraries print what they like; the replies are the only thing that may come out here.
     with contextlib.redirect_stdout(sys.stderr):
-        loop, ready = _load(loaded.settings)
+        model, ready = _load(loaded.settings)
         _say(replies, ready)
-        _answer(loop, sys.stdin, replies)
+        _answer(model, sys.stdin, replies)
 
 
 def main() -> None:
@@ -61,16 +98,18 @@ def main() -> None:
         sys.exit(130)
 
 
-def _load(settings: Settings) -> tuple[BareLoop, CeilingReady]:
+def _load(settings: Settings) -> tuple[_Model, CeilingReady]:
     cache_directory = user_cache_directory(process_environ())
     choice = choose_blas(settings.engine.blas)
     use_scratch_directory(
         private_scratch_directory(cache_directory / "machd"),
         os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
     )
+    import_mlx_lm()
     from machd.engine.ceiling import BareLoop  # noqa: PLC0415 - imports mlx
     from machd.engine.device import available_memory_bytes  # noqa: PLC0415 - imports mlx
     from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
+    from machd.engine.static_batch import StaticBatch  # noqa: PLC0415 - imports mlx
 
     model = settings.model
     loaded = load_model(
@@ -81,27 +120,36 @@ def _load(settings: Settings) -> tuple[BareLoop, CeilingReady]:
         chat_template=model.chat_template,
         blas=measure_blas(choice).name,
     )
+    ways = _Model(
+        loaded.tokenizer,
+        BareLoop(loaded.model),
+        StaticBatch(loaded.model, loaded.tokenizer),
+    )
     description = loaded.description
-    loop = BareLoop(loaded.model, vocabulary_tokens=description.vocabulary_tokens)
-    return loop, CeilingReady(description.weights_bytes, available_memory_bytes())
+    return ways, CeilingReady(
+        _facts(description), description.weights_bytes, available_memory_bytes()
+    )
 
 
-def _answer(loop: BareLoop, queries: Iterable[str], replies: TextIO) -> None:
-    decoder = msgspec.json.Decoder(CeilingQuery)
+def _facts(model: ModelDescription) -> ModelFacts:
+    mlx, mlx_lm = map(importlib.metadata.version, ("mlx", "mlx-lm"))
+    return ModelFacts(
+        id=model.model_id,
+        weights_bytes=model.weights_bytes,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        backend=model.backend,
+        blas=model.blas,
+        versions=Versions(
+            machd=__version__, mlx=mlx, mlx_lm=mlx_lm, backend=model.backend, dtype=model.dtype
+        ),
+    )
+
+
+def _answer(model: _Model, queries: Iterable[str], replies: TextIO) -> None:
+    decoder: msgspec.json.Decoder[ModelQuery] = msgspec.json.Decoder(ModelQuery)
     for line in queries:
-        query = decoder.decode(line)
-        reading = loop.measure(
-            batch_width=query.batch_width, prompt_tokens=query.prompt_tokens, steps=query.steps
-        )
-        _say(
-            replies,
-            CeilingAnswer(
-                reading.batch_width,
-                reading.prompt_tokens,
-                reading.prefill_s,
-                list(reading.step_s),
-            ),
-        )
+        _say(replies, model.answer(decoder.decode(line)))
 
 
 def _say(replies: TextIO, reply: CeilingReply) -> None:

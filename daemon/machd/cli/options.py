@@ -28,6 +28,7 @@ __all__ = ["SettingOption", "SettingsCommand", "model_argument", "settings_optio
 _FLAGS_KEY = "machd.settings.flags"
 _CONFIG_KEY = "machd.settings.config"
 _MODEL_KEY = "model.path"
+_MAX_SPELLINGS_CHARS = 70
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -59,7 +60,7 @@ class SettingsCommand(click.Command):
             if record is None or isinstance(param, click.Argument):
                 continue
             if isinstance(param, SettingOption):
-                of_section.setdefault(param.setting.section, []).append(record)
+                of_section.setdefault(param.setting.section, []).append(_folded(*record))
             else:
                 own.append(record)
         with formatter.section("Options"):
@@ -130,11 +131,19 @@ def _add_option(command: Callable[..., object], key: SettingKey) -> None:
     )(command)
 
 
+def _folded(spellings: str, text: str) -> tuple[str, str]:
+    """A record whose spellings fit into a narrow terminal: the ``--no-`` forms go to a new line."""
+    is_long = len(spellings) > _MAX_SPELLINGS_CHARS
+    return spellings.replace(" / ", " /\n      ") if is_long else spellings, text
+
+
 def _metavar(key: SettingKey) -> str | None:
     if key.is_bool:
         return None
     if key.choices:
         return f"[{'|'.join(key.choices)}]"
+    if key.words:
+        return f"[{'|'.join((*key.words, key.kind.upper()))}]"
     return "TEXT,..." if key.is_list else key.kind.upper()
 
 

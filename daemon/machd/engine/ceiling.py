@@ -7,8 +7,9 @@ step's time is its own cost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from machd.clock import Clock, SystemClock
 from machd.engine.decoder import Forward
 
-__all__ = ["BareLoop", "CeilingReading"]
+__all__ = ["BareLoop", "CeilingReading", "equal_lengths"]
 
 _WARM_UP_STEPS = 2
 
@@ -28,7 +29,7 @@ class CeilingReading:
     """One run of the bare loop.
 
     Attributes:
-        batch_width: Rows of equal length that were computed together.
+        batch_width: Rows that were computed together.
         prompt_tokens: Tokens of each row's prompt.
         prefill_s: From the prompts to every row's first token.
         step_s: Seconds of each following step, which gives every row one token.
@@ -43,40 +44,38 @@ class CeilingReading:
 class BareLoop:
     """A model and nothing around it. Used on one thread, the one that loaded the model."""
 
-    def __init__(
-        self, model: Module, *, vocabulary_tokens: int, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, model: Module, *, clock: Clock | None = None) -> None:
         """Borrow a loaded model.
 
         Args:
             model: An mlx-lm model.
-            vocabulary_tokens: Width of its logits.
             clock: Reads time; the machine's clocks unless given.
         """
         self._model = model
         self._forward: Forward = lambda token_ids, caches: model(token_ids, cache=caches)
-        self._vocabulary_tokens = vocabulary_tokens
         self._clock = clock or SystemClock()
         self._warm_widths: set[int] = set()
 
-    def measure(self, *, batch_width: int, prompt_tokens: int, steps: int) -> CeilingReading:
+    def measure(self, prompts: Sequence[Sequence[int]], *, steps: int) -> CeilingReading:
         """Prefill and decode once, after a discarded short run the first time at a width.
 
         Args:
-            batch_width: Rows, 1 or more.
-            prompt_tokens: Tokens of each prompt, 1 or more.
+            prompts: Token ids of each row, one row at least, all of one length.
             steps: Steps after the first token.
         """
-        assert batch_width >= 1, "a batch has a row"
-        assert prompt_tokens >= 1, "a prompt has a token"
-        if batch_width not in self._warm_widths:
-            self._run(batch_width, prompt_tokens, _WARM_UP_STEPS)
-            self._warm_widths.add(batch_width)
-        return self._run(batch_width, prompt_tokens, steps)
+        assert prompts, "a batch has a row"
+        assert prompts[0], "a prompt has a token"
+        width = len(prompts)
+        rows = mx.array([list(prompt) for prompt in prompts], dtype=mx.int32)
+        mx.eval(rows)
+        if width not in self._warm_widths:
+            self._run(rows, _WARM_UP_STEPS)
+            self._warm_widths.add(width)
+        return self._run(rows, steps)
 
-    def _run(self, batch_width: int, prompt_tokens: int, steps: int) -> CeilingReading:
+    def _run(self, prompts: mx.array, steps: int) -> CeilingReading:
+        width, prompt_tokens = prompts.shape
         caches: list[Any] = make_prompt_cache(self._model)
-        prompts = self._prompts(batch_width, prompt_tokens)
         readings_s = [self._clock.monotonic_s()]
         if prompt_tokens > 1:
             # Keys and values alone: the output head over a whole prompt is work for nobody.
@@ -89,13 +88,14 @@ class BareLoop:
             readings_s.append(self._clock.monotonic_s())
         mx.clear_cache()
         spans_s = [after - before for before, after in pairwise(readings_s)]
-        return CeilingReading(batch_width, prompt_tokens, spans_s[0], tuple(spans_s[1:]))
+        return CeilingReading(width, prompt_tokens, spans_s[0], tuple(spans_s[1:]))
 
-    def _prompts(self, batch_width: int, prompt_tokens: int) -> mx.array:
-        """Token ids int32 [width, tokens], the same every time and different in every row."""
-        count = batch_width * prompt_tokens
-        # Any odd stride spreads the ids over the vocabulary.
-        token_ids = mx.arange(1, count + 1, dtype=mx.int32) * 31 % self._vocabulary_tokens
-        prompts = token_ids.reshape(batch_width, prompt_tokens)
-        mx.eval(prompts)
-        return prompts
+
+def equal_lengths(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The prompts cut, or begun again, to their mean length: one call takes rows of one length.
+
+    All together they stay as long as they were, so a loop over them does the work of a server that
+    takes them as they are.
+    """
+    length = max(1, round(sum(map(len, prompts)) / len(prompts)))
+    return [list(islice(cycle(prompt), length)) for prompt in prompts]

@@ -1,117 +1,208 @@
-"""One row's forward passes: prefill in chunks, then decode one step ahead of the reader.
+"""One forward pass and one sampling call a step for all rows of a lane.
 
-The row computes alone, at batch width 1. While the caller looks at token ``k``, the model is
-already at work on token ``k + 1``: the next step is dispatched from the device's own copy of the
-token, before anyone has read it.
+Where the device works beside the program (Metal, CUDA) the decoder looks ahead: the next step is
+dispatched from the device's own copy of the tokens before anyone has read them. On the CPU a
+dispatch waits for most of the work itself, so looking ahead would only make every token a step late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from machd.engine.protocol import PrefillChunk, SampledToken
+from machd.engine.batch_caches import PrefilledRow, RowCaches
+from machd.engine.protocol import RowFault, SampledToken
 from machd.engine.sampling import RowSampling, Sampler, Selection
 
-__all__ = ["Forward", "RowDecoder", "RowFailure"]
+__all__ = ["Decoder", "DecoderRow", "Forward"]
 
 Forward = Callable[[mx.array, list[Any]], mx.array]
-"""Token ids int32 [1, n] and the row's caches to logits [1, n, vocabulary]."""
+"""Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
 
 
-class RowFailure(Exception):  # noqa: N818 - it never leaves the engine, which reports a RowFault
-    """What one row asked for failed; the forward pass, and so every other row, is sound."""
+@dataclass(slots=True, eq=False)
+class DecoderRow:
+    """A running row.
+
+    Attributes:
+        sampling: Parameters and history; its position counts the tokens chosen so far.
+        max_tokens: Tokens that its completion may have.
+        is_gone: It has left; a step that is under way computes it for nobody.
+    """
+
+    slot_index: int
+    sampling: RowSampling
+    max_tokens: int
+    is_gone: bool = False
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the row may have another token after those chosen so far."""
+        return self.sampling.position < self.max_tokens
 
 
-_HEAD_TOKENS = 16
-"""Prompt tokens that go through the output head with the last one.
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way: what it gives each row, and the rows whose sampler failed.
 
-The head is 49,152 columns wide for the embedded model: running it over a whole chunk would cost as
-much as several layers, and only the last position's logits are read. Splitting off few tokens
-keeps the second pass short, yet wide enough to use the matrix units.
-"""
+    Attributes:
+        parts: Rows with the selection of the sampling call that covers them; one part, unless a
+            sampler has failed.
+    """
+
+    parts: list[tuple[list[DecoderRow], Selection]]
+    failed: list[tuple[DecoderRow, Exception]]
+
+    @property
+    def rows(self) -> list[DecoderRow]:
+        """All rows of the step."""
+        return [row for rows, _ in self.parts for row in rows] + [row for row, _ in self.failed]
 
 
-class RowDecoder:
-    """One sequence's caches, sampler and the step in flight. Lives on the engine thread."""
+class Decoder:
+    """The rows of one lane. Lives on the engine thread."""
 
     def __init__(
-        self, forward: Forward, caches: list[Any], chunk: PrefillChunk, vocabulary_tokens: int
+        self, forward: Forward, caches: RowCaches, vocabulary_tokens: int, *, looks_ahead: bool
     ) -> None:
-        """Open a row for the prompt that ``chunk`` begins."""
-        assert chunk.start == 0, "the first chunk opens the row"
+        """Begin without rows.
+
+        Args:
+            forward: The model.
+            caches: Where the rows' keys, values and states will be.
+            vocabulary_tokens: Width of the logits.
+            looks_ahead: Whether a step is dispatched before the last one's tokens are read.
+        """
         self._forward = forward
         self._caches = caches
-        self._slot_index = chunk.slot_index
         self._vocabulary_tokens = vocabulary_tokens
-        self._params = chunk.sampling
-        self._prompt: list[int] = []
+        self._looks_ahead = looks_ahead
+        self._rows: list[DecoderRow] = []
+        self._token_ids = mx.zeros((0,), dtype=mx.int32)
         self._sampler: Sampler | None = None
-        self._last: mx.array | None = None
-        self._in_flight: Selection | None = None
+        self._ahead: _Step | None = None
+
+    @property
+    def slot_indices(self) -> frozenset[int]:
+        """The slots of the rows that the next step computes."""
+        return frozenset(row.slot_index for row in self._rows)
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the row's caches hold."""
-        return sum(cache.nbytes for cache in self._caches)
+        """Bytes that the rows' caches hold."""
+        return self._caches.nbytes
 
-    def prefill(self, chunk: PrefillChunk) -> SampledToken | None:
-        """Compute a chunk; the last one yields the first token, and waits for it."""
-        assert chunk.start == len(self._prompt), "chunks come in order, without gaps"
-        self._prompt.extend(chunk.token_ids)
-        if not chunk.is_last:
-            self._fill(chunk.token_ids)
-            return None
-        head = chunk.token_ids[-_HEAD_TOKENS:]
-        if len(head) < len(chunk.token_ids):
-            self._fill(chunk.token_ids[: -len(head)])
-        self._sampler = self._make_sampler()
-        selection = self._step(_row(head))
-        mx.eval(selection.arrays)
-        return self._read(selection)
+    def join(self, row: DecoderRow, prefilled: PrefilledRow) -> None:
+        """Add a row whose prompt is computed but for its last token."""
+        self._caches.join(prefilled)
+        token_id = mx.array([prefilled.last_token_id], dtype=mx.int32)
+        self._token_ids = mx.concatenate([self._token_ids, token_id])
+        self._rows.append(row)
+        self._sampler = None
 
-    def decode(self, *, has_next: bool) -> SampledToken:
-        """The next token; with ``has_next`` the one after it is on its way when this returns."""
-        selection = self._in_flight or self._dispatch()
-        self._in_flight = self._dispatch() if has_next else None
-        return self._read(selection)
+    def leave(self, slot_indices: Collection[int]) -> None:
+        """Drop rows; a step that is under way no longer counts for them."""
+        under_way = self._ahead.rows if self._ahead is not None else []
+        for row in under_way:
+            row.is_gone |= row.slot_index in slot_indices
+        self._remove([row for row in self._rows if row.slot_index in slot_indices])
 
-    def _fill(self, token_ids: Sequence[int]) -> None:
-        """Run tokens for their keys and values alone; the head is never computed."""
-        self._forward(_row(token_ids), self._caches)
-        mx.eval([cache.state for cache in self._caches])
+    def decode(self) -> tuple[list[SampledToken], list[RowFault]]:
+        """The next token of every row.
 
-    def _dispatch(self) -> Selection:
-        assert self._last is not None, "decode follows a whole prefill"
-        selection = self._step(self._last[None])
-        mx.async_eval(selection.arrays)
-        return selection
+        Returns:
+            A token or a fault of each row. With looking ahead, a row that joined while a step was
+            under way has neither yet.
+        """
+        step, self._ahead = self._ahead or self._dispatch(), None
+        if self._looks_ahead:
+            self._remove([row for row in self._rows if not row.has_next])
+            self._ahead = self._dispatch() if self._rows else None
+        return self._read(step)
 
-    def _step(self, token_ids: mx.array) -> Selection:
-        assert self._sampler is not None, "decode follows a whole prefill"
-        logits = self._forward(token_ids, self._caches)[:, -1, :]
+    def _dispatch(self) -> _Step:
+        self._caches.open_step()
+        logits = self._forward(self._token_ids[:, None], self._caches.layers)[:, -1, :]
+        step = self._sample(logits)
+        mx.async_eval([array for _, selection in step.parts for array in selection.arrays])
+        self._remove([row for row, _ in step.failed])
+        return step
+
+    def _sample(self, logits: mx.array) -> _Step:
+        """All rows in one call; if it fails, each row alone, to find out whose fault it is."""
+        states = [row.sampling.state for row in self._rows]
         try:
+            if self._sampler is None:
+                samplings = [row.sampling for row in self._rows]
+                self._sampler = Sampler(samplings, self._vocabulary_tokens)
             selection = self._sampler.sample(logits)
-        except Exception as cause:
-            raise RowFailure from cause
-        self._last = selection.token_ids
-        return selection
+        except Exception:  # noqa: BLE001 - the same comes again below, from the row it belongs to
+            self._sampler = None
+            for row, state in zip(self._rows, states, strict=True):
+                row.sampling.state = state
+            return self._sample_alone(logits)
+        self._token_ids = selection.token_ids
+        return _Step([(list(self._rows), selection)], [])
 
-    def _make_sampler(self) -> Sampler:
-        try:
-            row = RowSampling.for_prompt(self._params, self._prompt, self._vocabulary_tokens)
-            return Sampler([row], self._vocabulary_tokens)
-        except Exception as cause:
-            raise RowFailure from cause
+    def _sample_alone(self, logits: mx.array) -> _Step:
+        step = _Step([], [])
+        token_ids = []
+        for i, row in enumerate(self._rows):
+            try:
+                sampler = Sampler([row.sampling], self._vocabulary_tokens)
+                selection = sampler.sample(logits[i : i + 1])
+            except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
+                step.failed.append((row, cause))
+                token_ids.append(mx.zeros((1,), dtype=mx.int32))
+            else:
+                step.parts.append(([row], selection))
+                token_ids.append(selection.token_ids)
+        self._token_ids = mx.concatenate(token_ids)
+        return step
 
-    def _read(self, selection: Selection) -> SampledToken:
-        tokens, poisoned = selection.read([self._slot_index], [self._params])
-        if poisoned:
-            raise RowFailure from FloatingPointError("the row's logits are not numbers")
-        return tokens[0]
+    def _read(self, step: _Step) -> tuple[list[SampledToken], list[RowFault]]:
+        tokens: list[SampledToken] = []
+        faults = [RowFault(row.slot_index, cause) for row, cause in step.failed if not row.is_gone]
+        for rows, selection in step.parts:
+            chosen, poisoned = selection.read(
+                [row.slot_index for row in rows], [row.sampling.params for row in rows]
+            )
+            gone = {row.slot_index for row in rows if row.is_gone}
+            tokens += [token for token in chosen if token.slot_index not in gone]
+            for row in rows:
+                if row.slot_index in poisoned:
+                    self._quarantine(row)
+                    if not row.is_gone:
+                        cause = FloatingPointError("the row's logits are not numbers")
+                        faults.append(RowFault(row.slot_index, cause))
+        return tokens, faults
+
+    def _quarantine(self, row: DecoderRow) -> None:
+        """Take out a row whose numbers went wrong, and wipe what it leaves behind."""
+        if row in self._rows:
+            self._caches.wipe(self._rows.index(row))
+            self._remove([row])
+
+    def _remove(self, rows: Collection[DecoderRow]) -> None:
+        """Take rows out; the last ones move into the gaps, all others stay where they are."""
+        if not rows:
+            return
+        order = _compact([row in rows for row in self._rows])
+        self._rows = [self._rows[i] for i in order]
+        self._sampler = None
+        if order:
+            self._caches.keep(order)
+        else:
+            self._caches.clear()
+        self._token_ids = self._token_ids[mx.array(order, dtype=mx.int32)]
 
 
-def _row(token_ids: Sequence[int]) -> mx.array:
-    return mx.array([list(token_ids)], dtype=mx.int32)
+def _compact(is_gone: Sequence[bool]) -> list[int]:
+    """The old place of each row that stays, such that as few as possible move."""
+    stays = [i for i, gone in enumerate(is_gone) if not gone]
+    count = len(stays)
+    fillers = iter(reversed(stays))
+    return [next(fillers) if is_gone[place] else place for place in range(count)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import psutil
 
-__all__ = ["available_memory_bytes", "backend_name"]
+__all__ = ["available_memory_bytes", "backend_name", "device_memory_bytes"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -39,35 +39,66 @@ def available_memory_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def device_memory_bytes() -> int:
+    """Bytes that the device can hold in all, whoever holds them now.
+
+    On the CPU: the machine's memory, or a control group's limit where that is lower. On a GPU: what
+    the device recommends or has in all.
+    """
+    machine_bytes = int(psutil.virtual_memory().total)
+    if backend_name() == "cpu":
+        limits = [_limit_bytes(group) for group in _control_groups(_CGROUP_ROOT)]
+        return min([machine_bytes, *(one for one in limits if one is not None)])
+    facts = mx.device_info()
+    for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
+        value = facts.get(key)
+        if isinstance(value, int):
+            return value
+    return machine_bytes
+
+
 def _control_group_bytes(root: Path = _CGROUP_ROOT) -> int | None:
     """What the nearest memory limit (cgroup v2) of this process leaves; None without a limit."""
+    remaining = [_group_bytes(path) for path in _control_groups(root)]
+    return min((value for value in remaining if value is not None), default=None)
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """This process's control group (v2) and those above it; none where there are none."""
     if sys.platform != "linux":
-        return None
+        return []
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
-        return None
+        return []
     relative = next((line[3:] for line in lines if line.startswith("0::")), None)
     if relative is None:
-        return None
+        return []
     group = root / relative.lstrip("/")
-    remaining = [_group_bytes(path) for path in (group, *group.parents) if _is_below(path, root)]
-    return min((value for value in remaining if value is not None), default=None)
+    return [path for path in (group, *group.parents) if _is_below(path, root)]
 
 
 def _is_below(path: Path, root: Path) -> bool:
     return path == root or root in path.parents
 
 
+def _limit_bytes(group: Path) -> int | None:
+    """The group's own limit; None where it has none."""
+    try:
+        return int((group / "memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # the word max, too
+        return None
+
+
 def _group_bytes(group: Path) -> int | None:
     """Limit less use, where file pages that the kernel can drop do not count as use."""
+    limit_bytes = _limit_bytes(group)
+    if limit_bytes is None:
+        return None
     try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used_bytes = int((group / "memory.current").read_text(encoding="ascii"))
         facts = (group / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
-    if limit == "max":
-        return None
     inactive = next((line.split()[1] for line in facts if line.startswith("inactive_file ")), "0")
-    return max(int(limit) - used_bytes + int(inactive), 0)
+    return max(limit_bytes - used_bytes + int(inactive), 0)

@@ -16,7 +16,7 @@ from machd.engine.architecture import architecture_name, check_architecture
 from machd.engine.caches import measure_model
 from machd.engine.checkpoint import Checkpoint, read_checkpoint
 from machd.engine.context import context_tokens
-from machd.engine.device import available_memory_bytes, backend_name
+from machd.engine.device import available_memory_bytes, backend_name, device_memory_bytes
 from machd.engine.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_llama_weights
 from machd.engine.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.mlx_lm_import import import_mlx_lm
@@ -203,4 +203,5 @@ def _describe(
         eos_token_ids=tokenizer.eos_token_ids,
         cache=measured.cache,
         created_unix_s=facts.created_unix_s,
+        device_memory_bytes=device_memory_bytes(),
     )

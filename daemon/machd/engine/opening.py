@@ -78,7 +78,7 @@ def engine_loader(
         )
         for note in loaded.notes:
             log.warning("model.note", note=note)
-        return MlxEngine(loaded)
+        return MlxEngine(loaded, max_rows=settings.continuous_batching.max_b)
 
     return load
 

@@ -6,10 +6,11 @@ tensors, so that several ranks can run one plan and a fake can answer it.
 The rules of the seam, which the contract suite proves for every engine:
 
 - ``run`` first frees ``plan.release``, then prefills, then decodes.
-- The last chunk of a prompt may yield the row's first token in the same result; if it does not, the
-  next step that decodes the row's lane does.
-- A decode row yields exactly one token a step. The engine may already be computing the next one
-  when it answers; ``DecodeRow.has_next`` says whether that work would be of use.
+- The last chunk of a prompt may yield the row's first token in the same result. If it does not,
+  the next step that decodes the row's lane does, or the one after it where the engine was already
+  computing that step when the row joined.
+- From its first token on a decode row yields exactly one token a step. The engine may already be
+  computing the next one when it answers.
 - The rows of :attr:`Lane.BATCH` compute together: a plan decodes all of them or none. A row of
   :attr:`Lane.SERIAL` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
@@ -42,6 +43,7 @@ __all__ = [
     "StepResult",
     "TokenLogprob",
     "Tokenizer",
+    "slab_rows",
 ]
 
 ChatMessages = Sequence[dict[str, object]]
@@ -107,15 +109,9 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One running row that wants its next token.
-
-    Attributes:
-        has_next: Whether the row may want another token after this one; without it an engine
-            that works ahead would compute a step for nobody.
-    """
+    """One running row that wants its next token."""
 
     slot_index: int
-    has_next: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +204,7 @@ class ModelDescription:
         blas: The library that multiplies matrices on the CPU; None elsewhere.
         eos_token_ids: Tokens that end a completion.
         created_unix_s: When the weights were written, in seconds since 1970.
+        device_memory_bytes: What the device can hold in all; 0 where nobody knows.
     """
 
     model_id: str
@@ -223,6 +220,7 @@ class ModelDescription:
     eos_token_ids: frozenset[int]
     cache: CacheFacts
     created_unix_s: int
+    device_memory_bytes: int = 0
 
 
 class Detokenizer(Protocol):
@@ -274,6 +272,14 @@ class Tokenizer(Protocol):
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one completion."""
         ...
+
+
+def slab_rows(rows: int, max_rows: int) -> int:
+    """Rows that a batch's cache has room for when it holds ``rows``: the next power of two.
+
+    Both who reserves memory and who allocates it ask here.
+    """
+    return min(1 << max(rows - 1, 0).bit_length(), max(max_rows, rows))
 
 
 class Engine(Protocol):

@@ -59,6 +59,15 @@ class RowSampling:
     prompt_mask: mx.array | None = None
     counts: mx.array | None = None
 
+    @property
+    def state(self) -> tuple[int, mx.array | None]:
+        """What sampling changes; set it to take a sampling back."""
+        return self.position, self.counts
+
+    @state.setter
+    def state(self, state: tuple[int, mx.array | None]) -> None:
+        self.position, self.counts = state
+
     @classmethod
     def for_prompt(
         cls, params: SamplingParams, prompt: Sequence[int], vocabulary_tokens: int
@@ -77,7 +86,9 @@ class Selection:
 
     Attributes:
         token_ids: int32 [rows].
-        usable: bool [rows]; false where the logits hold a NaN, so that no token means anything.
+        usable: bool [rows]; false where the logits are not numbers, so that no token means
+            anything. Judged by the numbers that choose the token, not by the whole vocabulary:
+            what goes wrong in a model reaches every logit of the row.
         logprob_rows: Batch rows that asked for log-probabilities.
         chosen: float32 [logprob_rows], of the chosen tokens.
         top_ids: int32 [logprob_rows, k], best first; k is the most that any row asked for.
@@ -173,10 +184,12 @@ class Sampler:
         if self._penalised:
             adjusted = self._penalise(adjusted.astype(mx.float32))
         token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
+        chosen = mx.take_along_axis(adjusted, token_ids[:, None], axis=-1)[:, 0]
+        usable = ~mx.isnan(chosen)
         if self._filters is not None:
-            token_ids = self._draw(adjusted, token_ids, self._filters)
+            token_ids, usable = self._draw(adjusted, token_ids, usable, self._filters)
         self._advance(token_ids)
-        selection = Selection(token_ids, ~mx.isnan(mx.sum(logits, axis=-1)))
+        selection = Selection(token_ids, usable)
         if self._logprob_rows:
             self._add_logprobs(selection, logits)
         return selection
@@ -201,7 +214,9 @@ class Sampler:
         logits[index] = chosen
         return logits
 
-    def _draw(self, logits: mx.array, greedy_ids: mx.array, filters: _Filters) -> mx.array:
+    def _draw(
+        self, logits: mx.array, greedy_ids: mx.array, usable: mx.array, filters: _Filters
+    ) -> tuple[mx.array, mx.array]:
         """Sample the rows with a temperature by inverting their cumulative distribution."""
         scaled = logits[filters.rows].astype(mx.float32) / filters.temperature
         if filters.top_k is not None:
@@ -215,12 +230,14 @@ class Sampler:
         cumulative = mx.cumsum(weights, axis=-1)
         states = [self._rows[i] for i in filters.row_list]
         draws = _column([uniform_draw(row.params.seed, row.position) for row in states])
-        below = cumulative <= draws * cumulative[:, -1:]
-        drawn = mx.sum(below, axis=-1).astype(mx.int32)
+        total = cumulative[:, -1:]
+        drawn = mx.sum(cumulative <= draws * total, axis=-1).astype(mx.int32)
+        is_number = ~mx.isnan(total[:, 0])
         if len(filters.row_list) == len(self._rows):
-            return drawn
+            return drawn, usable & is_number
         greedy_ids[filters.rows] = drawn
-        return greedy_ids
+        usable[filters.rows] = usable[filters.rows] & is_number
+        return greedy_ids, usable
 
     def _advance(self, token_ids: mx.array) -> None:
         for row in self._rows:

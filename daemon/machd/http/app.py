@@ -74,6 +74,12 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
         allow_origins=[origin.lower() for origin in allowed_origins],
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
-        expose_headers=["X-Request-Id", "X-Decode-Mode", "X-Active-Loops", "Retry-After"],
+        expose_headers=[
+            "X-Request-Id",
+            "X-Decode-Mode",
+            "X-Active-Loops",
+            "X-Coalesced",
+            "Retry-After",
+        ],
         max_age=_CORS_MAX_AGE_S,
     )

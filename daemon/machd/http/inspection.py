@@ -14,13 +14,18 @@ from machd.api.capabilities import (
     DecodeModeReport,
     Device,
     Features,
+    FeatureVerdict,
     ModelSummary,
     SpeculationReport,
     Versions,
 )
 from machd.api.openapi import openapi_document
 from machd.capabilities.facts import KvCacheKind
+from machd.capabilities.rules import Verdict, continuous_batching
 from machd.http.context import ServerContext
+from machd.scheduler.events import DecodeMode
+from machd.serving.decode_mode import decide_decode_mode
+from machd.serving.kv_memory import kv_memory
 from machd.telemetry.metrics import CONTENT_TYPE
 
 __all__ = ["get_cache_stats", "get_capabilities", "get_metrics", "get_openapi"]
@@ -32,12 +37,16 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     service = context.service
     model = service.model
     cache = model.cache
-    snapshot = context.loop.snapshot
+    verdict = continuous_batching(cache)
+    decision = decide_decode_mode(
+        is_batching_asked=context.settings.continuous_batching.enabled, verdict=verdict
+    )
     return Capabilities(
         architecture=model.architecture,
         kv_cache_kind=cache.kind.value,
         layers=cache.class_counts,
         nested=list(cache.nested_classes) if cache.kind is KvCacheKind.NESTED else msgspec.UNSET,
+        continuous_batching=_wire_verdict(verdict),
         trimmable=cache.trimmable,
         versions=Versions(
             machd=context.versions.machd,
@@ -47,11 +56,11 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             dtype=model.dtype,
         ),
         decode_mode=DecodeModeReport(
-            requested=snapshot.mode.value,
-            active=snapshot.mode.value,
-            reason="one generation at a time is the default",
+            requested=decision.requested.value,
+            active=decision.active.value,
+            reason=decision.reason,
         ),
-        max_b=snapshot.slot_count,
+        max_b=context.loop.snapshot.slot_count,
         model=ModelSummary(
             id=model.model_id,
             context_tokens=model.context_tokens,
@@ -69,27 +78,32 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             structured_output=False,
         ),
         speculation=SpeculationReport(mode="off"),
-        device=Device(backend=model.backend, blas=model.blas),
+        device=Device(
+            backend=model.backend,
+            memory_bytes=model.device_memory_bytes or None,
+            blas=model.blas,
+        ),
     )
 
 
 @get("/v1/cache/stats")
 async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats:
-    """What the caches hold; while a generation runs, what they held at the last idle moment."""
-    is_stale = context.loop.snapshot.active_loops > 0
-    snapshot = context.loop.idle_snapshot
-    model = context.service.model
-    # One generation at a time: the most that can lie in the cache is one sequence as long as the context.
-    budget_bytes = (
-        model.context_tokens * model.cache.bytes_per_token + model.cache.bytes_per_sequence
-    )
+    """What the caches hold.
+
+    One generation at a time: while one runs, what they held at the last idle moment.
+    """
+    loop = context.loop
+    is_live = loop.snapshot.mode is DecodeMode.BATCHED
+    is_stale = not is_live and loop.snapshot.active_loops > 0
+    snapshot = loop.snapshot if is_live else loop.idle_snapshot
+    kv = kv_memory(snapshot, context.service.model)
     return CacheStats(
         status="stale_generation_in_flight" if is_stale else "ok",
         as_of=datetime.fromtimestamp(snapshot.taken_unix_s, UTC).isoformat(timespec="milliseconds"),
         kv=KvStats(
-            budget_bytes=budget_bytes,
-            reserved_bytes=0,  # nothing is reserved at an idle moment
-            used_bytes=snapshot.memory.kv_used_bytes,
+            budget_bytes=kv.budget_bytes,
+            reserved_bytes=kv.reserved_bytes,
+            used_bytes=kv.used_bytes,
         ),
     )
 
@@ -105,3 +119,7 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
     """The OpenAPI document."""
     document = openapi_document(version=context.versions.machd)
     return Response(msgspec.json.encode(document), media_type="application/json")
+
+
+def _wire_verdict(verdict: Verdict) -> FeatureVerdict:
+    return FeatureVerdict(verdict=verdict.support.value, reason=verdict.reason, source="rule")

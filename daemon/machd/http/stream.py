@@ -222,7 +222,10 @@ def _frame(data: bytes) -> bytes:
 
 
 def _mode_headers(admission: SequenceAdmitted) -> _Headers:
-    return [
+    headers = [
         (b"x-decode-mode", admission.decode_mode.value.encode()),
         (b"x-active-loops", str(admission.active_loops).encode()),
     ]
+    if admission.coalesced_with is not None:
+        headers.append((b"x-coalesced", admission.coalesced_with.encode()))
+    return headers

@@ -13,6 +13,7 @@ __all__ = [
     "EngineFaulted",
     "Event",
     "FinishReason",
+    "InvariantBroken",
     "SequenceAdmitted",
     "SequenceFinished",
     "SequenceQueued",
@@ -55,7 +56,7 @@ class SequenceAdmitted:
             many clients read it.
         at_s: On the monotonic clock, as in every event.
         coalesced_with: The request id of the sequence whose decode is shared; None for a
-            sequence that decodes itself.
+            sequence that decodes itself, or that shares with one of its own request.
     """
 
     sequence_id: str
@@ -113,6 +114,13 @@ class EngineFaulted:
     """A step failed, or the engine stopped; the sequences that it ended finish on their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class InvariantBroken:
+    """The scheduler's or the engine's books do not add up: a bug, and ``detail`` says which."""
+
+    detail: str
+
+
 Event = (
     SequenceQueued
     | SequenceAdmitted
@@ -120,4 +128,5 @@ Event = (
     | SequenceFinished
     | StepCompleted
     | EngineFaulted
+    | InvariantBroken
 )

@@ -26,26 +26,39 @@ class Scheduler(Protocol):
 
     @property
     def slot_count(self) -> int:
-        """Sequences that can run together."""
+        """Decodes that can run together."""
         ...
 
     @property
     def running_count(self) -> int:
-        """Sequences in slots."""
+        """Sequences that are being answered, those that share a decode included."""
         ...
 
     @property
     def waiting_count(self) -> int:
-        """Sequences that wait for one."""
+        """Sequences that wait for a slot, those that share a decode included."""
         ...
 
     @property
     def active_loops(self) -> int:
-        """Generation loops that are running."""
+        """Generation loops that are running: occupied slots."""
+        ...
+
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """What running decodes may take of the KV cache together; None for no limit."""
+        ...
+
+    @property
+    def kv_reserved_bytes(self) -> int:
+        """What they were promised of it."""
         ...
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
-        """Queue all sequences of one request, or none: then each finishes with the error."""
+        """Queue all sequences of one request, or none: then each finishes with the error.
+
+        One that joins a running decode is admitted here and now, and told what it has missed.
+        """
         ...
 
     def abort(
@@ -58,12 +71,22 @@ class Scheduler(Protocol):
         """Turn away who waited or ran too long, then give free slots to who waits."""
         ...
 
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
+
+        0 or more while sequences wait although no step can run (for company, or for their
+        timeout); None when there is nothing to wait for, or a step can run.
+        """
+        ...
+
     def plan(self) -> StepPlan:
         """The next step; empty when there is nothing to do."""
         ...
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
-        """Take in what the engine made of ``plan``."""
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
+        """Take in what the engine made of ``plan``, and how long its ``run`` took."""
         ...
 
     def fail(
@@ -73,5 +96,9 @@ class Scheduler(Protocol):
         ...
 
     def check_invariants(self) -> None:
-        """Assert that slots, queue and sequences agree; run at idle moments."""
+        """Assert that slots, queue, sequences and what was promised agree; run at idle moments.
+
+        Raises:
+            AssertionError: They do not; its text says which.
+        """
         ...

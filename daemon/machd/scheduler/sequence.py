@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol import PrefillChunk, SamplingParams
+from machd.engine.protocol import SamplingParams
 from machd.errors import MachdError
 from machd.scheduler.events import FinishReason, SequenceFinished
 
@@ -56,17 +56,9 @@ class SequenceRequest:
 
 
 class Sequence:
-    """The scheduler's own record; nobody else changes it."""
+    """One reader of a decode, from arrival to its end; nobody but the scheduler changes it."""
 
-    __slots__ = (
-        "admitted_s",
-        "completion_tokens",
-        "is_group_started",
-        "prefilled_tokens",
-        "request",
-        "slot_index",
-        "state",
-    )
+    __slots__ = ("completion_tokens", "is_group_started", "request", "state")
 
     def __init__(self, request: SequenceRequest) -> None:
         """Begin in the waiting state."""
@@ -74,10 +66,7 @@ class Sequence:
         assert request.max_tokens >= 1, "a completion may have at least one token"
         self.request = request
         self.state = SequenceState.WAITING
-        self.slot_index: int | None = None
-        self.prefilled_tokens = 0
         self.completion_tokens = 0
-        self.admitted_s: float | None = None
         # Once a sibling runs, the request is being answered: only its whole time is limited.
         self.is_group_started = False
 
@@ -86,37 +75,10 @@ class Sequence:
         """The id that events and aborts use."""
         return self.request.sequence_id
 
-    @property
-    def is_prefilled(self) -> bool:
-        """Whether the whole prompt has been computed."""
-        return self.prefilled_tokens == len(self.request.prompt)
-
-    @property
-    def reserved_tokens(self) -> int:
-        """Positions that prompt and completion may take together."""
-        return len(self.request.prompt) + self.request.max_tokens
-
-    def admit(self, slot_index: int, now_s: float) -> None:
-        """Take a slot."""
-        assert self.state is SequenceState.WAITING, f"admitted while {self.state}"
+    def start(self) -> None:
+        """Begin to be answered."""
+        assert self.state is SequenceState.WAITING, f"started while {self.state}"
         self.state = SequenceState.RUNNING
-        self.slot_index = slot_index
-        self.admitted_s = now_s
-
-    def next_chunk(self, chunk_tokens: int) -> PrefillChunk:
-        """The next piece of the prompt, at most ``chunk_tokens`` long."""
-        assert self.slot_index is not None, "prefill needs a slot"
-        start = self.prefilled_tokens
-        token_ids = self.request.prompt[start : start + chunk_tokens]
-        assert token_ids, "the prompt is already prefilled"
-        return PrefillChunk(
-            slot_index=self.slot_index,
-            token_ids=token_ids,
-            start=start,
-            is_last=start + len(token_ids) == len(self.request.prompt),
-            sampling=self.request.sampling,
-            reserved_tokens=self.reserved_tokens,
-        )
 
     def count_token(self) -> None:
         """Record that one more token of the completion exists."""
@@ -129,7 +91,6 @@ class Sequence:
         """End the sequence and say so."""
         assert self.state is not SequenceState.FINISHED, "finished twice"
         self.state = SequenceState.FINISHED
-        self.slot_index = None
         return SequenceFinished(
             sequence_id=self.sequence_id,
             reason=reason,

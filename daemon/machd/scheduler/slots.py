@@ -1,10 +1,11 @@
-"""The rows of the running batch: who sits where, and what the engine still has to free."""
+"""The running decodes: who sits where, and what the engine still has to free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from machd.scheduler.sequence import Sequence
+from machd.engine.protocol import Lane
+from machd.scheduler.decode import Decode
 
 __all__ = ["Slots"]
 
@@ -16,43 +17,47 @@ class Slots:
         """Start with every slot free."""
         assert count >= 1, "there is at least one slot"
         self._count = count
-        self._occupied: dict[int, Sequence] = {}
+        self._occupied: dict[int, Decode] = {}
         self._released: set[int] = set()
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """Running sequences by slot index."""
-        return iter(sequence for _, sequence in sorted(self._occupied.items()))
+    def __iter__(self) -> Iterator[Decode]:
+        """Running decodes by slot index."""
+        return iter([decode for _, decode in sorted(self._occupied.items())])
 
     def __len__(self) -> int:
         """Occupied slots."""
         return len(self._occupied)
 
     @property
+    def count(self) -> int:
+        """Slots, free ones included."""
+        return self._count
+
+    @property
     def free_count(self) -> int:
-        """Slots that a sequence could take."""
+        """Slots that a decode could take."""
         return self._count - len(self._occupied)
+
+    @property
+    def in_order_of_admission(self) -> tuple[Decode, ...]:
+        """Running decodes, who has run longest first."""
+        return tuple(self._occupied.values())
 
     @property
     def released(self) -> tuple[int, ...]:
         """Slots that were left and that the engine has not freed yet."""
         return tuple(sorted(self._released))
 
-    def at(self, slot_index: int) -> Sequence | None:
+    def at(self, slot_index: int) -> Decode | None:
         """Who sits there now."""
         return self._occupied.get(slot_index)
 
-    def find(self, sequence_id: str) -> Sequence | None:
-        """The running sequence of that id."""
-        return next(
-            (one for one in self._occupied.values() if one.sequence_id == sequence_id), None
-        )
-
-    def occupy(self, sequence: Sequence, now_s: float) -> int:
-        """Seat a sequence; returns its slot index."""
+    def occupy(self, decode: Decode, lane: Lane, now_s: float) -> int:
+        """Seat a decode; returns its slot index."""
         assert self.free_count > 0, "no slot is free"
         slot_index = next(index for index in range(self._count) if index not in self._occupied)
-        sequence.admit(slot_index, now_s)
-        self._occupied[slot_index] = sequence
+        decode.admit(slot_index, lane, now_s)
+        self._occupied[slot_index] = decode
         return slot_index
 
     def leave(self, slot_index: int) -> None:

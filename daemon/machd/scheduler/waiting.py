@@ -1,20 +1,20 @@
-"""The bounded queue of sequences that wait for a slot, first come, first served."""
+"""The bounded queue of decodes that wait for a slot, by the time they count as having come."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from machd.errors import QueueFullError
+from machd.scheduler.decode import Decode
 from machd.scheduler.sequence import Sequence
 
 __all__ = ["QueueLimits", "WaitingQueue"]
 
 _MAX_RETRY_AFTER_S = 600
 _SERVICE_TIME_WEIGHT = 0.2
-"""How much the newest sequence counts in the moving average of service times."""
+"""How much the newest decode counts in the moving average of service times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class QueueLimits:
     """What may wait, and for how long.
 
     Attributes:
-        max_queue: Sequences.
+        max_queue: Decodes; sequences that share one count once.
         max_queue_tokens: Their prompt tokens, together.
         queue_timeout_s: Seconds until a waiting sequence is turned away.
         request_timeout_s: Seconds from arrival until a running sequence is ended.
@@ -35,42 +35,64 @@ class QueueLimits:
 
 
 class WaitingQueue:
-    """Sequences in arrival order, bounded in number and in prompt tokens."""
+    """Who waits, in the order of :attr:`Decode.place`, bounded in number and in prompt tokens."""
 
-    def __init__(self, limits: QueueLimits) -> None:
-        """Start empty."""
+    def __init__(self, limits: QueueLimits, *, slot_count: int = 1) -> None:
+        """Start empty, in front of so many slots."""
         self._limits = limits
-        self._sequences: OrderedDict[str, Sequence] = OrderedDict()
+        self._slot_count = slot_count
+        self._decodes: dict[int, Decode] = {}
         self._prompt_tokens = 0
         self._service_time_s = 0.0
 
     def __len__(self) -> int:
-        """Sequences that wait."""
-        return len(self._sequences)
+        """Decodes that wait."""
+        return len(self._decodes)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        """In arrival order."""
-        return iter(self._sequences.values())
+    def __iter__(self) -> Iterator[Decode]:
+        """Who is next first."""
+        return iter(sorted(self._decodes.values(), key=lambda decode: decode.place))
+
+    def __contains__(self, decode: Decode) -> bool:
+        """Whether that decode waits."""
+        return decode.number in self._decodes
 
     @property
     def prompt_tokens(self) -> int:
         """Prompt tokens of all that wait."""
         return self._prompt_tokens
 
-    def check_room(self, sequences: tuple[Sequence, ...], *, free_slots: int) -> None:
-        """Refuse a request's sequences unless all of them fit; free slots do not count as queue.
+    @property
+    def reader_count(self) -> int:
+        """Sequences that wait, those that share a decode included."""
+        return sum(len(decode.readers) for decode in self._decodes.values())
+
+    @property
+    def first(self) -> Decode:
+        """Who is next."""
+        return min(self._decodes.values(), key=lambda decode: decode.place)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the one that is here longest was submitted."""
+        return min(decode.submitted_s for decode in self._decodes.values())
+
+    def check_room(self, decodes: tuple[Decode, ...], *, free_slots: int) -> None:
+        """Refuse a request's decodes unless all of them fit; free slots do not count as queue.
 
         Raises:
             QueueFullError: With the seconds after which room is likely.
         """
-        waiting = len(self) + len(sequences) - free_slots
+        if not decodes:
+            return
+        waiting = len(self) + len(decodes) - free_slots
         if waiting > self._limits.max_queue:
             raise QueueFullError(
                 f"{len(self)} completions are waiting and limits.max_queue is "
                 f"{self._limits.max_queue}; try again later",
                 retry_after_s=self.retry_after_s(),
             )
-        prompt_tokens = sum(len(sequence.request.prompt) for sequence in sequences)
+        prompt_tokens = sum(decode.prompt_tokens for decode in decodes)
         if waiting > 0 and self._prompt_tokens + prompt_tokens > self._limits.max_queue_tokens:
             raise QueueFullError(
                 f"{self._prompt_tokens} prompt tokens are waiting and limits.max_queue_tokens is "
@@ -78,54 +100,61 @@ class WaitingQueue:
                 retry_after_s=self.retry_after_s(),
             )
 
-    def append(self, sequence: Sequence) -> int:
-        """Queue a sequence; returns how many are in front of it."""
-        assert sequence.sequence_id not in self._sequences, "sequence ids are unique"
-        position = len(self)
-        self._sequences[sequence.sequence_id] = sequence
-        self._prompt_tokens += len(sequence.request.prompt)
-        return position
+    def add(self, decode: Decode) -> None:
+        """Queue a decode."""
+        assert decode not in self, "a decode queues once"
+        self._decodes[decode.number] = decode
+        self._prompt_tokens += decode.prompt_tokens
 
-    def pop_first(self) -> Sequence:
-        """Take the one that has waited longest."""
-        return self.remove(next(iter(self._sequences)))
+    def position(self, decode: Decode) -> int:
+        """How many are in front of it."""
+        place = decode.place
+        return sum(other.place < place for other in self._decodes.values())
 
-    def remove(self, sequence_id: str) -> Sequence:
-        """Take a sequence out, wherever it stands."""
-        sequence = self._sequences.pop(sequence_id)
-        self._prompt_tokens -= len(sequence.request.prompt)
-        return sequence
-
-    def __contains__(self, sequence_id: str) -> bool:
-        """Whether that sequence waits."""
-        return sequence_id in self._sequences
+    def remove(self, decode: Decode) -> None:
+        """Take a decode out, wherever it stands."""
+        del self._decodes[decode.number]
+        self._prompt_tokens -= decode.prompt_tokens
 
     def expired(self, now_s: float) -> tuple[Sequence, ...]:
-        """Those that have waited too long to be worth starting.
-
-        A request whose first sequence was admitted in time no longer waits in the queue's sense.
-        """
-        limits = self._limits
-        patience_s = min(limits.queue_timeout_s, limits.request_timeout_s)
+        """Those that have waited too long to be worth starting, in order."""
+        if not any(self._expires_s(one) <= now_s for one in self._sequences()):
+            return ()  # sorting is for the rare case
         return tuple(
-            sequence
-            for sequence in self
-            if now_s - sequence.request.arrived_s
-            >= (limits.request_timeout_s if sequence.is_group_started else patience_s)
+            one for decode in self for one in decode.readers if self._expires_s(one) <= now_s
         )
+
+    def next_expiry_s(self) -> float:
+        """When somebody will have waited too long; nobody else comes sooner."""
+        return min((self._expires_s(one) for one in self._sequences()), default=math.inf)
 
     def start_group(self, group_id: str) -> None:
         """Note that a request's first sequence has been admitted."""
-        for sequence in self:
+        for sequence in self._sequences():
             if sequence.request.group_id == group_id:
                 sequence.is_group_started = True
 
     def record_service_time(self, seconds_s: float) -> None:
-        """Learn how long a sequence keeps a slot, for :meth:`retry_after_s`."""
+        """Learn how long a decode keeps a slot, for :meth:`retry_after_s`."""
         if self._service_time_s == 0.0:
             self._service_time_s = seconds_s
         self._service_time_s += _SERVICE_TIME_WEIGHT * (seconds_s - self._service_time_s)
 
     def retry_after_s(self) -> int:
-        """Whole seconds until the queue is likely to have moved by one, from what was measured."""
-        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(self._service_time_s)))
+        """Whole seconds until the queue is likely to have moved by one, from what was measured.
+
+        With several slots one of them falls free that much more often.
+        """
+        seconds_s = self._service_time_s / self._slot_count
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))
+
+    def _sequences(self) -> Iterator[Sequence]:
+        return (one for decode in self._decodes.values() for one in decode.readers)
+
+    def _expires_s(self, sequence: Sequence) -> float:
+        """A request whose first sequence was admitted no longer waits in the queue's sense."""
+        limits = self._limits
+        patience_s = limits.request_timeout_s
+        if not sequence.is_group_started:
+            patience_s = min(patience_s, limits.queue_timeout_s)
+        return sequence.request.arrived_s + patience_s

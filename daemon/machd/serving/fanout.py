@@ -15,6 +15,7 @@ from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
+    InvariantBroken,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -137,7 +138,7 @@ class Fanout:
             events, self._undelivered = self._undelivered, []
             self._is_waking = False
         for event in events:
-            if isinstance(event, StepCompleted | SequenceQueued | EngineFaulted):
+            if isinstance(event, StepCompleted | SequenceQueued | EngineFaulted | InvariantBroken):
                 continue
             stream = self._streams.get(event.sequence_id)
             if stream is not None:

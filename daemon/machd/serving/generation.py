@@ -215,6 +215,7 @@ class Generation:
             finish_reason=_finish_reason(first.finish_reason, self._error),
             error_code=self._error.code if self._error else None,
             client=identity.client,
+            coalesced_with=self._admission.coalesced_with if self._admission else None,
         )
 
     def _running(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from machd.scheduler.events import (
     DecodeMode,
     EngineFaulted,
     Event,
+    InvariantBroken,
     SequenceFinished,
     StepCompleted,
 )
@@ -52,6 +53,8 @@ class LoopSnapshot:
     running_count: int = 0
     waiting_count: int = 0
     active_loops: int = 0
+    kv_budget_bytes: int | None = None
+    kv_reserved_bytes: int = 0
     memory: MemoryReading = _NO_MEMORY
 
 
@@ -70,6 +73,7 @@ class EngineLoop:
         make_scheduler: Callable[[Engine], Scheduler],
         publish: Publish,
         clock: Clock,
+        strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
 
@@ -78,6 +82,8 @@ class EngineLoop:
             make_scheduler: Makes the scheduler for the loaded engine.
             publish: Takes the events of a step; called on the engine thread.
             clock: Reads time.
+            strict_invariants: Whether books that do not add up end the thread, as tests want it,
+                or are logged and counted while requests go on being answered.
         """
         self.loaded: Future[Engine] = Future()
         self.finished: Future[None] = Future()
@@ -86,6 +92,7 @@ class EngineLoop:
         self._make_scheduler = make_scheduler
         self._publish = publish
         self._clock = clock
+        self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
         self._heartbeat_s = clock.monotonic_s()
         self._memory_read_s = 0.0
@@ -154,10 +161,10 @@ class EngineLoop:
 
     def _serve(self, engine: Engine, scheduler: Scheduler) -> None:
         """Step until told to stop. Raises when the engine cannot be recovered."""
-        was_busy = False
+        wait_s, was_idle = 0.0, True
         while True:
             self._beat()
-            events, stop = self._take_messages(scheduler, wait_s=0 if was_busy else _IDLE_WAIT_S)
+            events, stop = self._take_messages(scheduler, wait_s=wait_s)
             if stop is not None:
                 self._publish(events + self._end_all(scheduler, stop.error))
                 return
@@ -168,11 +175,33 @@ class EngineLoop:
             plan = scheduler.plan()
             if not plan.is_empty:
                 self._step(engine, scheduler, plan)
-            is_busy = scheduler.running_count + scheduler.waiting_count > 0
-            if not is_busy and (was_busy or not plan.is_empty):
-                scheduler.check_invariants()
-            self._note(engine, scheduler, idle=plan.is_empty and not is_busy)
-            was_busy = is_busy or not plan.is_empty
+            is_idle = plan.is_empty and not scheduler.running_count + scheduler.waiting_count
+            self._note(engine, scheduler, idle=is_idle)
+            if is_idle and not was_idle:
+                self._check_books(scheduler)
+            was_idle = is_idle
+            wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
+
+    def _rest_s(self, scheduler: Scheduler) -> float:
+        """How long to sleep when no step can run; a message wakes the thread sooner."""
+        due_s = scheduler.wait_s(self._clock.monotonic_s())
+        return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
+
+    def _check_books(self, scheduler: Scheduler) -> None:
+        """At an idle moment nothing may be left over, neither in the scheduler nor in the engine.
+
+        Raises:
+            AssertionError: Something is, and invariants are strict.
+        """
+        try:
+            scheduler.check_invariants()
+            kv_used_bytes = self._snapshot.memory.kv_used_bytes
+            assert kv_used_bytes == 0, f"{kv_used_bytes} bytes of KV cache are left and nobody runs"
+        except AssertionError as error:
+            if self._strict_invariants:
+                raise
+            self._log.error("scheduler.invariant_broken", detail=str(error), exc_info=error)
+            self._publish([InvariantBroken(str(error))])
 
     def _take_messages(
         self, scheduler: Scheduler, *, wait_s: float
@@ -197,14 +226,15 @@ class EngineLoop:
             self._recover(engine, scheduler, error)
             return
         now_s = self._clock.monotonic_s()
+        duration_s = now_s - start_s
         for fault in result.faults:
             self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
-        events = scheduler.commit(plan, result, now_s)
+        events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
         if any(isinstance(event, SequenceFinished) and event.error is None for event in events):
             # Only a whole answer shows that the engine works: prefill may succeed where decode fails.
             self._consecutive_faults = 0
         if plan.prefill or plan.decode:
-            events.append(StepCompleted(len(plan.decode), plan.prefill_tokens, now_s - start_s))
+            events.append(StepCompleted(len(plan.decode), plan.prefill_tokens, duration_s))
         if events:
             self._publish(events)
 
@@ -243,6 +273,8 @@ class EngineLoop:
             running_count=scheduler.running_count,
             waiting_count=scheduler.waiting_count,
             active_loops=scheduler.active_loops,
+            kv_budget_bytes=scheduler.kv_budget_bytes,
+            kv_reserved_bytes=scheduler.kv_reserved_bytes,
             memory=memory,
         )
         if idle:

@@ -27,6 +27,8 @@ class RequestRecord:
         finish_reason: Of the first choice, else ``abort``, ``reject`` or ``error``.
         error_code: The stable code of the error that ended it; None for a good end.
         client: Name of the API key, or ``anonymous``.
+        coalesced_with: Id of the request whose decode the first admission shared; None for a
+            request that was decoded for itself.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class RequestRecord:
     finish_reason: str
     error_code: str | None
     client: str
+    coalesced_with: str | None = None
 
 
 class RequestObserver(Protocol):

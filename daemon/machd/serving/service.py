@@ -22,7 +22,7 @@ from machd.errors import (
     InvalidRequestError,
     MachdError,
 )
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.sequence import Priority, SequenceRequest
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.inbox import Abort, Submit
@@ -45,12 +45,13 @@ class GenerationLimits:
     Attributes:
         max_tokens_default: Completion tokens when the client names no number.
         max_n: Completions for each prompt.
-        max_sequences: Completions in all; one request with more could never be admitted.
+        max_queue: Completions that may wait; one request with more than queue and slots hold
+            together could never be admitted.
     """
 
     max_tokens_default: int
     max_n: int
-    max_sequences: int
+    max_queue: int
 
 
 class GenerationService:
@@ -136,12 +137,7 @@ class GenerationService:
             raise InvalidRequestError(
                 f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
             )
-        if len(prompts) * options.n > self._limits.max_sequences:
-            raise InvalidRequestError(
-                f"{len(prompts)} prompts with n {options.n} make {len(prompts) * options.n} "
-                f"completions, and limits.max_queue has room for {self._limits.max_sequences}",
-                param=prompt_param,
-            )
+        self._check_room(len(prompts), options.n, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
         requests = self._requests(prompts, max_tokens, options, identity)
         sequence_ids = [request.sequence_id for request in requests]
@@ -188,6 +184,16 @@ class GenerationService:
         """Let the worker threads go."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
+    def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
+        """Refuse for good what could not be queued on an idle daemon either."""
+        max_sequences = self._limits.max_queue + self._loop.snapshot.slot_count
+        if prompts * n > max_sequences:
+            raise InvalidRequestError(
+                f"{prompts} prompts with n {n} make {prompts * n} completions, and "
+                f"limits.max_queue and the slots have room for {max_sequences}",
+                param=prompt_param,
+            )
+
     def _requests(
         self,
         prompts: Sequence[tuple[int, ...]],
@@ -198,16 +204,19 @@ class GenerationService:
         stop_token_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
             stop_token_ids |= self.model.eos_token_ids
-        seed = secrets.randbits(63) if options.seed is None else options.seed
+        seeds = _seeds(options)
         return [
             SequenceRequest(
                 sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
                 group_id=identity.generation_id,
                 prompt=prompt,
-                sampling=_sampling(options, seed + choice),
+                sampling=_sampling(options, seeds[choice]),
                 max_tokens=max_tokens[prompt_index],
                 stop_token_ids=stop_token_ids,
                 arrived_s=identity.arrived_s,
+                request_id=identity.request_id,
+                namespace=identity.client,
+                priority=Priority(options.priority),
             )
             for prompt_index, prompt in enumerate(prompts)
             for choice in range(options.n)
@@ -238,6 +247,14 @@ class GenerationService:
         record = generation.record(self._clock.monotonic_s())
         for observer in self._observers:
             observer.on_request(record)
+
+
+def _seeds(options: GenerationOptions) -> list[int]:
+    """One for each choice. Greedy choices draw nothing, and equal seeds let equal ones be seen."""
+    if options.temperature == 0:
+        return [0] * options.n
+    seed = secrets.randbits(63) if options.seed is None else options.seed
+    return [seed + choice for choice in range(options.n)]
 
 
 def _sampling(options: GenerationOptions, seed: int) -> SamplingParams:

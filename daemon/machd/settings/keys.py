@@ -17,7 +17,8 @@ from annotated_types import Ge, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from machd.settings.model import Mark, Settings, SettingsSection
+from machd.settings.model import Settings
+from machd.settings.section import Mark, SettingsSection
 
 __all__ = [
     "ALIASES",
@@ -45,6 +46,11 @@ class Alias:
 ALIASES = (
     Alias("server.host", flag="--host"),
     Alias("server.port", flag="--port"),
+    Alias(
+        "continuous_batching.enabled",
+        environment="LME_CONTINUOUS_BATCHING",
+        flag="--continuous-batching",
+    ),
     Alias("engine.blas", environment="LME_BLAS", flag="--blas"),
     Alias("streaming.interval", environment="LME_STREAM_INTERVAL", flag="--stream-interval"),
 )
@@ -69,6 +75,7 @@ class SettingKey:
         environment_names: Variables that set it, the regular one first.
         flag_names: Options that set it, the regular one first; without the ``--no-`` forms.
         choices: The words it takes; empty when it takes more than words.
+        words: The words that it takes besides numbers, such as ``auto``.
         least: The smallest number it takes; None without such a bound.
         most: The largest number it takes; None without such a bound.
         example: A value to show where the default has none to show.
@@ -84,6 +91,7 @@ class SettingKey:
     default: object
     description: str
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
     example: object = None
@@ -107,20 +115,15 @@ class SettingKey:
 
     @property
     def type_text(self) -> str:
-        """What the key takes, in words: ``integer``, ``auto|json|console``, ``text or unset``."""
-        text = "|".join(self.choices) or self.kind.value
+        """What the key takes: ``integer``, ``auto|integer``, ``json|console``, ``text or unset``."""
+        text = "|".join(self.choices or (*self.words, self.kind.value))
         return f"{text} or unset" if self.is_optional else text
 
     @property
     def range_text(self) -> str:
-        """The bounds in words, such as ``1 to 1000``; empty without bounds."""
-        if self.least is not None and self.most is not None:
-            return f"{self.least:.15g} to {self.most:.15g}"
-        if self.least is not None:
-            return f"at least {self.least:.15g}"
-        if self.most is not None:
-            return f"at most {self.most:.15g}"
-        return ""
+        """The bounds in words, such as ``1 to 1000`` or ``auto, or 1 to 9``; empty without bounds."""
+        bounds = _bounds_text(self.least, self.most)
+        return f"{', '.join(self.words)}, or {bounds}" if self.words else bounds
 
     def value_in(self, settings: Settings) -> object:
         """The key's value. Secret ones come in the clear: ask ``is_secret`` before showing."""
@@ -153,12 +156,22 @@ def setting_keys(model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
     return tuple(key for section in setting_sections(model) for key in section.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a field's type says: the kind of value, the words, and the marks on both."""
+
+    kind: ValueKind
+    choices: tuple[str, ...]
+    words: tuple[str, ...]
+    is_optional: bool
+    is_secret: bool
+    marks: tuple[object, ...]
+
+
 def _key(section: str, name: str, field: FieldInfo) -> SettingKey:
     aliases = [alias for alias in ALIASES if alias.dotted == f"{section}.{name}"]
-    annotation, is_optional = _without_none(field.annotation)
-    kind, choices = _kind(annotation)
-    is_secret = Mark.SECRET in field.metadata or annotation is SecretStr
-    assert field.default is None or not is_secret, "a secret with a default is none"
+    taken = _taken(field)
+    assert field.default is None or not taken.is_secret, "a secret with a default is none"
     return SettingKey(
         section=section,
         name=name,
@@ -170,15 +183,16 @@ def _key(section: str, name: str, field: FieldInfo) -> SettingKey:
             f"--{section}-{name}".replace("_", "-"),
             *(alias.flag for alias in aliases if alias.flag),
         ),
-        kind=kind,
+        kind=taken.kind,
         default=field.default,
         description=field.description or "",
-        choices=choices,
-        least=_least(field.metadata),
-        most=_most(field.metadata),
+        choices=taken.choices,
+        words=taken.words,
+        least=_least(taken.marks),
+        most=_most(taken.marks),
         example=_example(field),
-        is_optional=is_optional,
-        is_secret=is_secret,
+        is_optional=taken.is_optional,
+        is_secret=taken.is_secret,
     )
 
 
@@ -188,14 +202,43 @@ def _example(field: FieldInfo) -> object:
     return tuple(example) if isinstance(example, list) else example
 
 
-def _without_none(annotation: object) -> tuple[object, bool]:
-    """The one type that is not None, bare of ``Annotated``, and whether None is allowed."""
+def _taken(field: FieldInfo) -> _Taken:
+    """Read a type: one, perhaps beside a ``Literal`` of words, perhaps beside None."""
+    annotation = field.annotation
     is_union = get_origin(annotation) in {Union, UnionType}
     members = get_args(annotation) if is_union else (annotation,)
     types = [member for member in members if member is not NoneType]
-    assert len(types) == 1, f"a setting has one type, and perhaps None: {annotation}"
-    bare = get_args(types[0])[0] if get_origin(types[0]) is Annotated else types[0]
-    return bare, len(types) < len(members)
+    literals = [one for one in types if get_origin(one) is Literal] if len(types) > 1 else []
+    plain = [one for one in types if one not in literals]
+    assert len(plain) == 1, f"a setting has one type, and perhaps words or None: {annotation}"
+    bare, marks = _bare(plain[0])
+    kind, choices = _kind(bare)
+    assert not literals or kind in {ValueKind.INTEGER, ValueKind.NUMBER}, "words go with numbers"
+    return _Taken(
+        kind=kind,
+        choices=choices,
+        words=tuple(str(word) for literal in literals for word in get_args(literal)),
+        is_optional=len(types) < len(members),
+        is_secret=Mark.SECRET in field.metadata or bare is SecretStr,
+        marks=(*field.metadata, *marks),
+    )
+
+
+def _bare(annotation: object) -> tuple[object, tuple[object, ...]]:
+    """A type without ``Annotated``, and what that said of it, bounds in a ``Field`` included."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, ()
+    bare, *notes = get_args(annotation)
+    fields = [note for note in notes if isinstance(note, FieldInfo)]
+    return bare, (*notes, *(mark for one in fields for mark in one.metadata))
+
+
+def _bounds_text(least: float | None, most: float | None) -> str:
+    if least is not None and most is not None:
+        return f"{least:.15g} to {most:.15g}"
+    if least is not None:
+        return f"at least {least:.15g}"
+    return "" if most is None else f"at most {most:.15g}"
 
 
 def _kind(annotation: object) -> tuple[ValueKind, tuple[str, ...]]:

@@ -6,22 +6,25 @@ are made from these classes by ``keys``, ``sources`` and ``explain``.
 
 How to add a key: give the section a field with a default, a description and bounds (``ge`` and
 ``le`` only, so that every limit can be shown). Units come last in its name. A key that may be
-unset has None for its default. A rule that one value alone can break belongs to its type
+unset has None for its default. A number that may also be a word has both in its type, with the
+bounds at the number (see ``batching``). A rule that one value alone can break belongs to its type
 (see ``texts``); a rule between two keys is a validator of :class:`Settings`, never of a section,
 because values are checked one by one first. A section's heading, wherever it is shown, is its docstring.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from machd.settings.batching import ContinuousBatchingSettings
+from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import HostName, ListenHost, Text, WebOrigin
 
 __all__ = [
     "AuthSettings",
+    "ContinuousBatchingSettings",
     "EngineSettings",
     "HttpSettings",
     "LimitsSettings",
@@ -36,21 +39,6 @@ __all__ = [
 ]
 
 _DAY_S = 86_400.0
-
-
-class Mark(Enum):
-    """What ``Annotated`` says of a field beyond its type."""
-
-    SECRET = "secret"  # noqa: S105 - the name of a mark
-    """The value is never shown. A ``SecretStr`` is secret without the mark."""
-
-
-class SettingsSection(BaseModel):
-    """What every section has in common: it cannot change, and it knows its keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
-    )
 
 
 class ServerSettings(SettingsSection):
@@ -267,6 +255,9 @@ class Settings(SettingsSection):
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    continuous_batching: ContinuousBatchingSettings = Field(
+        default_factory=ContinuousBatchingSettings
+    )
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)

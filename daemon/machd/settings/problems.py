@@ -48,10 +48,11 @@ def value_problem(key: SettingKey, error: ErrorDetails, *, is_toml: bool) -> str
         case "value_error":
             return f"{_shown(key, value)} {error['ctx']['error']}"
         case _:
-            is_item = len(error["loc"]) > 1
+            is_item = key.is_list and len(error["loc"]) > 1
             kind = ValueKind.TEXT if is_item else key.kind
-            fix = _toml_fix(kind, value) if is_toml else ""
-            return f"{_shown(key, value)} is not {_WANTED[kind]}{fix}"
+            wanted = " or ".join((*key.words, _WANTED[kind]))
+            fix = _toml_fix(key, kind, value) if is_toml else ""
+            return f"{_shown(key, value)} is not {wanted}{fix}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -66,8 +67,10 @@ def printable(text: str) -> str:
     )
 
 
-def _toml_fix(kind: ValueKind, value: object) -> str:
+def _toml_fix(key: SettingKey, kind: ValueKind, value: object) -> str:
     """How to write a value of the wrong TOML type."""
+    if key.words and isinstance(value, str) and not value.strip().isdecimal():
+        return ""  # a misspelt word is not mended by taking its quotes away
     if kind is ValueKind.LIST and isinstance(value, str):
         return "; put it in brackets"
     if kind is ValueKind.TEXT and isinstance(value, bool | int | float):

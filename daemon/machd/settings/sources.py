@@ -123,7 +123,11 @@ def _from_text(key: SettingKey, value: object) -> object:
 
 def _value_problems(given: Given, error: ValidationError) -> Iterator[str]:
     is_toml = given.origin.kind is OriginKind.FILE
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    if given.key.words:
+        # One complaint for each of the types it could have been; the number's says the most.
+        details = details[:1]
+    for detail in details:
         what = value_problem(given.key, detail, is_toml=is_toml)
         yield f"{given.key.dotted}: {what} ({given.origin.detail})"
 

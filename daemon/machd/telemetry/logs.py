@@ -109,6 +109,7 @@ class RequestLog:
             finish_reason=record.finish_reason,
             error=record.error_code,
             client=record.client,
+            coalesced_with=record.coalesced_with,
         )
 
 

@@ -77,9 +77,16 @@ METRICS: tuple[MetricSpec, ...] = (
         "dtype",
         "backend",
     ),
+    _gauge(
+        "machd_capability_info",
+        "What the loaded model can do here, by feature; always 1.",
+        "feature",
+        "verdict",
+        "source",
+    ),
     _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
     _gauge("machd_decode_mode", "1 on the decode mode in use.", "mode"),
-    _gauge("machd_requests_running", "Sequences in slots."),
+    _gauge("machd_requests_running", "Sequences that are being answered, those that share a decode each."),
     _gauge("machd_requests_waiting", "Sequences that wait for a slot."),
     _gauge("machd_slots", "Slots by state.", "state"),
     _gauge("machd_active_loops", "Generation loops that are running."),
@@ -92,6 +99,9 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _counter("machd_rejections_total", "Requests turned away before they ran.", "reason"),
     _counter("machd_aborts_total", "Requests that ended before they were finished.", "reason"),
+    _counter(
+        "machd_coalesced_requests_total", "Requests that shared the decode of an identical one."
+    ),
     _counter("machd_prompt_tokens_total", "Prompt tokens of requests that ended."),
     _counter("machd_prompt_tokens_cached_total", "Prompt tokens that were not computed again."),
     _counter("machd_generation_tokens_total", "Completion tokens of requests that ended."),
@@ -121,6 +131,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "machd_step_tokens", "Tokens computed in a step, prompt and decode.", _STEP_TOKEN_BUCKETS
     ),
     _gauge("machd_kv_cache_bytes", "Bytes of KV cache by state.", "state"),
+    _gauge("machd_kv_cache_usage_ratio", "Bytes of KV cache in use, of the budget."),
     _gauge(
         "machd_engine_heartbeat_age_seconds",
         "Since the engine thread last began a step or found itself idle.",
@@ -128,6 +139,10 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
     _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
+    _counter(
+        "machd_invariant_violations_total",
+        "Moments at which the scheduler's books did not add up: a bug of machd's.",
+    ),
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from machd.scheduler.events import (
     EngineFaulted,
     Event,
     FinishReason,
+    InvariantBroken,
     SequenceFinished,
     StepCompleted,
     TokenGenerated,
@@ -89,7 +90,8 @@ class Metrics:
             match event:
                 case TokenGenerated(sequence_id, _, at_s):
                     last_s = self._last_token_s.get(sequence_id)
-                    if last_s is not None:
+                    # One that joins a decode gets what it has missed at once: no gaps between those.
+                    if last_s is not None and at_s > last_s:
                         self._observe("machd_inter_token_latency_seconds", at_s - last_s)
                     self._last_token_s[sequence_id] = at_s
                 case SequenceFinished(sequence_id):
@@ -98,6 +100,8 @@ class Metrics:
                     self._observe_step(event)
                 case EngineFaulted():
                     self.count_fault("engine")
+                case InvariantBroken():
+                    self._counters["machd_invariant_violations_total"].inc()
                 case _:
                     pass
 
@@ -113,6 +117,8 @@ class Metrics:
             self.count_fault("row")
         if record.decode_mode is None:
             return  # it never ran: it took no time of the engine's and no tokens
+        if record.coalesced_with is not None:
+            self._counters["machd_coalesced_requests_total"].inc()
         self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
         self._counters["machd_prompt_tokens_cached_total"].inc(record.cached_tokens)
         self._counters["machd_generation_tokens_total"].inc(record.completion_tokens)

@@ -50,6 +50,7 @@ def test_every_option_arrives() -> None:
         stream=True,
         stream_options={"include_usage": True},
         stream_interval=4,
+        priority="batch",
     ).options()
     assert options == GenerationOptions(
         max_tokens=7,
@@ -70,6 +71,7 @@ def test_every_option_arrives() -> None:
         stream=True,
         include_usage=True,
         stream_interval=4,
+        priority="batch",
     )
     assert options.logprobs
 
@@ -86,6 +88,8 @@ def test_every_option_arrives() -> None:
         ({"logprobs": True}, "top_logprobs", 0),
         ({"logprobs": False, "top_logprobs": 0}, "top_logprobs", None),
         ({"temperature": None}, "temperature", 1.0),
+        ({"priority": None}, "priority", "normal"),
+        ({"priority": "interactive"}, "priority", "interactive"),
         ({"stream": True, "stream_options": {}}, "include_usage", False),
     ],
 )

@@ -99,6 +99,14 @@ def test_prompt_ids_are_held_against_the_vocabulary() -> None:
         assert caught.value.param == param
 
 
+@pytest.mark.parametrize("priority", ["urgent", "", 1, True])
+def test_a_priority_is_one_of_three_words(priority: object) -> None:
+    """Another word, or a number as other servers take it, is a 400 that lists the words."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(priority=priority)
+    assert caught.value.param == "priority"
+
+
 _items = st.text(max_size=3) | st.integers(-2, 5) | st.lists(st.integers(-2, 5), max_size=3)
 
 

@@ -96,6 +96,7 @@ def test_generating_endpoints_offer_both_forms_and_all_refusals() -> None:
             assert EVENTS in responses["200"]["content"]
             assert {"400", "401", "404", "413", "415", "429", "503", "504"} <= set(responses)
             assert "X-Decode-Mode" in responses["200"]["headers"]
+            assert "X-Coalesced" in responses["200"]["headers"]
             assert "Retry-After" in responses["429"]["headers"]
 
 

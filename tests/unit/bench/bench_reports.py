@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from machd.api.capabilities import Versions
 from machd.bench.ceiling import CeilingAnswer
+from machd.bench.coalescing import CoalescingFigures
 from machd.bench.figures import LevelFigures, ceilings_of
 from machd.bench.level import Level, LevelTimings
+from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
-from machd.bench.report import BenchReport, ModelFacts, ServerFigures, WorkloadFacts
+from machd.bench.model_facts import ModelFacts
+from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
+from machd.bench.staggered import Arrivals, StaggeredFigures, StaggeredTimings, staggered_figures
 from machd.bench.timing import RequestTiming
 
 __all__ = ["made_report", "made_timing"]
@@ -23,19 +27,19 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
     """Three modes at three concurrencies, with every field filled in where it can be."""
     measured = [
         LevelTimings(
-            Level(mode, index, concurrency, None if url else width),
+            Level(mode, f"level-{concurrency}", concurrency, None if url else width),
             tuple(
                 made_timing(number, first_s=slowness, gap_s=0.05 * slowness, tokens=11)
                 for number in range(concurrency)
             ),
         )
         for mode, width in (("single", 1), ("static", 4), ("continuous", 16))
-        for index, concurrency in enumerate((1, 4, 16))
+        for concurrency in (1, 4, 16)
     ]
     bare = (
         [] if url else [CeilingAnswer(width, 10, 0.5, [0.05, 0.04, 0.06]) for width in (1, 4, 16)]
     )
-    ceilings = ceilings_of(bare, max_tokens=11)
+    ceilings = ceilings_of(bare)
     return BenchReport(
         started_at="2026-01-01T00:00:00+00:00",
         url=url,
@@ -59,17 +63,53 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
         ),
         levels=[LevelFigures.of(level, ceilings) for level in measured],
         ceilings=ceilings,
+        staggered=_staggered(slowness),
+        long_prompt=[_long_prompt(slowness)],
+        coalescing=[
+            CoalescingFigures(
+                mode="continuous",
+                copies=3,
+                rounds=3,
+                alone_s=2.0 * slowness,
+                together_s=2.1 * slowness,
+                ratio=1.05,
+                coalesced=2,
+            )
+        ],
         servers=[]
         if url
         else [
             ServerFigures(
                 mode=mode,
+                decode_mode="batched" if mode == "continuous" else "single",
+                decode_mode_reason="because",
                 start_to_ready_s=123.4,
                 ready_rss_bytes=5 * 2**30,
                 end_rss_bytes=6 * 2**30,
                 ready_beyond_weights_bytes=2**30,
                 end_beyond_weights_bytes=2 * 2**30,
             )
-            for mode in ("single", "static", "continuous")
+            for mode in ("single", "continuous")
         ],
     )
+
+
+def _staggered(slowness: float) -> list[StaggeredFigures]:
+    measured = [
+        StaggeredTimings(
+            mode,
+            tuple(
+                made_timing(number / 4, first_s=first_s * slowness, gap_s=0.1, tokens=11)
+                for number in range(4)
+            ),
+        )
+        for mode, first_s in (("single", 2.0), ("static", 7.0), ("continuous", 1.0))
+    ]
+    return staggered_figures(measured, Arrivals(rounds=1), static="static")
+
+
+def _long_prompt(slowness: float) -> LongPromptFigures:
+    """Two streams of ten tokens, and a prompt whose first token comes between their last ones."""
+    streams = [[(start + index) * slowness for index in range(10)] for start in (0.0, 0.5)]
+    joined = made_timing(5 * slowness, first_s=3.0 * slowness, gap_s=0.1, tokens=4)
+    return LongPromptFigures.of("continuous", streams, joined, joined.ended_s + 2 * slowness)

@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.clock import ManualClock
-from machd.engine.ceiling import BareLoop
+from machd.engine.ceiling import BareLoop, equal_lengths
 
 
 class CountedModel(Module):
@@ -29,9 +29,9 @@ class CountedModel(Module):
 def test_prefill_and_steps_are_told_apart() -> None:
     """The prefill ends with the first token; each step after it has a time of its own."""
     clock = ManualClock()
-    loop = BareLoop(CountedModel(clock), vocabulary_tokens=4, clock=clock)
+    loop = BareLoop(CountedModel(clock), clock=clock)
 
-    reading = loop.measure(batch_width=3, prompt_tokens=6, steps=4)
+    reading = loop.measure([[0, 1, 2, 3, 0, 1]] * 3, steps=4)
 
     assert reading.prefill_s == 6.0
     assert reading.step_s == (1.0,) * 4
@@ -42,11 +42,12 @@ def test_every_row_is_in_every_call() -> None:
     """A batch is prefilled in one call and then stepped as one, after one warm-up a width."""
     clock = ManualClock()
     model = CountedModel(clock)
-    loop = BareLoop(model, vocabulary_tokens=4, clock=clock)
+    loop = BareLoop(model, clock=clock)
+    prompts = [[0, 1, 2, 3, 0], [3, 2, 1, 0, 3]]
 
-    loop.measure(batch_width=2, prompt_tokens=5, steps=1)
+    loop.measure(prompts, steps=1)
     warm_up, model.shapes = model.shapes, []
-    loop.measure(batch_width=2, prompt_tokens=5, steps=1)
+    loop.measure(prompts, steps=1)
 
     assert model.shapes == [(2, 4), (2, 1), (2, 1)]
     assert len(warm_up) > len(model.shapes)
@@ -55,9 +56,13 @@ def test_every_row_is_in_every_call() -> None:
 def test_a_prompt_of_one_token_needs_no_fill() -> None:
     """The shortest prompt goes straight to its first token."""
     clock = ManualClock()
-    reading = BareLoop(CountedModel(clock), vocabulary_tokens=4, clock=clock).measure(
-        batch_width=1, prompt_tokens=1, steps=0
-    )
+    reading = BareLoop(CountedModel(clock), clock=clock).measure([[2]], steps=0)
 
     assert reading.prefill_s == 1.0
     assert reading.step_s == ()
+
+
+def test_prompts_of_one_length_are_as_much_work_as_before() -> None:
+    """Rows get the mean length by being cut or begun again, and rows of that length are kept."""
+    assert equal_lengths([[1, 2], [3, 4, 5, 6], [7, 8, 9]]) == [[1, 2, 1], [3, 4, 5], [7, 8, 9]]
+    assert equal_lengths([[5]]) == [[5]]

@@ -34,8 +34,62 @@ def test_the_tables_fit_80_columns(slowness: float) -> None:
     assert max(len(line) for line in lines) <= 80
     for mode in ("single", "static", "continuous"):
         rows = [line for line in lines if line.startswith(mode)]
-        assert [row.split()[1] for row in rows] == ["1", "4", "16"] * 2
+        assert [row.split()[1] for row in rows[:6]] == ["1", "4", "16"] * 2
         assert all(len(row.split()) == 11 for row in rows[:3])
+    heads = [line.split() for line in lines if line.startswith("mode")]
+    assert heads[0][:2] == ["mode", "clients"]
+    assert "first token, s" in lines[lines.index("") + 1]
+    assert "token gaps, ms" in lines[lines.index("") + 1]
+
+
+def test_every_scenario_has_a_table_with_its_goal() -> None:
+    """The ratio that the project has a goal for stands beside the goal."""
+    lines = printed(made_report(), 80)
+    text = "\n".join(lines)
+
+    assert "4 requests, one every 250 ms (goal: the first token 6 x sooner than static's)" in text
+    assert any(line.startswith("continuous") and line.endswith("7.00 x") for line in lines)
+    assert "joins 2 streams (goal: gaps at most 2.5 x)" in text
+    assert "3 identical requests at once (goal: at most 1.1 x one alone)" in text
+    assert any("1.05 x" in line and line.endswith("2 of 3") for line in lines)
+
+
+def test_a_report_without_a_sweep_has_no_empty_tables() -> None:
+    """Scenarios that did not run leave nothing behind."""
+    report = msgspec.structs.replace(made_report(), levels=[], staggered=[], long_prompt=[])
+    lines = printed(report, 80)
+
+    assert not any("clients" in line for line in lines)
+    assert not any("one every" in line or "joins" in line for line in lines)
+    assert any("identical" in line for line in lines)
+
+
+def test_a_server_that_does_not_batch_is_noted() -> None:
+    """A mode that the server fell back from is told with the server's reason."""
+    report = made_report()
+    fallen = [
+        msgspec.structs.replace(server, decode_mode="single", decode_mode_reason="it is rotating")
+        for server in report.servers
+    ]
+
+    def notes(report: BenchReport) -> str:
+        return " ".join(printed(report, 200))
+
+    assert "decodes in mode single: it is rotating" in notes(
+        msgspec.structs.replace(report, servers=fallen)
+    )
+    assert "decodes in mode" not in notes(report)
+
+
+def test_answers_that_ended_early_are_noted() -> None:
+    """A server that ignores ignore_eos in silence shows by its count of tokens."""
+    report = made_report()
+    levels = [msgspec.structs.replace(level, completion_tokens=1) for level in report.levels]
+
+    assert "ended early: 9 tokens of 693" in " ".join(
+        printed(msgspec.structs.replace(report, levels=levels), 200)
+    )
+    assert "ended early: " not in " ".join(printed(report, 200))
 
 
 def test_a_pipe_gets_text_alone() -> None:
@@ -60,7 +114,7 @@ def test_a_machine_that_drifts_gets_a_note() -> None:
     """Bare steps that differ by more than the target's 5 % make the fractions doubtful, aloud."""
     report = made_report()
     steady, drifting = (
-        ceilings_of([CeilingAnswer(1, 9, 0.1, [0.1]), CeilingAnswer(1, 9, 0.1, [s])], max_tokens=2)
+        ceilings_of([CeilingAnswer(1, 9, 0.1, [0.1]), CeilingAnswer(1, 9, 0.1, [s])])
         for s in (0.102, 0.11)
     )
 

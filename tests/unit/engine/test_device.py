@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from machd.engine import device
@@ -62,3 +63,36 @@ def test_the_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(device, "backend_name", lambda: "cpu")
     monkeypatch.setattr(device, "_control_group_bytes", lambda: MIB)
     assert device.available_memory_bytes() == MIB
+
+
+def test_capacity_is_the_machines_or_the_groups(
+    tmp_path: Path, own_group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in use does not count against what the device can hold; the nearest limit does."""
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
+    machine_bytes = psutil.virtual_memory().total
+    assert device.device_memory_bytes() == machine_bytes
+    _group(own_group, "max", 60 * MIB, 0)
+    assert device.device_memory_bytes() == machine_bytes
+    _group(own_group, str(100 * MIB), 60 * MIB, 0)
+    assert device.device_memory_bytes() == 100 * MIB
+    _group(own_group.parent, str(80 * MIB), 70 * MIB, 0)
+    assert device.device_memory_bytes() == 80 * MIB
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected_bytes"),
+    [
+        ({"max_recommended_working_set_size": 7, "memory_size": 9, "device_name": "Apple"}, 7),
+        ({"free_memory": 3, "total_memory": 8}, 8),
+    ],
+    ids=["metal", "cuda"],
+)
+def test_a_gpus_capacity_is_what_it_recommends_or_has(
+    facts: dict[str, int | str], expected_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recommended working set where there is one, else all of the device's memory."""
+    monkeypatch.setattr(device, "backend_name", lambda: "metal")
+    monkeypatch.setattr("mlx.core.device_info", lambda: facts)
+    assert device.device_memory_bytes() == expected_bytes

@@ -4,71 +4,102 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import sequence_of
+from sequence_samples import decode_of
 
-from machd.engine.protocol import DecodeRow, PrefillChunk, StepPlan
+from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, StepPlan
+from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.plan import plan_step
 from machd.scheduler.slots import Slots
+
+
+def _plan(slots: Slots, chunk_tokens: int, *, turn: Lane = Lane.BATCH) -> StepPlan:
+    """With the same number of prompt tokens in every step."""
+    return plan_step(slots, PrefillPace(beside_decode=chunk_tokens, alone=chunk_tokens), turn=turn)
 
 
 @given(prompt_tokens=st.integers(1, 200), chunk_tokens=st.integers(1, 64))
 def test_chunks_cover_the_prompt_once_and_in_order(prompt_tokens: int, chunk_tokens: int) -> None:
     """Put together, the chunks are the prompt; only the last one says so; none is too long."""
     slots = Slots(1)
-    sequence = sequence_of(prompt_tokens=prompt_tokens)
-    slots.occupy(sequence, now_s=0.0)
+    decode = decode_of(prompt_tokens=prompt_tokens)
+    slots.occupy(decode, Lane.BATCH, now_s=0.0)
     chunks: list[PrefillChunk] = []
-    while not sequence.is_prefilled:
-        plan = plan_step(slots, prefill_chunk_tokens=chunk_tokens)
+    while not decode.is_prefilled:
+        plan = _plan(slots, chunk_tokens)
         assert plan.decode == ()
         (chunk,) = plan.prefill
-        assert chunk.start == sequence.prefilled_tokens
+        assert chunk.start == decode.prefilled_tokens
         chunks.append(chunk)
-        sequence.prefilled_tokens += len(chunk.token_ids)
+        decode.prefilled_tokens += len(chunk.token_ids)
 
-    assert sum((chunk.token_ids for chunk in chunks), ()) == sequence.request.prompt
+    assert sum((chunk.token_ids for chunk in chunks), ()) == decode.request.prompt
     assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert max(len(chunk.token_ids) for chunk in chunks) <= chunk_tokens
     assert len(chunks) == -(-prompt_tokens // chunk_tokens), "no chunk is shorter than it must be"
-    assert {chunk.reserved_tokens for chunk in chunks} == {sequence.reserved_tokens}
+    assert {chunk.reserved_tokens for chunk in chunks} == {decode.reserved_tokens}
 
 
 def test_prefilled_rows_decode_and_the_others_prefill() -> None:
     """Every running sequence is in the plan exactly once, under its slot."""
     slots = Slots(4)
-    sequences = [sequence_of(name) for name in "abc"]
-    for sequence in sequences:
-        slots.occupy(sequence, now_s=0.0)
-    sequences[1].prefilled_tokens = 4
+    decodes = [decode_of(name) for name in "abc"]
+    for decode in decodes:
+        slots.occupy(decode, Lane.BATCH, now_s=0.0)
+    decodes[1].prefilled_tokens = 4
 
-    plan = plan_step(slots, prefill_chunk_tokens=3)
+    plan = _plan(slots, 8)
 
     assert [chunk.slot_index for chunk in plan.prefill] == [0, 2]
-    assert plan.decode == (DecodeRow(slot_index=1, has_next=True),)
-    assert plan.prefill_tokens == 6
+    assert plan.decode == (DecodeRow(slot_index=1),)
+    assert plan.prefill_tokens == 8
 
 
-def test_the_last_token_wants_no_next() -> None:
-    """``has_next`` is false exactly when the token being planned is the last one allowed."""
-    slots = Slots(1)
-    sequence = sequence_of(max_tokens=3)
-    slots.occupy(sequence, now_s=0.0)
-    sequence.prefilled_tokens = 4
-    wants = []
-    for _ in range(3):
-        wants += [row.has_next for row in plan_step(slots, prefill_chunk_tokens=8).decode]
-        sequence.count_token()
+def test_prompts_share_a_step_in_the_order_they_were_admitted() -> None:
+    """What the first prompt leaves of the step's tokens goes to the next, and then nobody has any."""
+    slots = Slots(4)
+    for name in "abcd":
+        slots.occupy(decode_of(name), Lane.BATCH, now_s=0.0)
+    slots.leave(0)
+    slots.occupy(decode_of("e"), Lane.BATCH, now_s=0.0)
 
-    assert wants == [True, True, False]
+    plan = _plan(slots, 10)
+
+    sizes = [(chunk.slot_index, len(chunk.token_ids), chunk.is_last) for chunk in plan.prefill]
+    assert sizes == [(1, 4, True), (2, 4, True), (3, 2, False)]
+
+
+def test_one_lane_decodes_at_a_time_and_whole() -> None:
+    """Of the batch all rows decode or none, and whose turn it is decides when both could."""
+    slots = Slots(4)
+    for name, lane in [("a", Lane.BATCH), ("b", Lane.SERIAL), ("c", Lane.BATCH)]:
+        decode = decode_of(name)
+        slots.occupy(decode, lane, now_s=0.0)
+        decode.prefilled_tokens = 4
+
+    def decoding(turn: Lane) -> list[int]:
+        return [row.slot_index for row in _plan(slots, 8, turn=turn).decode]
+
+    assert decoding(Lane.BATCH) == [0, 2]
+    assert decoding(Lane.SERIAL) == [1]
+    slots.leave(1)
+    assert decoding(Lane.SERIAL) == [0, 2], "a lane without rows has no turn"
+
+
+def test_a_chunk_names_its_lane() -> None:
+    """The engine learns with the opening chunk where the row will decode."""
+    slots = Slots(2)
+    slots.occupy(decode_of("a"), Lane.SERIAL, now_s=0.0)
+    slots.occupy(decode_of("b"), Lane.BATCH, now_s=0.0)
+    assert [chunk.lane for chunk in _plan(slots, 8).prefill] == [Lane.SERIAL, Lane.BATCH]
 
 
 def test_left_slots_are_freed_by_the_plan() -> None:
     """A plan frees what was left, though nobody runs any more."""
     slots = Slots(2)
-    slots.occupy(sequence_of("a"), now_s=0.0)
+    slots.occupy(decode_of("a"), Lane.BATCH, now_s=0.0)
     slots.leave(0)
 
-    plan = plan_step(slots, prefill_chunk_tokens=8)
+    plan = _plan(slots, 8)
 
     assert plan == StepPlan(release=(0,))
     assert not plan.is_empty
@@ -76,17 +107,46 @@ def test_left_slots_are_freed_by_the_plan() -> None:
 
 def test_nothing_to_do_is_an_empty_plan() -> None:
     """An idle batch plans nothing."""
-    assert plan_step(Slots(3), prefill_chunk_tokens=8).is_empty
+    assert _plan(Slots(3), 8).is_empty
 
 
 def test_planning_changes_nothing() -> None:
     """The same state gives the same plan, as often as it is asked."""
     slots = Slots(2)
-    slots.occupy(sequence_of("a", prompt_tokens=9), now_s=0.0)
-    slots.occupy(sequence_of("b"), now_s=0.0)
+    slots.occupy(decode_of("a", prompt_tokens=9), Lane.BATCH, now_s=0.0)
+    slots.occupy(decode_of("b"), Lane.BATCH, now_s=0.0)
     slots.leave(1)
 
-    plans = [plan_step(slots, prefill_chunk_tokens=2) for _ in range(3)]
+    plans = [_plan(slots, 2) for _ in range(3)]
 
     assert plans[0] == plans[1] == plans[2]
     assert slots.released == (1,)
+
+
+def test_a_burst_of_prompts_is_prefilled_before_its_first_rows_go_on() -> None:
+    """Rows that have just begun stand still for whole prompts; rows with a rhythm do not."""
+    slots = Slots(4)
+    decodes = [decode_of(name) for name in "abc"]
+    for decode in decodes:
+        slots.occupy(decode, Lane.BATCH, now_s=0.0)
+    decodes[0].prefilled_tokens = 4
+    pace = PrefillPace(beside_decode=None)
+
+    decodes[0].completion_tokens = 7
+    burst = plan_step(slots, pace, turn=Lane.BATCH)
+    assert [(chunk.slot_index, chunk.is_last) for chunk in burst.prefill] == [(1, True), (2, True)]
+    assert burst.decode == ()
+
+    decodes[0].completion_tokens = 8
+    assert plan_step(slots, pace, turn=Lane.BATCH).decode == (DecodeRow(slot_index=0),)
+
+
+def test_a_long_prompt_is_no_burst() -> None:
+    """A prompt that does not fit into one chunk waits its turn even beside rows that just began."""
+    slots = Slots(4)
+    young = decode_of("a")
+    slots.occupy(young, Lane.BATCH, now_s=0.0)
+    young.prefilled_tokens = 4
+    slots.occupy(decode_of("b", prompt_tokens=513), Lane.BATCH, now_s=0.0)
+    plan = plan_step(slots, PrefillPace(beside_decode=None), turn=Lane.BATCH)
+    assert plan.decode == (DecodeRow(slot_index=0),)

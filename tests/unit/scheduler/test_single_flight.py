@@ -179,7 +179,7 @@ def test_the_slot_of_an_aborted_sequence_serves_the_next_one_in_the_same_step() 
 
     assert plan.release == (0,)
     assert [(chunk.slot_index, chunk.start) for chunk in plan.prefill] == [(0, 0)]
-    assert only(TokenGenerated, scheduler.commit(plan, engine.run(plan), now_s=1.0))
+    assert only(TokenGenerated, scheduler.commit(plan, engine.run(plan), now_s=1.0, duration_s=0.0))
 
 
 def test_aborting_what_is_not_there_is_no_fault() -> None:
@@ -357,13 +357,13 @@ def test_a_result_for_an_empty_slot_is_a_broken_engine() -> None:
     for engine in (FakeEngine(), stray):
         result = engine.run(scheduler.plan())
         with pytest.raises(AssertionError, match="running row"):
-            _scheduler().commit(StepPlan(), result, now_s=0.0)
+            _scheduler().commit(StepPlan(), result, now_s=0.0, duration_s=0.0)
 
 
 def test_committing_nothing_changes_nothing() -> None:
     """An empty step is no event."""
     scheduler = _scheduler()
-    assert scheduler.commit(StepPlan(), StepResult(), now_s=0.0) == []
+    assert scheduler.commit(StepPlan(), StepResult(), now_s=0.0, duration_s=0.0) == []
 
 
 def test_a_started_request_does_not_time_out_in_the_queue() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from sequence_samples import sequence_of
+from sequence_samples import decode_of
 
-from machd.scheduler.sequence import SequenceState
+from machd.engine.protocol import Lane
 from machd.scheduler.slots import Slots
 
 
 def _occupied(slots: Slots, *sequence_ids: str) -> None:
     for sequence_id in sequence_ids:
-        slots.occupy(sequence_of(sequence_id), now_s=1.0)
+        slots.occupy(decode_of(sequence_id), Lane.BATCH, now_s=1.0)
 
 
 def test_the_lowest_free_slot_is_given_out_first() -> None:
@@ -21,40 +21,38 @@ def test_the_lowest_free_slot_is_given_out_first() -> None:
     slots.leave(1)
     slots.leave(0)
 
-    assert slots.occupy(sequence_of("d"), now_s=1.0) == 0
-    assert slots.occupy(sequence_of("e"), now_s=1.0) == 1
-    assert [sequence.sequence_id for sequence in slots] == ["d", "e", "c"]
+    assert slots.occupy(decode_of("d"), Lane.BATCH, now_s=1.0) == 0
+    assert slots.occupy(decode_of("e"), Lane.BATCH, now_s=1.0) == 1
+    assert [decode.request.sequence_id for decode in slots] == ["d", "e", "c"]
 
 
-def test_a_seated_sequence_runs_and_knows_its_slot() -> None:
-    """Taking a slot is what admits a sequence."""
+def test_a_seated_decode_runs_and_knows_its_slot() -> None:
+    """Taking a slot is what admits a decode."""
     slots = Slots(2)
-    sequence = sequence_of()
+    decode = decode_of()
 
-    assert slots.occupy(sequence, now_s=3.0) == 0
-    assert (sequence.state, sequence.slot_index) == (SequenceState.RUNNING, 0)
-    assert sequence.admitted_s == 3.0
-    assert slots.at(0) is sequence
-    assert slots.find("a") is sequence
-    assert (len(slots), slots.free_count) == (1, 1)
+    assert slots.occupy(decode, Lane.BATCH, now_s=3.0) == 0
+    assert (decode.slot_index, decode.lane, decode.admitted_s) == (0, Lane.BATCH, 3.0)
+    assert slots.at(0) is decode
+    assert (len(slots), slots.free_count, slots.count) == (1, 1, 2)
 
 
 def test_who_is_not_there_is_not_found() -> None:
-    """Unknown ids and empty slots are answers, not errors."""
+    """Empty and unknown slots are answers, not errors."""
     slots = Slots(1)
-    assert slots.find("a") is None
     assert slots.at(0) is None
+    assert slots.at(7) is None
 
 
 def test_no_more_sequences_than_slots() -> None:
     """Seating one too many is a mistake of the caller and seats nobody."""
     slots = Slots(1)
     _occupied(slots, "a")
-    late = sequence_of("b")
+    late = decode_of("b")
 
     with pytest.raises(AssertionError, match="no slot is free"):
-        slots.occupy(late, now_s=1.0)
-    assert late.state is SequenceState.WAITING
+        slots.occupy(late, Lane.BATCH, now_s=1.0)
+    assert not late.is_running
 
 
 def test_a_left_slot_stays_released_until_the_engine_confirms() -> None:
@@ -81,7 +79,17 @@ def test_a_slot_can_be_taken_again_before_its_release_is_confirmed() -> None:
     assert slots.released == (0,)
     assert len(slots) == 1
     slots.confirm_released((0,))
-    assert slots.find("b") is not None
+    assert slots.at(0) is not None
+
+
+def test_who_runs_longest_is_known() -> None:
+    """The order of admission is not that of the slots, and prefill is served in the former."""
+    slots = Slots(3)
+    _occupied(slots, "a", "b")
+    slots.leave(0)
+    _occupied(slots, "c")
+    ids = [decode.request.sequence_id for decode in slots.in_order_of_admission]
+    assert ids == ["b", "c"]
 
 
 def test_an_empty_batch_is_no_batch() -> None:

@@ -2,54 +2,89 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import LIMITS, sequence_of
+from sequence_samples import LIMITS, decode_of, sequence_of
 
 from machd.errors import QueueFullError
+from machd.scheduler.decode import Decode
+from machd.scheduler.sequence import Priority
 from machd.scheduler.waiting import WaitingQueue
 
 
 def _queue_of(*sequence_ids: str, max_queue: int = 3, max_queue_tokens: int = 100) -> WaitingQueue:
     queue = WaitingQueue(replace(LIMITS, max_queue=max_queue, max_queue_tokens=max_queue_tokens))
-    for sequence_id in sequence_ids:
-        queue.append(sequence_of(sequence_id))
+    for number, sequence_id in enumerate(sequence_ids):
+        queue.add(decode_of(sequence_id, number=number))
     return queue
 
 
 def _ids(queue: WaitingQueue) -> list[str]:
-    return [sequence.sequence_id for sequence in queue]
+    return [decode.request.sequence_id for decode in queue]
 
 
 def test_first_come_first_served() -> None:
-    """Sequences leave in the order they came, and each is told how many stand in front."""
+    """Who came first is first, and each is told how many stand in front."""
     queue = WaitingQueue(LIMITS)
-    positions = [queue.append(sequence_of(one)) for one in "abc"]
+    positions = []
+    for name in "abc":
+        decode = decode_of(name)
+        queue.add(decode)
+        positions.append(queue.position(decode))
 
     assert positions == [0, 1, 2]
-    assert [queue.pop_first().sequence_id for _ in "abc"] == ["a", "b", "c"]
-    assert len(queue) == 0
+    assert _ids(queue) == ["a", "b", "c"]
+    assert queue.first.request.sequence_id == "a"
 
 
 def test_leaving_from_the_middle_keeps_the_order_of_the_rest() -> None:
     """Whoever leaves takes the own tokens along and nobody else's place."""
     queue = _queue_of("a", "b", "c")
+    _, gone, last = tuple(queue)
+    queue.remove(gone)
 
-    assert queue.remove("b").sequence_id == "b"
     assert _ids(queue) == ["a", "c"]
-    assert "b" not in queue
-    assert "c" in queue
+    assert gone not in queue
+    assert last in queue
     assert queue.prompt_tokens == 8
 
 
-def test_an_id_queues_once() -> None:
-    """Two sequences of one id would make aborts ambiguous: a mistake of the caller."""
+def test_a_decode_queues_once() -> None:
+    """The same work twice in the queue would be done twice: a mistake of the caller."""
     queue = _queue_of("a")
-    with pytest.raises(AssertionError, match="unique"):
-        queue.append(sequence_of("a"))
+    with pytest.raises(AssertionError, match="once"):
+        queue.add(queue.first)
+
+
+def test_a_better_priority_goes_first_but_not_for_ever() -> None:
+    """A request is overtaken by those that come within its delay after it, and by nobody later."""
+    queue = WaitingQueue(LIMITS)
+    for number, (name, arrived_s, priority) in enumerate(
+        [
+            ("batch", 0.0, Priority.BATCH),
+            ("normal", 30.0, Priority.NORMAL),
+            ("interactive", 40.0, Priority.INTERACTIVE),
+            ("late normal", 45.1, Priority.NORMAL),
+            ("late interactive", 60.1, Priority.INTERACTIVE),
+        ]
+    ):
+        queue.add(decode_of(name, number=number, arrived_s=arrived_s, priority=priority))
+    assert _ids(queue) == ["interactive", "normal", "batch", "late normal", "late interactive"]
+
+
+@given(arrivals_s=st.lists(st.floats(0, 1000), max_size=50))
+def test_nobody_starves(arrivals_s: list[float]) -> None:
+    """However many interactive requests come, only those of the first minute overtake a batch one."""
+    queue = WaitingQueue(LIMITS)
+    starving = decode_of("batch", number=0, arrived_s=0.0, priority=Priority.BATCH)
+    queue.add(starving)
+    for number, arrived_s in enumerate(arrivals_s, start=1):
+        queue.add(decode_of("i", number=number, arrived_s=arrived_s, priority=Priority.INTERACTIVE))
+    assert queue.position(starving) == sum(arrived_s < 60.0 for arrived_s in arrivals_s)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +104,13 @@ def test_the_number_of_waiting_sequences_is_bounded(
 ) -> None:
     """``max_queue`` sequences may wait, and those that find a free slot do not wait."""
     queue = _queue_of(*(f"w{index}" for index in range(waiting)))
-    sequences = tuple(sequence_of(f"n{index}") for index in range(new))
+    decodes = tuple(decode_of(f"n{index}") for index in range(new))
 
     if fits:
-        queue.check_room(sequences, free_slots=free_slots)
+        queue.check_room(decodes, free_slots=free_slots)
     else:
         with pytest.raises(QueueFullError) as refusal:
-            queue.check_room(sequences, free_slots=free_slots)
+            queue.check_room(decodes, free_slots=free_slots)
         assert "limits.max_queue is 3" in refusal.value.message
         assert refusal.value.retry_after_s >= 1
     assert len(queue) == waiting
@@ -98,28 +133,47 @@ def test_the_prompt_tokens_of_waiting_sequences_are_bounded(
     """``max_queue_tokens`` prompt tokens may wait; a request that runs at once is free of it."""
     queue = _queue_of()
     for index, tokens in enumerate(waiting):
-        queue.append(sequence_of(f"w{index}", prompt_tokens=tokens))
-    sequences = tuple(
-        sequence_of(f"n{index}", prompt_tokens=tokens) for index, tokens in enumerate(new)
+        queue.add(decode_of(f"w{index}", number=index, prompt_tokens=tokens))
+    decodes = tuple(
+        decode_of(f"n{index}", prompt_tokens=tokens) for index, tokens in enumerate(new)
     )
 
     if fits:
-        queue.check_room(sequences, free_slots=free_slots)
+        queue.check_room(decodes, free_slots=free_slots)
     else:
         with pytest.raises(QueueFullError, match=r"limits\.max_queue_tokens is 100"):
-            queue.check_room(sequences, free_slots=free_slots)
+            queue.check_room(decodes, free_slots=free_slots)
     assert queue.prompt_tokens == sum(waiting)
 
 
 def test_waiting_expires_at_the_timeout() -> None:
     """Whoever has waited ``queue_timeout_s`` or longer is named, and stays until removed."""
     queue = WaitingQueue(LIMITS)
+    assert queue.next_expiry_s() == math.inf
     for sequence_id, arrived_s in [("old", 0.0), ("older", -5.0), ("young", 0.1)]:
-        queue.append(sequence_of(sequence_id, arrived_s=arrived_s))
+        queue.add(decode_of(sequence_id, number=len(queue), arrived_s=arrived_s))
 
+    assert queue.next_expiry_s() == 5.0
     assert [one.sequence_id for one in queue.expired(9.9)] == ["older"]
-    assert [one.sequence_id for one in queue.expired(10.0)] == ["old", "older"]
+    assert [one.sequence_id for one in queue.expired(10.0)] == ["older", "old"]
     assert len(queue) == 3
+
+
+def test_each_reader_has_a_patience_of_its_own() -> None:
+    """Sharing a decode shares no timeout, and counts as one place but as two who wait."""
+    queue = _queue_of("a")
+    queue.first.join(sequence_of("b", arrived_s=4.0))
+
+    assert [one.sequence_id for one in queue.expired(10.0)] == ["a"]
+    assert [one.sequence_id for one in queue.expired(14.0)] == ["a", "b"]
+    assert (len(queue), queue.reader_count) == (1, 2)
+
+
+def test_more_slots_make_the_queue_move_faster() -> None:
+    """With four slots one falls free four times as often."""
+    queue = WaitingQueue(LIMITS, slot_count=4)
+    queue.record_service_time(40.0)
+    assert queue.retry_after_s() == 10
 
 
 def test_retry_after_is_learnt_from_service_times() -> None:
@@ -155,8 +209,7 @@ def test_retry_after_is_bounded(times_s: list[float]) -> None:
 @given(
     moves=st.lists(
         st.one_of(
-            st.tuples(st.just("append"), st.integers(1, 50)),
-            st.tuples(st.just("pop_first"), st.just(0)),
+            st.tuples(st.just("add"), st.integers(1, 50)),
             st.tuples(st.just("remove"), st.integers(0, 9)),
         )
     )
@@ -164,15 +217,13 @@ def test_retry_after_is_bounded(times_s: list[float]) -> None:
 def test_queue_is_an_ordered_bag_with_a_token_count(moves: list[tuple[str, int]]) -> None:
     """After any sequence of moves the queue equals a plain list, order and tokens included."""
     queue = WaitingQueue(LIMITS)
-    model: list[tuple[str, int]] = []
+    model: list[Decode] = []
     for number, (move, value) in enumerate(moves):
-        if move == "append":
-            model.append((f"s{number}", value))
-            assert queue.append(sequence_of(f"s{number}", prompt_tokens=value)) == len(model) - 1
+        if move == "add":
+            model.append(decode_of(f"s{number}", number=number, prompt_tokens=value))
+            queue.add(model[-1])
+            assert queue.position(model[-1]) == len(model) - 1
         elif model:
-            index = 0 if move == "pop_first" else value % len(model)
-            expected = model.pop(index)[0]
-            gone = queue.pop_first() if move == "pop_first" else queue.remove(expected)
-            assert gone.sequence_id == expected
-        assert _ids(queue) == [sequence_id for sequence_id, _ in model]
-        assert queue.prompt_tokens == sum(tokens for _, tokens in model)
+            queue.remove(model.pop(value % len(model)))
+        assert list(queue) == model
+        assert queue.prompt_tokens == sum(decode.prompt_tokens for decode in model)

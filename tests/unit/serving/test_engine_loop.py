@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 from polling import wait_until
-from sequence_samples import LIMITS, only, request_of
+from sequence_samples import LIMITS, batching_of, only, request_of
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -29,10 +29,12 @@ from machd.errors import (
     ModelFormatError,
     RowFaultError,
 )
+from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
     FinishReason,
+    InvariantBroken,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -93,11 +95,17 @@ class Thread:
         load: Callable[[], Engine],
         make_scheduler: Callable[[Engine], Scheduler],
         clock: Clock,
+        *,
+        strict_invariants: bool = True,
     ) -> None:
         """Prepare it."""
         self.published = Published()
         self.loop = EngineLoop(
-            load=load, make_scheduler=make_scheduler, publish=self.published, clock=clock
+            load=load,
+            make_scheduler=make_scheduler,
+            publish=self.published,
+            clock=clock,
+            strict_invariants=strict_invariants,
         )
 
     def submit(self, *requests: SequenceRequest) -> None:
@@ -125,10 +133,16 @@ def _running(
     make_scheduler: Callable[[Engine], Scheduler] = _single_flight,
     clock: Clock | None = None,
     gate: StepGate | None = None,
+    strict_invariants: bool = True,
 ) -> Iterator[Thread]:
     """A started thread that has ended when the block has."""
     loaded = engine or FakeEngine()
-    thread = Thread(load or (lambda: loaded), make_scheduler, clock or ManualClock(0.0))
+    thread = Thread(
+        load or (lambda: loaded),
+        make_scheduler,
+        clock or ManualClock(0.0),
+        strict_invariants=strict_invariants,
+    )
     thread.loop.start()
     try:
         yield thread
@@ -150,9 +164,11 @@ class _BrokenEngine(FakeEngine):
 class _BrokenScheduler(SingleFlightScheduler):
     """Its state is corrupt: neither committing nor failing works any more."""
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
         """Raise."""
-        del plan, result, now_s
+        del plan, result, now_s, duration_s
         raise AssertionError("planted in commit")
 
     def fail(
@@ -405,18 +421,54 @@ def test_a_reset_that_fails_ends_the_thread() -> None:
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
 
 
-def test_a_broken_invariant_ends_the_thread() -> None:
-    """A scheduler that contradicts itself is a bug, and a bug may not run on in silence."""
+class _Contradiction(SingleFlightScheduler):
+    """Its books never add up."""
 
-    class _Contradiction(SingleFlightScheduler):
-        def check_invariants(self) -> None:
-            raise AssertionError("planted")
+    def check_invariants(self) -> None:
+        """Raise."""
+        raise AssertionError("planted")
 
+
+class _LeakyEngine(FakeEngine):
+    """Frees no row."""
+
+    def memory(self) -> MemoryReading:
+        """Something is always left once a step has run."""
+        return MemoryReading(7 if self._step else 0, 0, 0, 0)
+
+
+def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
+    """A scheduler that contradicts itself is a bug, and a test may not run on."""
     with _running(make_scheduler=lambda _engine: _Contradiction(LIMITS)) as thread:
         thread.submit(request_of("a", max_tokens=1))
         fault = thread.fault()
         assert isinstance(fault, AssertionError)
         assert thread.loop.join(WITHIN_S)
+
+
+def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -> None:
+    """Outside tests it is an event and a line in the log, each idle moment, and answers go on."""
+    with _running(
+        make_scheduler=lambda _engine: _Contradiction(LIMITS), strict_invariants=False
+    ) as thread:
+        for number in range(2):
+            thread.submit(request_of(f"s{number}", max_tokens=1))
+            thread.published.wait_for(InvariantBroken, number + 1)
+        assert thread.loop.is_alive
+        assert len(thread.published.ends(2)) == 2
+
+    assert thread.published.of(InvariantBroken) == [InvariantBroken("planted")] * 2
+    assert [(one["event"], one["log_level"]) for one in logged] == [
+        ("scheduler.invariant_broken", "error")
+    ] * 2
+
+
+def test_kv_that_is_left_over_is_a_broken_invariant() -> None:
+    """When nobody runs, the engine's own count of KV bytes is back at nothing."""
+    with _running(_LeakyEngine(), strict_invariants=False) as thread:
+        thread.submit(request_of("a", max_tokens=1))
+        (broken,) = thread.published.wait_for(InvariantBroken)
+    assert "7 bytes" in broken.detail
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -427,6 +479,67 @@ def test_the_thread_never_ends_in_silence() -> None:
         assert thread.loop.join(WITHIN_S)
         assert thread.loop.finished.done(), "nobody learns that the engine is dead"
         assert isinstance(thread.loop.finished.exception(0), AssertionError)
+
+
+# Waiting
+
+
+def test_an_idle_thread_waits_for_company_and_no_longer() -> None:
+    """The first request's window ends by itself: nobody has to send a message to start it."""
+    clock = SystemClock()
+    batching = batching_of(window_s=0.05)
+    with _running(
+        make_scheduler=lambda _engine: ContinuousScheduler(LIMITS, batching), clock=clock
+    ) as thread:
+        thread.loop.loaded.result(WITHIN_S)
+        start_s = clock.monotonic_s()
+        thread.submit(request_of("a", max_tokens=1, arrived_s=start_s))
+        (admitted,) = thread.published.wait_for(SequenceAdmitted)
+        thread.published.ends()
+
+    waited_s = admitted.at_s - start_s
+    assert 0.05 <= waited_s < 0.4, "the idle heartbeat comes twice a second"
+
+
+def test_a_thread_that_waits_does_not_spin() -> None:
+    """While a window is open the thread sleeps: it looks at the scheduler a few times, no more."""
+    looks = 0
+
+    class _Counting(ContinuousScheduler):
+        def admit(self, now_s: float) -> list[Event]:
+            nonlocal looks
+            looks += 1
+            return super().admit(now_s)
+
+    clock = SystemClock()
+    batching = batching_of(window_s=0.2)
+    with _running(
+        make_scheduler=lambda _engine: _Counting(LIMITS, batching), clock=clock
+    ) as thread:
+        thread.submit(request_of("a", max_tokens=1, arrived_s=clock.monotonic_s()))
+        thread.published.wait_for(SequenceAdmitted)
+        assert looks < 20
+
+
+def test_rows_of_a_batch_decode_in_one_step() -> None:
+    """Requests that come together run together, and the snapshot tells what they were promised."""
+    gate = StepGate(at_decode)
+    batching = batching_of(max_b=2, window_s=60.0)
+    with _running(
+        FakeEngine(before_step=gate),
+        make_scheduler=lambda _engine: ContinuousScheduler(LIMITS, batching),
+        gate=gate,
+    ) as thread:
+        thread.submit(request_of("a"), request_of("b", max_tokens=8))
+        plan = gate.wait_until_held()
+        snapshot = thread.loop.snapshot
+        assert len(plan.decode) == 2
+        assert (snapshot.active_loops, snapshot.slot_count) == (2, 2)
+        assert snapshot.kv_budget_bytes == batching.kv.budget_bytes
+        assert snapshot.kv_reserved_bytes == 2 * 12 * 10
+        gate.open()
+        thread.published.ends(2)
+        wait_until(lambda: thread.loop.snapshot.kv_reserved_bytes == 0, "what was promised is back")
 
 
 # Stopping

@@ -23,12 +23,12 @@ from machd.errors import (
     NotReadyError,
 )
 from machd.scheduler.events import FinishReason
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.sequence import Priority, SequenceRequest
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.fanout import Fanout
 from machd.serving.inbox import Abort, Message, Submit
 from machd.serving.lifecycle import Lifecycle, State
-from machd.serving.loop import EngineLoop
+from machd.serving.loop import EngineLoop, LoopSnapshot
 from machd.serving.record import RequestRecord
 from machd.serving.service import GenerationLimits, GenerationService
 
@@ -62,12 +62,13 @@ class _Serving:
             loop=self.loop,
             fanout=self.fanout,
             lifecycle=self.lifecycle,
-            limits=GenerationLimits(max_tokens_default=50, max_n=3, max_sequences=6),
+            limits=GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4),
             clock=self.clock,
             observers=[self.records],
         )
         if is_ready:
             self.loop.loaded.set_result(FakeEngine(context_tokens=CONTEXT_TOKENS))
+            self.loop._snapshot = LoopSnapshot(slot_count=2)  # as the thread would have noted it
             self.lifecycle.become(State.READY)
 
     def messages(self) -> list[Message]:
@@ -181,7 +182,7 @@ async def test_more_completions_than_allowed_are_refused(serving: _Serving) -> N
 
 
 async def test_a_request_that_could_never_be_queued_is_refused_for_good(serving: _Serving) -> None:
-    """More sequences than slot and queue hold together are a 400, which nobody retries, not a 429."""
+    """More sequences than slots and queue hold together are a 400, which nobody retries, not a 429."""
     assert len(serving.submitted(replace(OPTIONS, n=2), 3, 3, 3)) == 6
     with pytest.raises(InvalidRequestError) as refusal:
         serving.submitted(replace(OPTIONS, n=3), 3, 3, 3)
@@ -209,6 +210,26 @@ async def test_without_a_seed_every_request_draws_its_own(serving: _Serving) -> 
         for request in serving.submitted(replace(OPTIONS, n=3), 3)
     ]
     assert len(set(seeds)) == 12
+
+
+async def test_greedy_choices_are_equal_so_that_they_can_share(serving: _Serving) -> None:
+    """Nothing is drawn at temperature 0: two identical requests differ in nothing that decodes."""
+    greedy = replace(OPTIONS, n=2, temperature=0.0)
+    requests = [
+        request
+        for options in (greedy, replace(greedy, seed=42))
+        for request in serving.submitted(options, 3)
+    ]
+    assert len({(request.prompt, request.sampling) for request in requests}) == 1
+
+
+async def test_the_scheduler_learns_who_asks_and_how_urgently(serving: _Serving) -> None:
+    """A sequence carries its request's id, its client's name as the namespace, and its priority."""
+    (plain,) = serving.submitted(OPTIONS, 3)
+    (urgent,) = serving.submitted(replace(OPTIONS, priority="interactive"), 3)
+
+    assert (plain.request_id, plain.namespace) == ("req", "anonymous")
+    assert (plain.priority, urgent.priority) == (Priority.NORMAL, Priority.INTERACTIVE)
 
 
 async def test_stop_tokens_are_the_models_and_the_clients(serving: _Serving) -> None:

@@ -32,6 +32,8 @@ def values_of(key: SettingKey) -> st.SearchStrategy[object]:
         return st.sampled_from(key.choices)
     least, most = key.least or 0, key.most or 1e9
     match key.kind:
+        case _ if key.words:
+            return st.sampled_from(key.words) | st.integers(int(least), int(most))
         case ValueKind.BOOLEAN:
             return st.booleans()
         case ValueKind.INTEGER:

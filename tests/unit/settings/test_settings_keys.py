@@ -24,6 +24,13 @@ CONTRACT_DEFAULTS = {
     "model.trust_remote_code": False,
     "model.chat_template": None,
     "engine.blas": "auto",
+    "continuous_batching.enabled": False,
+    "continuous_batching.max_b": 4,
+    "continuous_batching.window_ms": 5.0,
+    "continuous_batching.kv_budget_gb": 10.0,
+    "continuous_batching.kv_policy": "defer",
+    "continuous_batching.prefill_chunk_tokens": "auto",
+    "continuous_batching.coalesce": True,
     "streaming.interval": 1,
     "streaming.keepalive_s": 15.0,
     "limits.max_queue": 64,
@@ -95,6 +102,8 @@ def test_every_alias_is_of_a_key_and_well_formed() -> None:
     [
         ("server.host", "--host"),
         ("server.port", "--port"),
+        ("continuous_batching.enabled", "--continuous-batching"),
+        ("continuous_batching.enabled", "LME_CONTINUOUS_BATCHING"),
         ("engine.blas", "--blas"),
         ("engine.blas", "LME_BLAS"),
         ("streaming.interval", "--stream-interval"),
@@ -122,6 +131,25 @@ def test_a_number_has_a_lower_bound(key: SettingKey) -> None:
     if key.kind in {ValueKind.INTEGER, ValueKind.NUMBER}:
         assert key.least is not None
         assert key.range_text != ""
+
+
+def test_a_number_that_may_be_a_word_tells_both() -> None:
+    """The word stands beside the number's kind and bounds, wherever they are shown."""
+    key = BY_DOTTED["continuous_batching.prefill_chunk_tokens"]
+
+    assert (key.kind, key.words, key.least, key.most) == (ValueKind.INTEGER, ("auto",), 1, 65_536)
+    assert key.type_text == "auto|integer"
+    assert key.range_text == "auto, or 1 to 65536"
+    assert not key.is_optional
+
+
+def test_open_requests_have_room_for_every_queue_and_batch() -> None:
+    """By default no request that a slot or the queue has room for is refused at the door."""
+    widest = BY_DOTTED["continuous_batching.max_b"].most
+    limits = Settings().limits
+
+    assert widest is not None
+    assert limits.max_in_flight >= limits.max_queue + widest
 
 
 @each_key

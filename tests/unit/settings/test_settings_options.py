@@ -71,6 +71,18 @@ def test_a_boolean_flag_has_a_negative(key: SettingKey) -> None:
     assert run(f"--no-{flag[2:]}").output.startswith(f"{key.dotted}=False flag")
 
 
+def test_batching_is_switched_by_one_word() -> None:
+    """The short flag and its negative set the section's switch, and win over the variable."""
+    environ = {"LME_CONTINUOUS_BATCHING": "1"}
+
+    assert run("--continuous-batching").output.startswith("continuous_batching.enabled=True flag")
+    assert run(env=environ).output.startswith("continuous_batching.enabled=True environment")
+    assert run("--no-continuous-batching", env=environ).output.startswith(
+        "continuous_batching.enabled=False flag"
+    )
+    assert "--continuous-batching-prefill-chunk-tokens [auto|INTEGER]" in run("--help").output
+
+
 def test_flags_that_are_not_given_are_absent() -> None:
     """An option's default never overrides the environment."""
     assert run().output == "loud=False\n"

@@ -57,6 +57,8 @@ def another_value(key: SettingKey) -> object:
         return key.choices[-1]
     if key.example is not None:
         return key.example
+    if key.words:
+        return int(key.least or 0) + 1
     return key.default + 1 if isinstance(key.default, int | float) else "elsewhere"
 
 
@@ -197,6 +199,26 @@ def test_a_broken_file_does_not_hide_other_problems(tmp_path: Path) -> None:
         ("[model]\noffline = 'no'", 'model.offline: "no" is not true or false; write it without'),
         ("[model]\npath = ''", 'model.path: "" is empty'),
         ("[model]\npath = 2020-01-01", 'model.path: "2020-01-01" is not text'),
+        (
+            "[continuous_batching]\nprefill_chunk_tokens = 0",
+            "continuous_batching.prefill_chunk_tokens: 0 is too small, the least is 1",
+        ),
+        (
+            "[continuous_batching]\nprefill_chunk_tokens = '64'",
+            'continuous_batching.prefill_chunk_tokens: "64" is not auto or a whole number; write it',
+        ),
+        (
+            "[continuous_batching]\nprefill_chunk_tokens = 'fast'",
+            'continuous_batching.prefill_chunk_tokens: "fast" is not auto or a whole number (',
+        ),
+        (
+            "[continuous_batching]\nkv_budget_gb = 0",
+            "continuous_batching.kv_budget_gb: 0 is too small, the least is 0.0001",
+        ),
+        (
+            "[continuous_batching]\nkv_policy = 'wait'",
+            'continuous_batching.kv_policy: "wait" is none of defer, reject',
+        ),
         ("[streaming]\nkeepalive_s = nan", "streaming.keepalive_s: NaN is not a number"),
         ("[http]\nallowed_hosts = 'a'", 'http.allowed_hosts: "a" is not a list; put it in'),
         ("[http]\nallowed_hosts = [1]", "http.allowed_hosts: 1 is not text; put it in quotes"),
@@ -227,6 +249,36 @@ def test_an_unknown_variable_is_answered_with_the_nearest(
     """A misspelt variable is never passed over in silence."""
     assert problems_of(tmp_path, environ={name: "1"}) == [
         f"{name}: no such variable; did you mean {nearest}?"
+    ]
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("64", 64), (" 65536 ", 65_536)])
+def test_a_number_or_a_word_is_read_from_text(text: str, value: object, tmp_path: Path) -> None:
+    """Where a key takes a number or a word, a variable and a flag give either."""
+    key = "continuous_batching.prefill_chunk_tokens"
+    variable = {"LME_CONTINUOUS_BATCHING_PREFILL_CHUNK_TOKENS": text}
+    for loaded in (load(tmp_path, environ=variable), load(tmp_path, flags={key: text})):
+        assert loaded.settings.continuous_batching.prefill_chunk_tokens == value
+
+
+@pytest.mark.parametrize("word", ["Auto", "", "0", "65537", "1.5", "none"])
+def test_neither_the_word_nor_a_number_in_range_is_one_problem(word: str, tmp_path: Path) -> None:
+    """However many types a key could have, a wrong value is one line."""
+    (problem,) = problems_of(
+        tmp_path, environ={"LME_CONTINUOUS_BATCHING_PREFILL_CHUNK_TOKENS": word}
+    )
+
+    assert problem.startswith("continuous_batching.prefill_chunk_tokens: ")
+
+
+def test_the_name_of_a_section_can_be_a_variable_and_a_prefix(tmp_path: Path) -> None:
+    """LME_CONTINUOUS_BATCHING switches it on, and the section's other variables stay their own."""
+    environ = {"LME_CONTINUOUS_BATCHING": "1", "LME_CONTINUOUS_BATCHING_MAX_B": "8"}
+    section = load(tmp_path, environ=environ).settings.continuous_batching
+
+    assert (section.enabled, section.max_b) == (True, 8)
+    assert problems_of(tmp_path, environ={"LME_CONTINUOUS_BATCHING_MAXB": "8"}) == [
+        "LME_CONTINUOUS_BATCHING_MAXB: no such variable; did you mean LME_CONTINUOUS_BATCHING_MAX_B?"
     ]
 
 

@@ -33,7 +33,7 @@ CONTRACT_FIELDS = {
     "finish_reason",
     "client",
 }
-ADDED_FIELDS = {"error"}
+ADDED_FIELDS = {"coalesced_with", "error"}
 ENVELOPE = {"event", "level", "logger", "timestamp"}
 
 RECORD = RequestRecord(
@@ -291,6 +291,7 @@ def test_the_figures_of_a_request_are_what_their_names_say() -> None:
         "finish_reason": "stop",
         "error": None,
         "client": "alice",
+        "coalesced_with": None,
     }
 
 

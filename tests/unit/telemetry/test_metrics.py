@@ -23,6 +23,7 @@ from machd.scheduler.events import (
     EngineFaulted,
     Event,
     FinishReason,
+    InvariantBroken,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -39,6 +40,7 @@ PROMTOOL = shutil.which("promtool")
 CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_build_info": ("version", "mlx", "mlx_lm", "python"),
     "machd_model_info": ("model", "architecture", "kv_cache_kind", "dtype", "backend"),
+    "machd_capability_info": ("feature", "verdict", "source"),
     "machd_state": ("state",),
     "machd_decode_mode": ("mode",),
     "machd_requests_running": (),
@@ -48,6 +50,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_requests_total": ("endpoint", "finish_reason", "decode_mode"),
     "machd_rejections_total": ("reason",),
     "machd_aborts_total": ("reason",),
+    "machd_coalesced_requests_total": (),
     "machd_prompt_tokens_total": (),
     "machd_prompt_tokens_cached_total": (),
     "machd_generation_tokens_total": (),
@@ -61,17 +64,16 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_batch_width": (),
     "machd_step_tokens": (),
     "machd_kv_cache_bytes": ("state",),
+    "machd_kv_cache_usage_ratio": (),
     "machd_engine_heartbeat_age_seconds": (),
     "machd_event_loop_lag_seconds": (),
     "machd_mlx_memory_bytes": ("kind",),
     "machd_faults_total": ("scope",),
+    "machd_invariant_violations_total": (),
 }
 """Promised names with their labels, as far as what they measure exists."""
 
 PROMISED_FOR_LATER = {
-    "machd_capability_info",
-    "machd_coalesced_requests_total",
-    "machd_kv_cache_usage_ratio",
     "machd_prefix_cache_queries_total",
     "machd_prefix_cache_hits_total",
     "machd_prefix_cache_bytes",
@@ -170,11 +172,14 @@ def _busy() -> Metrics:
         dtype="float32",
         backend="cpu",
     )
+    metrics.set_info(
+        "machd_capability_info", feature="continuous_batching", verdict="supported", source="rule"
+    )
     metrics.watch_state(lambda: State.READY)
     metrics.watch_decode_mode(lambda: DecodeMode.SINGLE)
     for name, label, values in [
         ("machd_slots", "state", ["occupied", "free"]),
-        ("machd_kv_cache_bytes", "state", ["used"]),
+        ("machd_kv_cache_bytes", "state", ["budget", "reserved", "used"]),
         ("machd_mlx_memory_bytes", "kind", ["active", "peak", "cache"]),
     ]:
         for value in values:
@@ -192,6 +197,7 @@ def _busy() -> Metrics:
     metrics.on_events(events)
     metrics.on_request(RECORD)
     metrics.on_request(replace(RECORD, finish_reason="abort", error_code="client_disconnected"))
+    metrics.on_request(replace(RECORD, coalesced_with="req-leader"))
     metrics.count_rejection("queue_full")
     return metrics
 
@@ -298,7 +304,7 @@ def test_nothing_a_client_sends_becomes_a_label() -> None:
     """Ids and key names of a request leave no trace, so a client cannot make series."""
     metrics = Metrics()
     canary = "CANARY"
-    metrics.on_request(replace(RECORD, request_id=canary, client=canary))
+    metrics.on_request(replace(RECORD, request_id=canary, client=canary, coalesced_with=canary))
     metrics.on_events(
         [
             SequenceQueued(canary, 0),
@@ -338,6 +344,25 @@ def test_a_request_that_ended_is_counted() -> None:
         assert page.value(f"{name}_sum") == pytest.approx(seconds_s)
         assert page.value(f"{name}_count") == 1
     assert page.series("machd_aborts_total") == {}
+
+
+def test_a_request_that_shared_a_decode_is_counted() -> None:
+    """Who was answered from another's decode counts once, and has its tokens like everyone."""
+    metrics = Metrics()
+    metrics.on_request(RECORD)
+    metrics.on_request(replace(RECORD, coalesced_with="req-leader"))
+    page = Page(metrics)
+
+    assert page.value("machd_coalesced_requests_total") == 1
+    assert page.value("machd_generation_tokens_total") == 12
+
+
+def test_books_that_do_not_add_up_are_counted() -> None:
+    """A bug of the scheduler's shows as a number that ought to stay zero, and is there from the start."""
+    metrics = Metrics()
+    assert Page(metrics).value("machd_invariant_violations_total") == 0
+    metrics.on_events([InvariantBroken("two slots for one sequence")])
+    assert Page(metrics).value("machd_invariant_violations_total") == 1
 
 
 def test_a_request_that_never_ran_has_no_spans() -> None:
@@ -397,6 +422,16 @@ def test_inter_token_latency_is_between_tokens_of_one_sequence() -> None:
 
     assert page.value("machd_inter_token_latency_seconds_count") == 2
     assert page.value("machd_inter_token_latency_seconds_sum") == pytest.approx(0.3 + 1.0)
+
+
+def test_tokens_that_come_at_once_have_no_gap() -> None:
+    """A sequence that joins a running decode is told what it missed in one go: no latency of zero."""
+    metrics = Metrics()
+    metrics.on_events([_token("a", 1.0), _token("a", 1.0), _token("a", 1.0), _token("a", 1.5)])
+    page = Page(metrics)
+
+    assert page.value("machd_inter_token_latency_seconds_count") == 1
+    assert page.value("machd_inter_token_latency_seconds_sum") == pytest.approx(0.5)
 
 
 def test_a_finished_sequence_is_forgotten() -> None:

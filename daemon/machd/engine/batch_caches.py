@@ -1,0 +1,233 @@
+"""The caches of a decoding batch: rows come and go, each layer in the form its model expects.
+
+Standard caches become a :class:`~machd.engine.slab.SlabCache`. Rotating caches and recurrent state
+become mlx-lm's own batch caches, which copy the whole batch when a row joins or leaves. Lists of
+caches are opened and treated inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from machd.engine.slab import RowPositions, SlabCache
+from machd.engine.untyped import Cache
+
+__all__ = ["BatchCaches", "PrefilledRow", "RowCaches", "SingleCaches", "padded_caches"]
+
+
+class RowCaches(Protocol):
+    """What a decoder asks of the caches of its rows."""
+
+    @property
+    def layers(self) -> list[Cache]:
+        """One entry for each cache of the model, as its forward pass takes them."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        ...
+
+    def open_step(self) -> None:
+        """Begin a forward pass of one token a row."""
+        ...
+
+    def join(self, row: PrefilledRow) -> None:
+        """Add a row behind the others."""
+        ...
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order; at least one."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all rows and what they held."""
+        ...
+
+    def wipe(self, row: int) -> None:
+        """Make sure that nothing of a row that went wrong can reach a later one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledRow:
+    """A prompt whose tokens, all but the last, are in caches.
+
+    Attributes:
+        layers: The caches that hold it, of one row or of several.
+        length: Positions it has there.
+        last_token_id: The token that the first decode step starts from.
+        index: Its row in the caches.
+    """
+
+    layers: Sequence[Cache]
+    length: int
+    last_token_id: int
+    index: int = 0
+
+
+class SingleCaches:
+    """One row, in the caches that the model itself makes."""
+
+    def __init__(self) -> None:
+        """Begin without the row."""
+        self._layers: list[Cache] = []
+
+    @property
+    def layers(self) -> list[Cache]:
+        """The row's own caches."""
+        return self._layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return _held_bytes(self._layers)
+
+    def open_step(self) -> None:
+        """Nothing to prepare: the caches count for themselves."""
+
+    def join(self, row: PrefilledRow) -> None:
+        """Take the row's caches over."""
+        assert not self._layers, "there is one row"
+        self._layers = list(row.layers)
+
+    def keep(self, order: Sequence[int]) -> None:
+        """The only row stays."""
+        assert list(order) == [0], "there is one row"
+
+    def clear(self) -> None:
+        """Drop the row."""
+        self._layers = []
+
+    def wipe(self, row: int) -> None:
+        """Nobody will use them again."""
+
+
+class BatchCaches:
+    """Any number of rows, computed together."""
+
+    def __init__(self, max_rows: int) -> None:
+        """Begin without rows; ``max_rows`` is the most there can ever be."""
+        self._max_rows = max_rows
+        self._positions = RowPositions()
+        self._layers: list[Cache] = []
+
+    @property
+    def layers(self) -> list[Cache]:
+        """One batch cache for each cache of the model."""
+        return self._layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, room to spare included."""
+        return _held_bytes(self._layers)
+
+    def open_step(self) -> None:
+        """Begin a forward pass of one token a row."""
+        self._positions.open_step()
+
+    def join(self, row: PrefilledRow) -> None:
+        """Copy a row in, layer by layer; the copied layers are given back as it goes."""
+        place = len(self._positions.lengths)
+        self._positions.append(row.length)
+        joined = self._layers or [None] * len(row.layers)
+        self._layers = [
+            self._joined(batch, single, place, row)
+            for batch, single in zip(joined, row.layers, strict=True)
+        ]
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order."""
+        self._positions.keep(order)
+        for cache in self._layers:
+            self._keep(cache, list(order))
+
+    def clear(self) -> None:
+        """Drop the batch."""
+        self._positions = RowPositions()
+        self._layers = []
+
+    def wipe(self, row: int) -> None:
+        """Zero a row's keys and values."""
+        for cache in _innermost(self._layers):
+            if isinstance(cache, SlabCache):
+                cache.wipe(row)
+
+    def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
+        from mlx_lm.models.cache import CacheList, KVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+        if isinstance(single, CacheList):
+            inner = batch.caches if batch is not None else [None] * len(single.caches)
+            pairs = zip(inner, single.caches, strict=True)
+            return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
+        if isinstance(single, SlabCache) or type(single) is KVCache:
+            slab = batch if batch is not None else SlabCache(self._positions, self._max_rows)
+            if row.length:
+                # A cache without positions need not have arrays yet.
+                one = slice(row.index, row.index + 1)
+                slab.place(
+                    place,
+                    single.keys[one, :, : row.length],
+                    single.values[one, :, : row.length],
+                )
+            return slab
+        merged = single.merge([single])
+        if batch is None:
+            return merged
+        batch.extend(merged)
+        return batch
+
+    def _keep(self, cache: Cache, order: list[int]) -> None:
+        if isinstance(cache, SlabCache):
+            cache.keep(order, self._positions.lengths)
+        elif _is_list(cache):
+            for inner in cache.caches:
+                self._keep(inner, order)
+        else:
+            cache.filter(order)
+
+
+def padded_caches(
+    prompts: Sequence[Sequence[int]], layer_count: int
+) -> tuple[list[Cache], mx.array]:
+    """Caches and padded tokens for computing whole prompts of a standard model in one call.
+
+    Rows start at position 0 and are padded at their ends, where causal attention cannot see it;
+    what the padding leaves in the cache lies behind the row's end.
+
+    Args:
+        prompts: Token ids of each row, at least one.
+        layer_count: Caches that the model takes.
+
+    Returns:
+        One cache a layer, opened for the pass, and token ids int32 [rows, longest].
+    """
+    positions = RowPositions()
+    for _ in prompts:
+        positions.append(0)
+    lengths = [len(prompt) for prompt in prompts]
+    positions.open_step(lengths)
+    longest = max(lengths)
+    padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+    caches: list[Cache] = [SlabCache(positions, len(prompts)) for _ in range(layer_count)]
+    return caches, mx.array(padded, dtype=mx.int32)
+
+
+def _held_bytes(caches: Sequence[Cache]) -> int:
+    """Bytes that caches hold."""
+    return sum(int(cache.nbytes) for cache in caches)
+
+
+def _is_list(cache: Cache) -> bool:
+    return type(cache).__name__ == "CacheList"
+
+
+def _innermost(caches: Sequence[Cache]) -> list[Cache]:
+    opened: list[Cache] = []
+    for cache in caches:
+        opened.extend(_innermost(cache.caches) if _is_list(cache) else [cache])
+    return opened

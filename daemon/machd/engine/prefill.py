@@ -1,0 +1,99 @@
+"""Prompts on their way into caches: chunk by chunk alone, or whole ones together.
+
+A prompt's last token is never prefilled: it is the input of the row's first decode step, which the
+batch computes anyway. So the output head never runs over a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import mlx.core as mx
+
+from machd.engine.batch_caches import PrefilledRow, padded_caches
+from machd.engine.decoder import Forward
+from machd.engine.protocol import PrefillChunk
+from machd.engine.untyped import Cache
+
+__all__ = ["Prefill", "fill_together", "padded_groups"]
+
+_PADDING_TOKENS = 16
+"""Padding up to which sharing a call is cheaper than a call of one's own."""
+
+_PADDING_SHARE = 4
+"""Beyond that a row may be padded by one in so many tokens of the longest row."""
+
+
+class Prefill:
+    """One prompt while it is computed.
+
+    Attributes:
+        opening: The first chunk, which says how the row will decode.
+        prompt: The tokens so far.
+    """
+
+    def __init__(self, opening: PrefillChunk, caches: Sequence[Cache]) -> None:
+        """Begin with the model's own caches, empty."""
+        assert opening.start == 0, "the first chunk opens the row"
+        self.opening = opening
+        self.prompt: list[int] = []
+        self._caches = caches
+        self._index = 0
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the prompt's caches hold."""
+        return sum(int(cache.nbytes) for cache in self._caches)
+
+    def fill(self, forward: Forward, chunk: PrefillChunk) -> None:
+        """Compute a chunk, and wait for it."""
+        assert chunk.start == len(self.prompt), "chunks come in order, without gaps"
+        self.prompt.extend(chunk.token_ids)
+        token_ids = chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
+        if token_ids:
+            forward(mx.array([token_ids], dtype=mx.int32), list(self._caches))
+            mx.eval([cache.state for cache in self._caches])
+
+    def adopt(self, caches: Sequence[Cache], index: int) -> None:
+        """Take the opening chunk, a whole prompt, as computed in a row of ``caches``."""
+        self.prompt.extend(self.opening.token_ids)
+        self._caches = caches
+        self._index = index
+
+    def finish(self) -> PrefilledRow:
+        """The whole prompt, ready to join."""
+        return PrefilledRow(self._caches, len(self.prompt) - 1, self.prompt[-1], self._index)
+
+
+def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
+    """Whole prompts in groups of like lengths, so that padding stays cheaper than a call saved."""
+    groups: list[list[Prefill]] = []
+    longest = 0
+    for prefill in sorted(prefills, key=_opening_tokens, reverse=True):
+        padding = longest - _opening_tokens(prefill)
+        if groups and padding <= max(_PADDING_TOKENS, longest // _PADDING_SHARE):
+            groups[-1].append(prefill)
+        else:
+            groups.append([prefill])
+            longest = _opening_tokens(prefill)
+    return groups
+
+
+def fill_together(forward: Forward, prefills: Sequence[Prefill], layer_count: int) -> None:
+    """Compute whole prompts of a standard model in one call, and wait for it.
+
+    Args:
+        forward: The model.
+        prefills: Of two tokens or more each; nothing of them is computed yet.
+        layer_count: Caches that the model takes.
+    """
+    prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
+    caches, token_ids = padded_caches(prompts, layer_count)
+    forward(token_ids, caches)
+    mx.eval([cache.state for cache in caches])
+    for index, prefill in enumerate(prefills):
+        prefill.adopt(caches, index)
+
+
+def _opening_tokens(prefill: Prefill) -> int:
+    return len(prefill.opening.token_ids)

@@ -1,0 +1,274 @@
+"""Keys and values of a whole batch in one array a layer, each row from its own position 0.
+
+A row's token at position ``p`` lies in column ``p`` of the row. Nothing has to be shifted when a row
+joins or leaves, masks and windows are those of the row alone, and a step writes one column a row.
+What lies behind a row's end is left from others and masked out.
+
+The array has room to spare in both directions, so a join writes the joining row and nothing else.
+When the room is used up the array is laid out anew, with half as much again; that is the only time
+at which other rows are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from machd.engine.protocol import slab_rows
+
+__all__ = ["RowPositions", "SlabCache"]
+
+_TOKENS_STEP = 256
+"""Columns are allocated in multiples of this, as mlx-lm's caches do."""
+
+_SPARE = 4
+"""An array with this many times the rows or columns that it needs is laid out anew, smaller."""
+
+
+class RowPositions:
+    """How far each row of a batch is: one for all layers, moved on once a step.
+
+    Attributes:
+        lengths: Positions that each row has, in row order; those of the running step included.
+        start: int32 [rows], positions before the running step.
+        end: int32 [rows], positions after it.
+        tokens: Columns that the running step writes for each row, padding included.
+        width: Columns that the step reads: up to the end of the longest row.
+        shared_start: The start of all rows where it is the same; None where it differs.
+    """
+
+    def __init__(self) -> None:
+        """Begin without rows."""
+        self.lengths: list[int] = []
+        self.step = 0
+        self.tokens = 0
+        self.width = 0
+        self.shared_start: int | None = None
+        self.start = self.end = self.rows = mx.zeros((0,), dtype=mx.int32)
+        self._is_changed = False
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
+
+    def append(self, length: int) -> None:
+        """Add a row that has ``length`` positions."""
+        self.lengths.append(length)
+        self._is_changed = True
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order."""
+        self.lengths = [self.lengths[row] for row in order]
+        self._is_changed = True
+
+    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+        """Begin a forward pass.
+
+        Args:
+            lengths: New tokens of each row, shorter rows padded to the longest; one each unless
+                given.
+        """
+        self.step += 1
+        self.tokens = 1 if lengths is None else max(lengths)
+        first = self.lengths[0]
+        self.shared_start = first if all(one == first for one in self.lengths) else None
+        # The end of the last step is on the device already, unless rows have changed since.
+        self.start = _int32(self.lengths) if self._is_changed else self.end
+        if self._is_changed:
+            self.rows = mx.arange(len(self.lengths), dtype=mx.int32)
+        self._is_changed = False
+        self.width = max(self.lengths) + self.tokens
+        if lengths is None:
+            self.end = self.start + 1
+            self.lengths = [one + 1 for one in self.lengths]
+        else:
+            self.end = self.start + _int32(lengths)
+            self.lengths = [one + new for one, new in zip(self.lengths, lengths, strict=True)]
+        self._masks.clear()
+
+    def mask(self, window_tokens: int | None) -> mx.array:
+        """Which columns each row's tokens see: bool [rows, 1, tokens, width]."""
+        key = (self.tokens, window_tokens)
+        if key not in self._masks:
+            columns = mx.arange(self.width, dtype=mx.int32)
+            own = (self.start[:, None] + mx.arange(self.tokens, dtype=mx.int32))[:, None, :, None]
+            mask = columns <= own
+            if window_tokens is not None:
+                mask = mask & (columns > own - window_tokens)
+            self._masks[key] = mask
+        return self._masks[key]
+
+
+class SlabCache:
+    """One layer's keys and values, in the shape that mlx-lm's models expect of a cache."""
+
+    def __init__(self, positions: RowPositions, max_rows: int) -> None:
+        """Begin without rows.
+
+        Args:
+            positions: The batch's, shared by its layers.
+            max_rows: Rows that there can ever be.
+        """
+        self._positions = positions
+        self._max_rows = max_rows
+        self._written_step = 0
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
+        positions = self._positions
+        return positions.end if self._written_step == positions.step else positions.start
+
+    @property
+    def state(self) -> tuple[mx.array | None, mx.array | None]:
+        """What a forward pass has to compute."""
+        return self.keys, self.values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, room to spare included."""
+        return sum(array.nbytes for array in self.state if array is not None)
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return self.keys is None
+
+    def size(self) -> int:
+        """Positions of the longest row."""
+        return max(self._positions.lengths, default=0)
+
+    def is_trimmable(self) -> bool:
+        """Rows end at different positions: the whole cannot be cut."""
+        return False
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - mlx-lm's name, and models may use it
+        return_array: bool = False,  # noqa: FBT001, FBT002 - mlx-lm's signature
+        window_size: int | None = None,
+    ) -> mx.array | str | None:
+        """The mask of the running step, or what stands for it where rows are equally long."""
+        positions = self._positions
+        assert positions.tokens == N, "the step was opened for so many tokens"
+        if positions.shared_start is not None and window_size is None and not return_array:
+            return None if N == 1 else "causal"
+        return positions.mask(window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the step's tokens and give all that rows may look at.
+
+        Args:
+            keys: [rows, heads, tokens, head_dim].
+            values: The same, with a head_dim of its own.
+
+        Returns:
+            Keys and values [rows, heads, width, head_dim].
+        """
+        positions = self._positions
+        rows = keys.shape[0]
+        self._make_room(keys, values, rows, positions.width)
+        self.keys = self._write(_present(self.keys), keys)
+        self.values = self._write(_present(self.values), values)
+        self._written_step = positions.step
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the rows may look at; see :meth:`update_and_fetch`."""
+        rows, width = len(self._positions.lengths), self._positions.width
+        return _present(self.keys)[:rows, :, :width], _present(self.values)[:rows, :, :width]
+
+    def place(self, row: int, keys: mx.array, values: mx.array) -> None:
+        """Copy a row in.
+
+        Args:
+            row: Where it goes, behind all others.
+            keys: [1, heads, length, head_dim].
+            values: The same, with a head_dim of its own.
+        """
+        length = keys.shape[2]
+        self._make_room(keys, values, row + 1, length)
+        slab_keys, slab_values = _present(self.keys), _present(self.values)
+        slab_keys[row : row + 1, :, :length] = keys
+        slab_values[row : row + 1, :, :length] = values
+        self.keys, self.values = slab_keys, slab_values
+
+    def keep(self, order: Sequence[int], lengths: Sequence[int]) -> None:
+        """Keep the rows of ``order``: a row is copied only if it changes its place.
+
+        Args:
+            order: The old place of each row that stays.
+            lengths: Their positions.
+        """
+        if self.keys is None or self.values is None:
+            return
+        is_wide = slab_rows(len(order), self._max_rows) * _SPARE <= self.keys.shape[0]
+        is_long = _columns(max(lengths)) * _SPARE <= self.keys.shape[2]
+        if is_wide or is_long:
+            self._shrink(order, max(lengths))
+            return
+        moves = [(old, new) for new, old in enumerate(order) if old != new]
+        for slab in (self.keys, self.values):
+            copies = [mx.contiguous(slab[old : old + 1, :, : lengths[new]]) for old, new in moves]
+            # Before the slab is written, or all of it would be copied to keep what they read.
+            mx.eval(copies)
+            for copy, (_, new) in zip(copies, moves, strict=True):
+                slab[new : new + 1, :, : copy.shape[2]] = copy
+
+    def wipe(self, row: int) -> None:
+        """Zero a row: what is no number would reach later rows of the place even through a mask."""
+        for slab in (self.keys, self.values):
+            if slab is not None:
+                slab[row : row + 1] = 0
+
+    def _write(self, slab: mx.array, new: mx.array) -> mx.array:
+        positions = self._positions
+        if not new.size:
+            return slab
+        start = positions.shared_start
+        if start is not None:
+            slab[: new.shape[0], :, start : start + new.shape[2]] = new
+        else:
+            assert positions.tokens == 1, "several tokens at once start together"
+            slab[positions.rows, :, positions.start] = new[:, :, 0]
+        return slab
+
+    def _make_room(self, keys: mx.array, values: mx.array, rows: int, tokens: int) -> None:
+        held_rows, held_tokens = (0, 0) if self.keys is None else self.keys.shape[0::2]
+        if rows <= held_rows and tokens <= held_tokens:
+            return
+        new_rows = max(held_rows, slab_rows(rows, self._max_rows))
+        grown = held_tokens if tokens <= held_tokens else max(tokens, held_tokens * 3 // 2)
+        new_tokens = _columns(grown)
+        self.keys = _laid_out(self.keys, keys, new_rows, new_tokens)
+        self.values = _laid_out(self.values, values, new_rows, new_tokens)
+
+    def _shrink(self, order: Sequence[int], width: int) -> None:
+        rows = slab_rows(len(order), self._max_rows)
+        tokens = _columns(width)
+        index = mx.array(list(order), dtype=mx.int32)
+        for name in ("keys", "values"):
+            slab = _present(getattr(self, name))
+            kept = slab[:, :, : min(tokens, slab.shape[2])][index]
+            setattr(self, name, _laid_out(kept, kept, rows, tokens))
+        mx.eval(self.keys, self.values)
+
+
+def _laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> mx.array:
+    """A zeroed array [rows, heads, tokens, head_dim] that begins with what ``old`` holds."""
+    new = mx.zeros((rows, like.shape[1], tokens, like.shape[3]), dtype=like.dtype)
+    if old is not None and old.size:
+        new[: old.shape[0], :, : old.shape[2]] = old
+    return new
+
+
+def _columns(tokens: int) -> int:
+    return -(-tokens // _TOKENS_STEP) * _TOKENS_STEP
+
+
+def _int32(values: Sequence[int]) -> mx.array:
+    return mx.array(list(values), dtype=mx.int32)
+
+
+def _present(array: mx.array | None) -> mx.array:
+    assert array is not None, "a layer is written before it is read"
+    return array

@@ -1,0 +1,66 @@
+"""mlx-lm's own static batching: what ``machd bench`` compares machd with.
+
+``batch_generate`` prefills and decodes a list of prompts, and returns when the last one is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import batch_generate
+
+from machd.engine.tokenizer import MlxTokenizer
+
+__all__ = ["StaticBatch", "StaticReading"]
+
+_MLX_LM_WIDTH = 32
+"""Rows that ``batch_generate`` decodes together unless it is told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticReading:
+    """What one batch came to, in the order of its prompts."""
+
+    prompt_tokens: tuple[int, ...]
+    completion_tokens: tuple[int, ...]
+
+
+class StaticBatch:
+    """A model and its tokenizer, borrowed. Used on the thread that loaded the model."""
+
+    def __init__(self, model: Module, tokenizer: MlxTokenizer) -> None:
+        """Borrow a loaded model."""
+        self._model = model
+        self._tokenizer = tokenizer
+
+    def run(self, prompts: Sequence[str], *, max_tokens: int) -> StaticReading:
+        """Tokenise, generate greedily, and put the answers into words, as a server would.
+
+        Args:
+            prompts: One at least.
+            max_tokens: Tokens of every answer; an end of text does not end it.
+        """
+        rows = [self._tokenizer.encode(prompt, add_special_tokens=True) for prompt in prompts]
+        answer = batch_generate(
+            self._model,
+            _Endless(self._tokenizer),
+            rows,
+            max_tokens=max_tokens,
+            return_token_ids=True,
+            completion_batch_size=max(len(rows), _MLX_LM_WIDTH),
+        )
+        return StaticReading(tuple(map(len, rows)), tuple(map(len, answer.token_ids)))
+
+
+class _Endless:
+    """The tokenizer that ``batch_generate`` sees: one whose texts have no end."""
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, tokenizer: MlxTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids)

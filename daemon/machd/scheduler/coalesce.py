@@ -1,0 +1,76 @@
+"""Which sequences are the same work: one decode serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from machd.engine.protocol import SamplingParams
+from machd.scheduler.decode import Decode
+from machd.scheduler.sequence import SequenceRequest
+
+__all__ = ["CoalescingIndex", "CoalescingKey", "key_of"]
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CoalescingKey:
+    """All that decides a sequence's tokens, and whose sequence it is."""
+
+    namespace: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+
+
+def key_of(request: SequenceRequest) -> CoalescingKey:
+    """Two sequences with one key have the same tokens.
+
+    The seed is part of it, so sequences that draw at random share only when they draw alike. A
+    greedy one draws nothing: what shapes the draw does not tell it from another.
+    """
+    sampling = request.sampling
+    if sampling.temperature == 0:
+        sampling = replace(
+            sampling,
+            temperature=_GREEDY.temperature,
+            seed=_GREEDY.seed,
+            top_p=_GREEDY.top_p,
+            top_k=_GREEDY.top_k,
+            min_p=_GREEDY.min_p,
+        )
+    return CoalescingKey(
+        request.namespace, request.prompt, sampling, request.max_tokens, request.stop_token_ids
+    )
+
+
+class CoalescingIndex:
+    """The decodes that wait or run, by what they compute. Switched off, it never finds any."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        """Start empty."""
+        self.is_on = is_on
+        self._decodes: dict[CoalescingKey, Decode] = {}
+
+    def find(self, request: SequenceRequest) -> Decode | None:
+        """The decode that computes just this."""
+        return self._decodes.get(key_of(request)) if self._decodes else None
+
+    def add(self, decode: Decode) -> None:
+        """Let others find it."""
+        if self.is_on:
+            before = self._decodes.setdefault(key_of(decode.request), decode)
+            assert before is decode, "identical work is done once"
+
+    def remove(self, decode: Decode) -> None:
+        """It takes nobody in any more; that it did not before is no fault."""
+        key = key_of(decode.request)
+        if self._decodes.get(key) is decode:
+            del self._decodes[key]
+
+    def check_invariants(self, decodes: Iterable[Decode]) -> None:
+        """Assert that it holds exactly these."""
+        expected = {key_of(one.request): one for one in decodes if one.takes_readers}
+        assert self._decodes == expected, "the coalescing index names who waits and runs"

@@ -1,0 +1,296 @@
+"""The scheduler: one implementation, of which single flight is the narrowest configuration."""
+
+from __future__ import annotations
+
+import math
+
+from machd.engine.protocol import Lane, SampledToken, StepPlan, StepResult
+from machd.errors import MachdError, RequestError, RowFaultError, UnavailableError
+from machd.scheduler.coalesce import CoalescingIndex
+from machd.scheduler.decode import Decode
+from machd.scheduler.events import (
+    DecodeMode,
+    Event,
+    FinishReason,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceQueued,
+    TokenGenerated,
+)
+from machd.scheduler.invariants import check_sequences
+from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.plan import plan_step
+from machd.scheduler.reservations import Reservations
+from machd.scheduler.sequence import Sequence, SequenceRequest
+from machd.scheduler.shape import CoreShape
+from machd.scheduler.slots import Slots
+from machd.scheduler.timeouts import queue_timeout, request_timeout
+from machd.scheduler.waiting import QueueLimits, WaitingQueue
+
+__all__ = ["SchedulerCore"]
+
+_MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
+
+
+class SchedulerCore:
+    """A queue of decodes, slots they run in, and sequences that read them."""
+
+    def __init__(self, limits: QueueLimits, shape: CoreShape, pace: PrefillPace) -> None:
+        """Start idle."""
+        self._limits = limits
+        self._shape = shape
+        self._pace = pace
+        self._waiting = WaitingQueue(limits, slot_count=shape.slot_count)
+        self._slots = Slots(shape.slot_count)
+        self._reservations = Reservations(shape.kv, max_rows=shape.slot_count)
+        self._index = CoalescingIndex(is_on=shape.coalesce)
+        self._open: dict[str, Decode] = {}
+        self._next_number = 0
+        self._turn = Lane.BATCH
+
+    @property
+    def mode(self) -> DecodeMode:
+        """How sequences decode at the most."""
+        return self._shape.mode
+
+    @property
+    def slot_count(self) -> int:
+        """Decodes that can run together."""
+        return self._slots.count
+
+    @property
+    def running_count(self) -> int:
+        """Sequences that are being answered, those that share a decode included."""
+        return sum(len(decode.readers) for decode in self._slots)
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences that wait, those that share a decode included."""
+        return self._waiting.reader_count
+
+    @property
+    def active_loops(self) -> int:
+        """Occupied slots."""
+        return len(self._slots)
+
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """What running decodes may take together; None for no limit."""
+        return self._reservations.budget_bytes
+
+    @property
+    def kv_reserved_bytes(self) -> int:
+        """What they were promised."""
+        return self._reservations.reserved_bytes
+
+    def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
+        """Queue all sequences of one request or let them join, or finish each with the error."""
+        sequences = [Sequence(request) for request in requests]
+        new: list[Decode] = []
+        decodes: list[Decode] = []
+        for sequence in sequences:
+            decode = self._index.find(sequence.request)
+            if decode is None:
+                decode = self._new_decode(sequence, now_s)
+                new.append(decode)
+            decodes.append(decode)
+        try:
+            self._check_room(tuple(new))
+        except (RequestError, UnavailableError) as error:
+            for decode in new:
+                self._index.remove(decode)
+            return [sequence.finish(FinishReason.ERROR, now_s, error) for sequence in sequences]
+        for decode in new:
+            self._waiting.add(decode)
+        events: list[Event] = []
+        for sequence, decode in zip(sequences, decodes, strict=True):
+            events += self._take_in(sequence, decode, now_s)
+        return events
+
+    def abort(
+        self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
+    ) -> list[Event]:
+        """End sequences wherever they are; unknown ids are no fault."""
+        events: list[Event] = []
+        for sequence_id in sequence_ids:
+            decode = self._open.get(sequence_id)
+            if decode is not None:
+                sequence = next(one for one in decode.readers if one.sequence_id == sequence_id)
+                events.append(self._end(sequence, FinishReason.ABORT, now_s, error))
+        return events
+
+    def admit(self, now_s: float) -> list[Event]:
+        """Turn away who waited or ran too long, then give free slots to who waits, in order."""
+        events: list[Event] = list(self._expire(now_s))
+        if now_s < self._window_end_s():
+            return events
+        while self._waiting and self._slots.free_count:
+            decode = self._waiting.first
+            lane = self._reservations.lane_for(decode)
+            if lane is None:
+                break  # nobody overtakes: who is behind would take what the first one waits for
+            self._waiting.remove(decode)
+            slot_index = self._slots.occupy(decode, lane, now_s)
+            self._reservations.reserve(slot_index, lane, decode.reserved_tokens)
+            events += [self._admitted(reader, decode, now_s) for reader in decode.readers]
+        return events
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until ``admit`` has something to do, or None: see the protocol."""
+        if self._slots or self._slots.released or not self._waiting:
+            return None
+        due_s = min(self._window_end_s(), self._waiting.next_expiry_s())
+        return max(0.0, due_s - now_s)
+
+    def plan(self) -> StepPlan:
+        """What the pace allows of the prompts, and the next token of one lane's rows."""
+        return plan_step(self._slots, self._pace, turn=self._turn)
+
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
+        """Take in the step's tokens and faults, and what it cost."""
+        self._slots.confirm_released(plan.release)
+        self._observe(plan, duration_s)
+        for chunk in plan.prefill:
+            self._running(chunk.slot_index).prefilled_tokens += len(chunk.token_ids)
+        events: list[Event] = []
+        for token in result.tokens:
+            events.extend(self._take(token, now_s))
+        for fault in result.faults:
+            error = RowFaultError("the generation failed inside the server")
+            error.__cause__ = fault.cause
+            decode = self._running(fault.slot_index)
+            events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
+        return events
+
+    def fail(
+        self, error: MachdError, now_s: float, *, include_waiting: bool = False
+    ) -> list[Event]:
+        """End every running sequence with ``error``; who waits goes on waiting unless included."""
+        events: list[Event] = []
+        for decode in [*self._slots, *(self._waiting if include_waiting else ())]:
+            events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
+        self._slots.confirm_released(self._slots.released)
+        return events
+
+    def check_invariants(self) -> None:
+        """Assert that slots, queue, sequences, reservations and coalescing agree."""
+        check_sequences(self._slots, self._waiting, self._open)
+        self._reservations.check_invariants(self._slots)
+        self._index.check_invariants([*self._slots, *self._waiting])
+
+    def _new_decode(self, leader: Sequence, now_s: float) -> Decode:
+        number, self._next_number = self._next_number, self._next_number + 1
+        keeps_tokens = self._shape.coalesce
+        decode = Decode(leader, number=number, submitted_s=now_s, keeps_tokens=keeps_tokens)
+        self._index.add(decode)
+        return decode
+
+    def _check_room(self, new: tuple[Decode, ...]) -> None:
+        self._reservations.check(new, self._waiting, self._waiting.retry_after_s())
+        self._waiting.check_room(new, free_slots=self._slots.free_count)
+
+    def _take_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
+        """Tell a sequence that it waits, or that it reads along and what it has missed."""
+        self._open[sequence.sequence_id] = decode
+        if sequence is not decode.readers[0]:
+            decode.join(sequence)
+        if not decode.is_running:
+            return [SequenceQueued(sequence.sequence_id, self._waiting.position(decode))]
+        missed = (TokenGenerated(sequence.sequence_id, token, now_s) for token in decode.tokens)
+        return [self._admitted(sequence, decode, now_s), *missed]
+
+    def _admitted(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceAdmitted:
+        assert decode.slot_index is not None, "it has a slot"
+        assert decode.lane is not None, "it has a lane"
+        leader, request = decode.readers[0].request, reader.request
+        self._waiting.start_group(request.group_id)
+        return SequenceAdmitted(
+            reader.sequence_id,
+            decode.slot_index,
+            _MODES[decode.lane],
+            self.active_loops,
+            now_s,
+            coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
+        )
+
+    def _observe(self, plan: StepPlan, duration_s: float) -> None:
+        lane = self._running(plan.decode[0].slot_index).lane if plan.decode else None
+        self._pace.observe(
+            lane, len(plan.decode), prefill_tokens=plan.prefill_tokens, duration_s=duration_s
+        )
+        if lane is not None:
+            self._turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
+
+    def _take(self, token: SampledToken, now_s: float) -> list[Event]:
+        decode = self._running(token.slot_index)
+        is_stop = token.token_id in decode.request.stop_token_ids
+        decode.count_token(token)
+        if not decode.takes_readers:
+            self._index.remove(decode)
+        if is_stop:
+            return [*self._end_decode(decode, FinishReason.STOP, now_s)]
+        events: list[Event] = [
+            TokenGenerated(reader.sequence_id, token, now_s) for reader in decode.readers
+        ]
+        if decode.completion_tokens == decode.request.max_tokens:
+            events += self._end_decode(decode, FinishReason.LENGTH, now_s)
+        return events
+
+    def _running(self, slot_index: int) -> Decode:
+        decode = self._slots.at(slot_index)
+        assert decode is not None, "chunks, tokens and faults belong to a running row"
+        return decode
+
+    def _window_end_s(self) -> float:
+        """When an idle scheduler stops waiting for company."""
+        if self._slots or not 0 < len(self._waiting) < self.slot_count:
+            return -math.inf
+        return self._waiting.oldest_s + self._shape.window_s
+
+    def _expire(self, now_s: float) -> list[SequenceFinished]:
+        late = [
+            (one, request_timeout(self._limits))
+            if one.is_group_started
+            else (one, queue_timeout(self._limits, retry_after_s=self._waiting.retry_after_s()))
+            for one in self._waiting.expired(now_s)
+        ]
+        oldest_s = now_s - self._limits.request_timeout_s
+        late += [
+            (reader, request_timeout(self._limits))
+            for decode in self._slots
+            for reader in decode.readers
+            if reader.request.arrived_s <= oldest_s
+        ]
+        return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
+
+    def _end_decode(
+        self, decode: Decode, reason: FinishReason, now_s: float, error: MachdError | None = None
+    ) -> list[SequenceFinished]:
+        return [self._end(reader, reason, now_s, error) for reader in tuple(decode.readers)]
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now_s: float,
+        error: MachdError | None = None,
+    ) -> SequenceFinished:
+        """End one sequence; the decode goes on as long as somebody reads it."""
+        decode = self._open.pop(sequence.sequence_id)
+        decode.readers.remove(sequence)
+        if not decode.readers:
+            self._retire(decode, now_s)
+        return sequence.finish(reason, now_s, error)
+
+    def _retire(self, decode: Decode, now_s: float) -> None:
+        """Give back what a decode that nobody reads any more holds."""
+        self._index.remove(decode)
+        if decode.slot_index is None:
+            self._waiting.remove(decode)
+            return
+        assert decode.admitted_s is not None, "a running decode was admitted"
+        self._slots.leave(decode.slot_index)
+        self._reservations.release(decode.slot_index)
+        self._waiting.record_service_time(now_s - decode.admitted_s)

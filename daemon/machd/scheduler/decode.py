@@ -1,0 +1,143 @@
+"""One generation loop: a prompt being computed, and the sequences that read what comes of it."""
+
+from __future__ import annotations
+
+from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, SampledToken
+from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
+
+__all__ = ["PRIORITY_DELAY_S", "Decode"]
+
+PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
+"""How much later than it did a request counts as having come.
+
+The queue is ordered by that time. A request is overtaken only by those that come less than the
+difference after it, so nobody starves however many of a better priority keep coming.
+"""
+
+_MAX_REPLAYED_TOKENS = 4096
+"""Who comes later than this is computed anew: catching up would be too much at once to send."""
+
+
+class Decode:
+    """What takes a place in the queue, then a slot. Its readers change, its work does not.
+
+    Attributes:
+        request: What is computed: that of the sequence which asked first.
+        number: In the order of submission; settles who came first at the same instant.
+        submitted_s: When it came to the scheduler, on the monotonic clock.
+        readers: Who is told each token, in the order they came; the first one leads.
+        tokens: What has been generated so far, kept only where somebody may still join.
+    """
+
+    __slots__ = (
+        "_keeps_tokens",
+        "admitted_s",
+        "completion_tokens",
+        "lane",
+        "number",
+        "prefilled_tokens",
+        "readers",
+        "request",
+        "slot_index",
+        "submitted_s",
+        "tokens",
+    )
+
+    def __init__(
+        self, leader: Sequence, *, number: int, submitted_s: float, keeps_tokens: bool = False
+    ) -> None:
+        """Begin in the queue, read by ``leader``."""
+        self.request: SequenceRequest = leader.request
+        self.number = number
+        self.submitted_s = submitted_s
+        self.readers = [leader]
+        self.prefilled_tokens = 0
+        self.completion_tokens = 0
+        self.tokens: list[SampledToken] = []
+        self.slot_index: int | None = None
+        self.lane: Lane | None = None
+        self.admitted_s: float | None = None
+        self._keeps_tokens = keeps_tokens
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Where it stands in the queue: its most urgent reader's, smaller is sooner."""
+        due_s = min(
+            reader.request.arrived_s + PRIORITY_DELAY_S[reader.request.priority]
+            for reader in self.readers
+        )
+        return due_s, self.number
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def takes_readers(self) -> bool:
+        """Whether a sequence may still join."""
+        return self._keeps_tokens
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a slot."""
+        return self.slot_index is not None
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the whole prompt has been computed."""
+        return self.prefilled_tokens == self.prompt_tokens
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Positions that prompt and completion may take together."""
+        return self.prompt_tokens + self.request.max_tokens
+
+    def admit(self, slot_index: int, lane: Lane, now_s: float) -> None:
+        """Take a slot; its readers begin to be answered."""
+        assert not self.is_running, "admitted twice"
+        self.slot_index, self.lane, self.admitted_s = slot_index, lane, now_s
+        for reader in self.readers:
+            reader.start()
+
+    def join(self, reader: Sequence) -> None:
+        """Let one more sequence read along; what is already there counts as its own."""
+        self.readers.append(reader)
+        if self.is_running:
+            assert len(self.tokens) == self.completion_tokens, "what is replayed was kept"
+            reader.start()
+            reader.completion_tokens = self.completion_tokens
+
+    def next_chunk(self, max_chunk_tokens: int) -> PrefillChunk:
+        """The next piece of the prompt, at most that long."""
+        assert self.slot_index is not None, "prefill needs a slot"
+        assert self.lane is not None, "a slot comes with a lane"
+        start = self.prefilled_tokens
+        token_ids = self.request.prompt[start : start + max_chunk_tokens]
+        assert token_ids, "the prompt is already prefilled"
+        return PrefillChunk(
+            slot_index=self.slot_index,
+            token_ids=token_ids,
+            start=start,
+            is_last=start + len(token_ids) == self.prompt_tokens,
+            sampling=self.request.sampling,
+            reserved_tokens=self.reserved_tokens,
+            lane=self.lane,
+        )
+
+    def next_row(self) -> DecodeRow:
+        """The wish for the next token."""
+        assert self.slot_index is not None, "a running decode has a slot"
+        assert self.is_prefilled, "the prompt comes first"
+        return DecodeRow(self.slot_index)
+
+    def count_token(self, token: SampledToken) -> None:
+        """Record one more token, for every reader."""
+        assert self.is_prefilled, "a token comes after the prompt"
+        self.completion_tokens += 1
+        if self._keeps_tokens:
+            self.tokens.append(token)
+            if self.completion_tokens >= _MAX_REPLAYED_TOKENS:
+                self._keeps_tokens, self.tokens = False, []
+        for reader in self.readers:
+            reader.count_token()

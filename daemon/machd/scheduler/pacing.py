@@ -1,0 +1,131 @@
+"""How many prompt tokens a step may compute while other rows wait for their next token.
+
+Streams that run must not notice a prompt that comes in: their inter-token latency is to stay under
+twice what it is without one. What a chunk costs is only known by measuring, and differs a
+hundredfold between machines, so each step that computes both corrects the chunk of the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+
+from machd.engine.protocol import Lane
+
+__all__ = ["PREFILL_CHUNK_TOKENS", "PrefillPace"]
+
+PREFILL_CHUNK_TOKENS = 512
+"""Prompt tokens between two looks at the inbox: what an abort during prefill has to wait for."""
+
+_GOAL = 1.8
+"""How long a step may take beside a prompt, in steps without one; under two, for the spread."""
+
+_YOUNG_TOKENS = 8
+"""Tokens until which a stream has no rhythm yet that a pause could break."""
+
+_FIRST_CHUNK_TOKENS = 8.0
+_MIN_CHUNK_TOKENS = 4.0
+"""Where a chunk's fixed cost alone is beyond the goal, this is still computed: a prompt that never
+got in would be worse than streams that are slower than promised while it does."""
+
+_MAX_SHRINK, _MAX_GROWTH = 0.5, 1.5
+"""What one observation may do, so that a hiccup of the machine neither stops nor floods prefill."""
+
+_SAMPLES = 9
+_MIN_SAMPLES = 3
+_MAX_MIXED_STEPS = 32
+"""After so many steps with prefill, one without: the measure must follow the growing contexts."""
+
+
+class _Width:
+    """What is known of steps in which about so many rows decode."""
+
+    __slots__ = ("chunk_tokens", "durations_s", "mixed_steps")
+
+    def __init__(self) -> None:
+        self.durations_s: deque[float] = deque(maxlen=_SAMPLES)
+        self.mixed_steps = 0
+        self.chunk_tokens = _FIRST_CHUNK_TOKENS
+
+    @property
+    def is_measured(self) -> bool:
+        return len(self.durations_s) >= _MIN_SAMPLES and self.mixed_steps < _MAX_MIXED_STEPS
+
+    def see_decode(self, duration_s: float) -> None:
+        self.durations_s.append(duration_s)
+        self.mixed_steps = 0
+
+    def see_mixed(self, prefill_tokens: int, duration_s: float) -> None:
+        self.mixed_steps += 1
+        if not self.durations_s:
+            return
+        idle_s = median(self.durations_s)
+        allowed_s = (_GOAL - 1) * idle_s
+        # Beyond the bounds the exact ratio does not matter, and a cost of nothing has none.
+        cost_s = max(duration_s - idle_s, allowed_s / _MAX_GROWTH)
+        ratio = max(_MAX_SHRINK, allowed_s / cost_s) if cost_s else _MAX_GROWTH
+        if ratio > 1 and prefill_tokens < int(self.chunk_tokens):
+            return  # the prompt ended: that a shorter chunk fits says nothing of this one
+        grown = self.chunk_tokens * ratio
+        self.chunk_tokens = min(float(PREFILL_CHUNK_TOKENS), max(_MIN_CHUNK_TOKENS, grown))
+
+
+class PrefillPace:
+    """Learns from every step; what it has learnt stays for the next prompt.
+
+    Rows are told apart by lane and by the power of two that their number rounds up to, as the
+    engine rounds its cache: one row's step tells nothing of eight.
+    """
+
+    def __init__(self, *, beside_decode: int | None, alone: int = PREFILL_CHUNK_TOKENS) -> None:
+        """Know nothing.
+
+        Args:
+            beside_decode: Prompt tokens in a step in which rows decode; None measures.
+            alone: Prompt tokens in a step in which none does.
+        """
+        self._beside_decode = beside_decode
+        self._alone = alone
+        self._widths: dict[tuple[Lane, int], _Width] = {}
+
+    def prefill_tokens(self, lane: Lane | None, rows: int) -> int:
+        """Prompt tokens for a step in which ``rows`` of ``lane`` decode.
+
+        0 asks for a step without prefill, to measure it: three times when nothing is known of such
+        rows, later now and then.
+        """
+        if lane is None:
+            return self._alone
+        if self._beside_decode is not None:
+            return self._beside_decode
+        width = self._widths.get(_key(lane, rows))
+        return int(width.chunk_tokens) if width is not None and width.is_measured else 0
+
+    def burst_tokens(self, completions: Iterable[int]) -> int:
+        """Prompt tokens for a step of its own, before rows with so few tokens go on decoding.
+
+        Requests that come together are to run together: prefilled in small chunks beside the first
+        of them, the others would take several times as long and run behind for good.
+
+        Args:
+            completions: Tokens that each row has which could decode.
+        """
+        is_young = all(tokens < _YOUNG_TOKENS for tokens in completions)
+        return self._alone if is_young and self._beside_decode is None else 0
+
+    def observe(
+        self, lane: Lane | None, rows: int, *, prefill_tokens: int, duration_s: float
+    ) -> None:
+        """Take in what a step took."""
+        if lane is None or self._beside_decode is not None:
+            return
+        width = self._widths.setdefault(_key(lane, rows), _Width())
+        if prefill_tokens:
+            width.see_mixed(prefill_tokens, duration_s)
+        else:
+            width.see_decode(duration_s)
+
+
+def _key(lane: Lane, rows: int) -> tuple[Lane, int]:
+    return lane, (rows - 1).bit_length()

@@ -1,0 +1,92 @@
+"""What of the KV budget running decodes were promised, and in which lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from machd.engine.protocol import Lane
+from machd.scheduler.admission import KvBudget, check_budget, choose_lane, padded_bytes
+from machd.scheduler.decode import Decode
+from machd.scheduler.slots import Slots
+
+__all__ = ["Reservations"]
+
+
+class Reservations:
+    """The books of the KV budget, one entry a slot."""
+
+    def __init__(self, kv: KvBudget | None, *, max_rows: int) -> None:
+        """Start with nothing promised.
+
+        Args:
+            kv: The budget; None where decodes run alone, which needs none.
+            max_rows: The most rows that the batch lane can have.
+        """
+        self._kv = kv
+        self._max_rows = max_rows
+        self._entries: dict[int, tuple[Lane, int]] = {}
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What may be promised; None for no limit."""
+        return self._kv.budget_bytes if self._kv is not None else None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is promised: the batch lane's padding included."""
+        if self._kv is None:
+            return 0
+        batch_bytes = padded_bytes(self._kv, self._tokens(Lane.BATCH), max_rows=self._max_rows)
+        serial = self._tokens(Lane.SERIAL)
+        return batch_bytes + sum(self._kv.reservation_bytes(one) for one in serial)
+
+    def check(self, new: tuple[Decode, ...], waiting: Iterable[Decode], retry_after_s: int) -> None:
+        """Refuse a request's decodes that can never run, or that may not wait under ``reject``.
+
+        Raises:
+            KvBudgetExceededError: They can never run.
+            KvBudgetSpentError: They cannot run now.
+        """
+        if self._kv is None:
+            return
+        waiting_bytes = sum(self._kv.reservation_bytes(one.reserved_tokens) for one in waiting)
+        check_budget(
+            self._kv,
+            tuple(decode.reserved_tokens for decode in new),
+            promised_bytes=self.reserved_bytes + waiting_bytes,
+            retry_after_s=retry_after_s,
+        )
+
+    def lane_for(self, decode: Decode) -> Lane | None:
+        """Where it could run now; None while it does not fit."""
+        if self._kv is None:
+            return Lane.SERIAL
+        return choose_lane(
+            self._kv,
+            decode.reserved_tokens,
+            batch=self._tokens(Lane.BATCH),
+            serial=self._tokens(Lane.SERIAL),
+            max_rows=self._max_rows,
+        )
+
+    def reserve(self, slot_index: int, lane: Lane, tokens: int) -> None:
+        """Promise the decode of a slot its positions."""
+        assert slot_index not in self._entries, "a slot is promised once"
+        self._entries[slot_index] = (lane, tokens)
+
+    def release(self, slot_index: int) -> None:
+        """Take back what was promised."""
+        del self._entries[slot_index]
+
+    def check_invariants(self, slots: Slots) -> None:
+        """Assert that every running decode, and nobody else, holds what it was promised."""
+        expected = {one.slot_index: (one.lane, one.reserved_tokens) for one in slots}
+        assert self._entries == expected, (
+            f"KV reservations do not add up: promised {self._entries}, running {expected}"
+        )
+        if self._kv is not None:
+            assert self.reserved_bytes <= self._kv.budget_bytes, "more is promised than there is"
+            assert len(self._tokens(Lane.SERIAL)) <= 1, "one serial row at a time"
+
+    def _tokens(self, lane: Lane) -> tuple[int, ...]:
+        return tuple(tokens for one, tokens in self._entries.values() if one is lane)

@@ -1,0 +1,27 @@
+"""What tells one scheduling mode from the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.scheduler.admission import KvBudget
+from machd.scheduler.events import DecodeMode
+
+__all__ = ["CoreShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShape:
+    """The scheduler's configuration, whatever settings it came from.
+
+    Attributes:
+        window_s: How long an idle scheduler waits for company before it starts.
+        coalesce: Whether identical sequences share a decode.
+        kv: What running decodes may take together; None where they run alone, without limit.
+    """
+
+    mode: DecodeMode
+    slot_count: int
+    window_s: float
+    coalesce: bool
+    kv: KvBudget | None

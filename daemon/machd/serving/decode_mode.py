@@ -1,0 +1,50 @@
+"""How sequences are decoded: what was asked for, what the model allows, and which one it is.
+
+Pure, and asked again wherever the answer is shown, so that the scheduler, the log and
+``/v1/capabilities`` cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.capabilities.rules import Support, Verdict
+from machd.scheduler.events import DecodeMode
+
+__all__ = ["DecodeModeDecision", "decide_decode_mode"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeModeDecision:
+    """The decode mode of a running daemon.
+
+    Attributes:
+        requested: What the settings ask for.
+        active: What is done.
+    """
+
+    requested: DecodeMode
+    active: DecodeMode
+    reason: str
+
+    @property
+    def is_as_requested(self) -> bool:
+        """Whether the operator got what was asked for."""
+        return self.requested is self.active
+
+
+def decide_decode_mode(*, is_batching_asked: bool, verdict: Verdict) -> DecodeModeDecision:
+    """Batched only where it was asked for and is known to be right; otherwise single.
+
+    Args:
+        is_batching_asked: ``continuous_batching.enabled``.
+        verdict: Of the rule on continuous batching.
+    """
+    if not is_batching_asked:
+        return DecodeModeDecision(
+            DecodeMode.SINGLE,
+            DecodeMode.SINGLE,
+            "one generation at a time is the default; continuous_batching.enabled asks for more",
+        )
+    active = DecodeMode.BATCHED if verdict.support is Support.SUPPORTED else DecodeMode.SINGLE
+    return DecodeModeDecision(DecodeMode.BATCHED, active, verdict.reason)

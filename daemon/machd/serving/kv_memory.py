@@ -1,0 +1,72 @@
+"""How many bytes of KV cache there may be, are promised, and are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.engine.protocol import ModelDescription
+from machd.serving.loop import LoopSnapshot
+
+__all__ = [
+    "DEVICE_SHARE",
+    "KvMemory",
+    "asked_budget_bytes",
+    "effective_budget_bytes",
+    "kv_memory",
+]
+
+DEVICE_SHARE = 0.6
+"""Of what the device can hold, the most that a KV budget may be."""
+
+_GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The KV cache at the moment of a snapshot.
+
+    Attributes:
+        budget_bytes: What running sequences may take together.
+        reserved_bytes: What they were promised.
+        used_bytes: What they hold.
+    """
+
+    budget_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+
+    @property
+    def usage_ratio(self) -> float:
+        """Used of the budget, from 0 to 1."""
+        return self.used_bytes / self.budget_bytes if self.budget_bytes else 0.0
+
+
+def asked_budget_bytes(asked_gb: float) -> int:
+    """``continuous_batching.kv_budget_gb`` in bytes."""
+    return round(asked_gb * _GB)
+
+
+def effective_budget_bytes(asked_gb: float, device_memory_bytes: int) -> int:
+    """The budget asked for, but never more than the device's share of it.
+
+    Args:
+        asked_gb: ``continuous_batching.kv_budget_gb``.
+        device_memory_bytes: What the device can hold; 0 where nobody knows.
+    """
+    asked_bytes = asked_budget_bytes(asked_gb)
+    if not device_memory_bytes:
+        return asked_bytes
+    return min(asked_bytes, int(device_memory_bytes * DEVICE_SHARE))
+
+
+def kv_memory(snapshot: LoopSnapshot, model: ModelDescription) -> KvMemory:
+    """What a snapshot says of the KV cache.
+
+    One generation at a time needs no budget: the most that can lie in the cache is one sequence as
+    long as the context, and nothing is reserved.
+    """
+    budget_bytes = snapshot.kv_budget_bytes
+    if budget_bytes is None:
+        cache = model.cache
+        budget_bytes = model.context_tokens * cache.bytes_per_token + cache.bytes_per_sequence
+    return KvMemory(budget_bytes, snapshot.kv_reserved_bytes, snapshot.memory.kv_used_bytes)

@@ -1,0 +1,196 @@
+"""The parity comparison notices faults: each is planted where batching could go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from parity import LENGTHS, MIXED, random_prompt, scripts
+from tiny_engines import alone, loaded
+from tiny_models import TinyKind
+
+from machd.engine import sampling
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.slab import SlabCache
+
+from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine
+
+PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
+SCRIPTS = scripts(PROMPTS, 12)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def every_column_is_visible(patch: pytest.MonkeyPatch) -> None:
+    """Decoding rows see what lies behind their ends and, in shorter rows, what others left."""
+    right = SlabCache.make_mask
+
+    def make_mask(self: SlabCache, tokens: int, *args: Any, **kwargs: Any) -> Any:
+        return None if tokens == 1 else right(self, tokens, *args, **kwargs)
+
+    patch.setattr(SlabCache, "make_mask", make_mask)
+
+
+def one_column_too_many(patch: pytest.MonkeyPatch) -> None:
+    """Decoding rows see one position behind their ends."""
+    right = SlabCache.make_mask
+
+    def make_mask(self: SlabCache, tokens: int, *args: Any, **kwargs: Any) -> Any:
+        mask = right(self, tokens, *args, **kwargs)
+        if tokens > 1 or not isinstance(mask, mx.array):
+            return mask
+        return mask | mx.concatenate([mask[..., :1], mask[..., :-1]], axis=-1)
+
+    patch.setattr(SlabCache, "make_mask", make_mask)
+
+
+def the_oldest_column_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """Decoding rows do not see their first position."""
+    right = SlabCache.make_mask
+
+    def make_mask(self: SlabCache, tokens: int, *args: Any, **kwargs: Any) -> Any:
+        mask = right(self, tokens, *args, **kwargs)
+        if tokens == 1 and isinstance(mask, mx.array):
+            mask[..., 0] = False
+        return mask
+
+    patch.setattr(SlabCache, "make_mask", make_mask)
+
+
+def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
+    """Every row is rotated as if it were as long as the longest."""
+    own: property = vars(SlabCache)["offset"]
+
+    def offset(cache: SlabCache) -> mx.array:
+        offsets: mx.array = own.__get__(cache)
+        return mx.broadcast_to(mx.max(offsets), offsets.shape)
+
+    patch.setattr(SlabCache, "offset", property(offset))
+
+
+def rows_are_exchanged_in_the_slab(patch: pytest.MonkeyPatch) -> None:
+    """A row that moves keeps the keys and values of the place where it goes."""
+    patch.setattr(SlabCache, "keep", lambda *_: None)
+
+
+def the_window_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Decoding rows see the padding of a rotating cache."""
+    patch.setattr(BatchRotatingKVCache, "make_mask", lambda *_args, **_kwargs: None)
+
+
+def states_do_not_follow_their_rows(patch: pytest.MonkeyPatch) -> None:
+    """When a row leaves, the others get the states of the first places."""
+    right = ArraysCache.filter
+    patch.setattr(ArraysCache, "filter", lambda self, order: right(self, list(range(len(order)))))
+
+
+def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:
+    """The state of a row that joins lands before those of the others."""
+
+    def extend(self: ArraysCache, other: ArraysCache) -> None:
+        pairs = zip(self.cache, other.cache, strict=True)
+        self.cache = [
+            old
+            if new is None
+            else mx.concatenate([new, mx.zeros_like(new) if old is None else old])
+            for old, new in pairs
+        ]
+
+    patch.setattr(ArraysCache, "extend", extend)
+
+
+def a_neighbours_temperature(patch: pytest.MonkeyPatch) -> None:
+    """Temperatures and filters are those of the row in the first place."""
+    right = sampling._filters
+    patch.setattr(
+        sampling,
+        "_filters",
+        lambda rows: right([sampling.RowSampling(rows[0].params)] * len(rows)),
+    )
+
+
+def a_neighbours_bias(patch: pytest.MonkeyPatch) -> None:
+    """Biases go to the row behind the one that asked."""
+    right = sampling._bias_matrix
+
+    def rolled(rows: Sequence[sampling.RowSampling], vocabulary_tokens: int) -> mx.array | None:
+        matrix = right(rows, vocabulary_tokens)
+        return None if matrix is None else matrix[mx.array([-1, *range(len(rows) - 1)])]
+
+    patch.setattr(sampling, "_bias_matrix", rolled)
+
+
+def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
+    """A row's draw depends on how many draws the whole batch has made."""
+    count = [0]
+
+    def draw(seed: int, _position: int) -> float:
+        count[0] += 1
+        return right(seed, count[0])
+
+    right = sampling.uniform_draw
+    patch.setattr(sampling, "uniform_draw", draw)
+
+
+def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
+    """What is counted for a row is the token of the first row."""
+    right = sampling.Sampler._advance
+    patch.setattr(
+        sampling.Sampler,
+        "_advance",
+        lambda self, ids: right(self, mx.broadcast_to(ids[:1], ids.shape)),
+    )
+
+
+_FAULTS: list[tuple[Plant, TinyKind, str]] = [
+    (every_column_is_visible, TinyKind.STANDARD, "seven"),
+    (every_column_is_visible, TinyKind.NESTED, "three"),
+    (one_column_too_many, TinyKind.STANDARD, "seven"),
+    (the_oldest_column_is_lost, TinyKind.STANDARD, "two"),
+    (positions_are_the_longest_rows, TinyKind.STANDARD, "four"),
+    (positions_are_the_longest_rows, TinyKind.HYBRID_GDN, "staggered"),
+    (rows_are_exchanged_in_the_slab, TinyKind.STANDARD, "early leaves"),
+    (rows_are_exchanged_in_the_slab, TinyKind.HYBRID, "down to one and up again"),
+    (the_window_is_forgotten, TinyKind.ROTATING, "seven"),
+    (the_window_is_forgotten, TinyKind.NESTED_ROTATING, "staggered"),
+    (states_do_not_follow_their_rows, TinyKind.HYBRID_GDN, "early leaves"),
+    (states_do_not_follow_their_rows, TinyKind.HYBRID, "slots taken again"),
+    (states_do_not_follow_their_rows, TinyKind.NESTED, "down to one and up again"),
+    (newcomers_go_first, TinyKind.HYBRID_GDN, "four"),
+    (newcomers_go_first, TinyKind.NESTED_ROTATING, "two"),
+    (a_neighbours_temperature, TinyKind.STANDARD, "mixed parameters"),
+    (a_neighbours_temperature, TinyKind.STANDARD, "mixed parameters, one greedy row"),
+    (a_neighbours_bias, TinyKind.STANDARD, "mixed parameters"),
+    (the_batchs_step_for_a_position, TinyKind.STANDARD, "mixed parameters"),
+    (penalties_count_the_neighbours_tokens, TinyKind.STANDARD, "mixed parameters"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "name"),
+    _FAULTS,
+    ids=[f"{plant.__name__}-{kind}-{name}" for plant, kind, name in _FAULTS],
+)
+def test_a_planted_fault_is_noticed(
+    plant: Plant, kind: TinyKind, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison passes without the fault and reports differences with it."""
+    script, reference = SCRIPTS[name], alone(kind)
+    assert reference.differences(script, script.play(MlxEngine(loaded(kind)))) == []
+
+    plant(monkeypatch)
+
+    assert reference.differences(script, script.play(MlxEngine(loaded(kind)))) != []
+
+
+def test_the_parameters_differ_in_what_they_choose() -> None:
+    """On one prompt no two sets of parameters give the same completion, so none can stand in."""
+    script = scripts([PROMPTS[4]] * len(MIXED), 12)["mixed parameters"]
+
+    rows = [
+        [token.token_id for token in alone(TinyKind.STANDARD).tokens(row)] for row in script.joins
+    ]
+
+    assert len({tuple(row) for row in rows}) == len(MIXED)

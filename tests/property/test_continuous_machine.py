@@ -1,0 +1,739 @@
+"""Any history of submits, aborts, steps, faults, drains and reloads keeps continuous batching right.
+
+A Hypothesis state machine plays the serving loop on a scripted engine and keeps a plain record of
+every sequence; the record says what the scheduler may emit, and what slots, queue and KV budget
+must come to. Schedulers that are broken on purpose prove that the machine would notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from sequence_samples import LateFirstToken
+
+from machd.clock import ManualClock
+from machd.engine.fake import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol import Lane, SamplingParams, StepPlan, slab_rows
+from machd.errors import (
+    ClientDisconnectedError,
+    EngineFaultError,
+    KvBudgetExceededError,
+    KvBudgetSpentError,
+    MachdError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestTimeoutError,
+    RowFaultError,
+)
+from machd.scheduler.admission import Batching, KvBudget, KvPolicy
+from machd.scheduler.coalesce import CoalescingIndex, key_of
+from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.decode import Decode
+from machd.scheduler.events import (
+    DecodeMode,
+    EngineFaulted,
+    Event,
+    FinishReason,
+    InvariantBroken,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceQueued,
+    StepCompleted,
+    TokenGenerated,
+)
+from machd.scheduler.reservations import Reservations
+from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
+from machd.scheduler.waiting import QueueLimits, WaitingQueue
+
+LIMITS = QueueLimits(max_queue=5, max_queue_tokens=40, queue_timeout_s=10.0, request_timeout_s=25.0)
+STOP_TOKENS = frozenset(b"ae")
+"""The scripted engine says letters, so about one token in thirteen ends a sequence."""
+
+DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
+REFUSALS = (QueueFullError, KvBudgetExceededError, KvBudgetSpentError)
+PER_SEQUENCE_BYTES = 3
+
+
+@dataclass
+class Record:
+    """What the machine knows of one sequence."""
+
+    number: int
+    request: SequenceRequest
+    is_queued: bool = False
+    admitted: SequenceAdmitted | None = None
+    tokens: list[int] = field(default_factory=list)
+    finished: SequenceFinished | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Accepted, and neither admitted nor ended."""
+        return self.is_queued and self.admitted is None and self.finished is None
+
+    @property
+    def is_running(self) -> bool:
+        """Admitted and not ended."""
+        return self.admitted is not None and self.finished is None
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What its decode is promised."""
+        return len(self.request.prompt) + self.request.max_tokens
+
+    @property
+    def due_s(self) -> float:
+        """Its own place in the queue."""
+        return self.request.arrived_s + DELAY_S[self.request.priority]
+
+
+SIZES = st.tuples(
+    st.sampled_from([1, 2, 3, 9, 12]),  # prompt tokens; few kinds, so that duplicates are common
+    st.sampled_from([1, 8, 12]),
+    st.sampled_from([0.0, 0.0, 1.0]),  # temperature
+    st.sampled_from([0, 0, 1]),  # seed
+)
+
+
+class ContinuousMachine(RuleBasedStateMachine):
+    """The serving loop's verbs in any order."""
+
+    scheduler_class: ClassVar[type[ContinuousScheduler]] = ContinuousScheduler
+
+    def __init__(self) -> None:
+        """Nothing yet; the first rule chooses the configuration."""
+        super().__init__()
+        self.clock = ManualClock()
+        self.faults = FakeFaults()
+        self.step_error: Exception | None = None
+        self.records: dict[str, Record] = {}
+        self.both_were_ready = False
+        self.last_lanes: set[Lane | None] = set()
+
+    @initialize(
+        max_b=st.sampled_from([1, 2, 3, 4, 4]),
+        window_s=st.sampled_from([0.0, 0.0, 1.0]),
+        chunk_tokens=st.sampled_from([None, 1, 4]),
+        coalesce=st.booleans(),
+        policy=st.sampled_from(list(KvPolicy)),
+        budget_tokens=st.sampled_from([24, 40, 60, 60, 1000]),
+        engine_class=st.sampled_from([FakeEngine, LateFirstToken]),
+    )
+    def configure(
+        self,
+        max_b: int,
+        window_s: float,
+        chunk_tokens: int | None,
+        *,
+        coalesce: bool,
+        policy: KvPolicy,
+        budget_tokens: int,
+        engine_class: type[FakeEngine],
+    ) -> None:
+        """Any configuration, and an engine that is early or late with first tokens."""
+        kv = KvBudget(budget_tokens * 10, 10, PER_SEQUENCE_BYTES, policy)
+        self.batching = Batching(max_b, window_s, chunk_tokens, coalesce, kv)
+        self.engine = engine_class(faults=self.faults, before_step=self._before_step)
+        self.scheduler = self.scheduler_class(LIMITS, self.batching)
+
+    # Rules
+
+    @rule(
+        sizes=st.lists(SIZES, min_size=1, max_size=3),
+        priority=st.sampled_from(list(Priority)),
+        namespace=st.sampled_from(["", "", "other"]),
+        waited_s=st.sampled_from([0.0, 0.0, 4.0]),
+    )
+    def submit(
+        self,
+        sizes: list[tuple[int, int, float, int]],
+        priority: Priority,
+        namespace: str,
+        waited_s: float,
+    ) -> None:
+        """A request of one to three sequences: all of them are taken in, or all of them end."""
+        first = len(self.records)
+        requests = tuple(
+            SequenceRequest(
+                sequence_id=f"s{first + index}",
+                group_id=f"g{first}",
+                prompt=tuple(range(prompt_tokens)),
+                sampling=SamplingParams(temperature=temperature, seed=seed),
+                max_tokens=max_tokens,
+                stop_token_ids=STOP_TOKENS,
+                arrived_s=self.clock.monotonic_s() - waited_s,
+                request_id=f"r{first}",
+                namespace=namespace,
+                priority=priority,
+            )
+            for index, (prompt_tokens, max_tokens, temperature, seed) in enumerate(sizes)
+        )
+        self._submit(requests)
+
+    @rule(age=st.integers(0, 9), priority=st.sampled_from(list(Priority)), steps=st.integers(0, 2))
+    def submit_twin(self, age: int, priority: Priority, steps: int) -> None:
+        """Somebody else asks for what waits or is being computed, from some step of it on."""
+        for _ in range(steps):
+            self._step()
+        open_records = [one for one in self.records.values() if one.finished is None]
+        if not open_records:
+            return
+        twin = open_records[age % len(open_records)].request
+        number = len(self.records)
+        self._submit(
+            (
+                replace(
+                    twin,
+                    sequence_id=f"s{number}",
+                    group_id=f"g{number}",
+                    request_id=f"r{number}",
+                    arrived_s=self.clock.monotonic_s(),
+                    priority=priority,
+                ),
+            )
+        )
+
+    def _submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        for request in requests:
+            number = len(self.records)
+            self.records[request.sequence_id] = Record(number, request)
+        refusal = self._refusal(requests)
+        self._note(self.scheduler.submit(requests, self.clock.monotonic_s()))
+        for request in requests:
+            record = self.records[request.sequence_id]
+            taken_in = record.is_queued or record.admitted is not None
+            assert taken_in == (refusal is None), f"{refusal} was due"
+            assert refusal is None or type(_error(record)) is refusal
+
+    @rule(ages=st.lists(st.integers(0, 6), max_size=4), is_gone=st.booleans())
+    def abort(self, ages: list[int], *, is_gone: bool) -> None:
+        """Any ids, counted back from the newest: unknown (0), waiting, running, finished, twice."""
+        sequence_ids = tuple(f"s{len(self.records) - age}" for age in ages)
+        error = ClientDisconnectedError("gone") if is_gone else None
+        open_before = {one for one in sequence_ids if one in self.records and self._is_open(one)}
+        events = self.scheduler.abort(sequence_ids, error, self.clock.monotonic_s())
+        self._note(events)
+        finished = [one for one in events if isinstance(one, SequenceFinished)]
+        assert len(events) == len(finished) == len(open_before)
+        assert {one.sequence_id for one in finished} == open_before
+        assert all(one.reason is FinishReason.ABORT and one.error is error for one in finished)
+
+    @rule()
+    def step(self) -> None:
+        """A step that goes well."""
+        self._step()
+
+    @rule(steps=st.integers(2, 4))
+    def run_on(self, steps: int) -> None:
+        """Some steps in a row, so that sequences come to their own ends."""
+        for _ in range(steps):
+            self._step()
+
+    @rule(slot_index=st.integers(0, 3))
+    def step_with_row_fault(self, slot_index: int) -> None:
+        """Whichever token the slot would get in this step, its row fails instead."""
+        cause = ValueError("planted")
+        self._note(self.scheduler.admit(self.clock.monotonic_s()))
+        readers = self._readers(slot_index)
+        others = [one for one in self._running() if one not in readers]
+        self.faults.row_errors = {(slot_index, position): cause for position in range(20)}
+        self._step()
+        self.faults.row_errors = {}
+        is_hit = [isinstance(_error(one), RowFaultError) for one in readers]
+        assert len(set(is_hit)) <= 1, "all readers of a row or none"
+        assert not any(isinstance(_error(one), RowFaultError) for one in others)
+
+    @rule()
+    def step_with_engine_fault(self) -> None:
+        """The run raises: who runs is answered, who waits is not touched, rows are forgotten."""
+        self._note(self.scheduler.admit(self.clock.monotonic_s()))
+        self.step_error = RuntimeError("planted")
+        running = self._running()
+        waiting = [one for one in self.records.values() if one.is_waiting]
+        self._step()
+        self.step_error = None
+        assert all(isinstance(_error(one), EngineFaultError) for one in running)
+        assert all(one.is_waiting for one in waiting)
+
+    @rule(seconds_s=st.sampled_from([0.5, 1.0, 1.0, 3.0, 11.0, 26.0]))
+    def wait(self, seconds_s: float) -> None:
+        """Time passes, past the timeouts now and then."""
+        self.clock.advance(seconds_s)
+
+    def drain(self) -> None:
+        """Without newcomers everything ends, exactly once, and no KV stays behind."""
+        for _ in range(800):
+            due_s = self.scheduler.wait_s(self.clock.monotonic_s())
+            if due_s is not None:
+                self.clock.advance(due_s + 0.001)
+            elif self.scheduler.plan().is_empty and not self.scheduler.waiting_count:
+                break
+            self._step()
+        assert not any(self._is_open(one) for one in self.records)
+        assert self.scheduler.plan().is_empty
+        assert self.engine.memory().kv_used_bytes == 0
+        assert self.scheduler.kv_reserved_bytes == 0
+
+    @rule(max_b=st.integers(1, 4), how=st.sampled_from(["drain", "reload", *["neither"] * 4]))
+    def end_all(self, max_b: int, how: str) -> None:
+        """Now and then nobody is left; not often, or no history would come to be long."""
+        if how == "drain":
+            self.drain()
+        elif how == "reload":
+            self.reload(max_b)
+
+    def reload(self, max_b: int) -> None:
+        """All are answered, and a new scheduler goes on with the same engine."""
+        error = EngineFaultError("reloaded")
+        self._note(self.scheduler.fail(error, self.clock.monotonic_s(), include_waiting=True))
+        assert not any(self._is_open(one) for one in self.records)
+        self.scheduler.check_invariants()
+        self.engine.reset()
+        self.batching = replace(self.batching, max_b=max_b)
+        self.scheduler = self.scheduler_class(LIMITS, self.batching)
+
+    def teardown(self) -> None:
+        """Left alone, everything ends."""
+        if hasattr(self, "scheduler"):
+            self.drain()
+
+    # Invariants
+
+    @invariant()
+    def counts_agree(self) -> None:
+        """The scheduler's counts are the record's."""
+        self.scheduler.check_invariants()
+        running = self._running()
+        slots = {_admission(one).slot_index for one in running}
+        assert len(running) == self.scheduler.running_count
+        assert len(slots) == self.scheduler.active_loops <= self.batching.max_b
+        waiting = self._waiting_groups()
+        assert sum(len(group) for group in waiting) == self.scheduler.waiting_count
+        assert self.scheduler._waiting.prompt_tokens == sum(
+            len(group[0].request.prompt) for group in waiting
+        )
+
+    @invariant()
+    def readers_of_a_slot_are_alike(self) -> None:
+        """Whoever shares a slot asked for the same and has the same; without coalescing, nobody."""
+        for slot_index in range(self.batching.max_b):
+            readers = self._readers(slot_index)
+            assert len({key_of(one.request) for one in readers}) <= 1
+            assert len({tuple(one.tokens) for one in readers}) <= 1
+            assert len(readers) <= 1 or self.batching.coalesce
+
+    @invariant()
+    def reservations_add_up(self) -> None:
+        """What is promised is the batch's rectangle and the serial row, and within the budget."""
+        assert self.scheduler.kv_reserved_bytes == self._promised_bytes()
+        assert self._promised_bytes() <= self.batching.kv.budget_bytes
+
+    @invariant()
+    def engine_rows_are_the_slots(self) -> None:
+        """Every row is of an occupied slot, or of one that the next plan frees."""
+        slots = self.scheduler._slots
+        known = {one.slot_index for one in slots} | set(slots.released)
+        begun = {one.slot_index for one in slots if one.prefilled_tokens}
+        assert begun <= set(self.engine._rows) <= known
+
+    # The serving loop
+
+    def _step(self) -> None:
+        now_s = self.clock.monotonic_s()
+        self._note(self.scheduler.admit(now_s))
+        self._check_after_admission(now_s)
+        plan = self.scheduler.plan()
+        assert plan == self.scheduler.plan(), "planning changes nothing"
+        self._check_plan(plan)
+        try:
+            result = self.engine.run(plan)
+        except RuntimeError:
+            assert plan == self.scheduler.plan(), "a failed run leaves what it was planned from"
+            self._note(self.scheduler.fail(EngineFaultError("planted"), now_s))
+            self.engine.reset()
+            return
+        self._note(self.scheduler.commit(plan, result, now_s, duration_s=0.01))
+
+    def _before_step(self, _plan: StepPlan) -> None:
+        if self.step_error is not None:
+            raise self.step_error
+
+    def _check_after_admission(self, now_s: float) -> None:
+        """Nobody is left who waited or ran too long; nobody waits beside an idle engine."""
+        for one in self.records.values():
+            age_s = now_s - one.request.arrived_s
+            patience_s = LIMITS.queue_timeout_s
+            if self._is_group_started(one):
+                patience_s = LIMITS.request_timeout_s
+            assert not (one.is_waiting and age_s >= patience_s)
+            assert not (one.is_running and age_s >= LIMITS.request_timeout_s)
+        if self.scheduler.waiting_count and not self.scheduler.running_count:
+            assert self.batching.window_s > 0, "only company is worth waiting for"
+            assert len(self._waiting_groups()) < self.batching.max_b
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        """All ready rows of one lane or none, in turns; every prompt within its bounds."""
+        ready = {one.slot_index: one.lane for one in self.scheduler._slots if one.is_prefilled}
+        decoding = {row.slot_index for row in plan.decode}
+        lanes = {ready[one] for one in decoding}
+        is_burst = not lanes and all(one.start == 0 and one.is_last for one in plan.prefill)
+        assert len(lanes) == (1 if ready and not is_burst else 0)
+        assert not is_burst or plan.prefill or not ready, "rows stand still for prompts alone"
+        assert decoding == {one for one, lane in ready.items() if lane in lanes}
+        assert not self.scheduler.active_loops or plan.prefill or plan.decode
+        both = len(set(ready.values())) == 2
+        assert not (both and self.both_were_ready and lanes == self.last_lanes), "lanes take turns"
+        self.both_were_ready, self.last_lanes = both, lanes
+        for chunk in plan.prefill:
+            assert chunk.slot_index not in ready
+
+    # The record
+
+    def _running(self) -> list[Record]:
+        return [one for one in self.records.values() if one.is_running]
+
+    def _is_open(self, sequence_id: str) -> bool:
+        return self.records[sequence_id].finished is None
+
+    def _readers(self, slot_index: int) -> list[Record]:
+        return [one for one in self._running() if _admission(one).slot_index == slot_index]
+
+    def _is_group_started(self, record: Record) -> bool:
+        return any(
+            one.admitted is not None and one.request.group_id == record.request.group_id
+            for one in self.records.values()
+        )
+
+    def _waiting_groups(self) -> list[list[Record]]:
+        """Those that wait, who is next first, those that share together."""
+        groups: dict[object, list[Record]] = {}
+        for one in self.records.values():
+            if one.is_waiting:
+                key = key_of(one.request) if self.batching.coalesce else one.number
+                groups.setdefault(key, []).append(one)
+        return list(groups.values())
+
+    def _promised_bytes(self) -> int:
+        """From what the events said: who has which slot, in which lane."""
+        kv = self.batching.kv
+        slots = {_admission(one).slot_index: one for one in self._running()}
+        batch: list[int] = []
+        serial: list[int] = []
+        for one in slots.values():
+            is_batch = _admission(one).decode_mode is DecodeMode.BATCHED
+            (batch if is_batch else serial).append(one.reserved_tokens)
+        assert len(serial) <= 1, "one serial row at a time"
+        rows = slab_rows(len(batch), self.batching.max_b) if batch else 0
+        positions = rows * max(batch, default=0) + sum(serial)
+        return positions * kv.bytes_per_token + len(slots) * PER_SEQUENCE_BYTES
+
+    def _refusal(self, requests: tuple[SequenceRequest, ...]) -> type[MachdError] | None:
+        """What the record says must become of a request."""
+        taken = {
+            key_of(one.request)
+            for one in self.records.values()
+            if self.batching.coalesce and (one.is_running or one.is_waiting)
+        }
+        new: list[Record] = []
+        for request in requests:
+            if key_of(request) not in taken:
+                new.append(self.records[request.sequence_id])
+            if self.batching.coalesce:
+                taken.add(key_of(request))
+        if not new:
+            return None
+        return self._kv_refusal(new) or (None if self._has_room(new) else QueueFullError)
+
+    def _kv_refusal(self, new: list[Record]) -> type[MachdError] | None:
+        kv = self.batching.kv
+        needs = [kv.reservation_bytes(one.reserved_tokens) for one in new]
+        if kv.policy is KvPolicy.DEFER:
+            return KvBudgetExceededError if max(needs) > kv.budget_bytes else None
+        waiting_bytes = sum(
+            kv.reservation_bytes(group[0].reserved_tokens) for group in self._waiting_groups()
+        )
+        if sum(needs) > kv.budget_bytes:
+            return KvBudgetExceededError
+        is_spent = sum(needs) > kv.budget_bytes - self._promised_bytes() - waiting_bytes
+        return KvBudgetSpentError if is_spent else None
+
+    def _has_room(self, new: list[Record]) -> bool:
+        waiting = self._waiting_groups()
+        slots = {_admission(one).slot_index for one in self._running()}
+        queued = len(waiting) + len(new) - (self.batching.max_b - len(slots))
+        tokens = sum(len(group[0].request.prompt) for group in waiting)
+        tokens += sum(len(one.request.prompt) for one in new)
+        return queued <= LIMITS.max_queue and (queued <= 0 or tokens <= LIMITS.max_queue_tokens)
+
+    # What events may say
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case SequenceQueued(sequence_id, position):
+                    self._note_queued(self.records[sequence_id], position)
+                case SequenceAdmitted(sequence_id):
+                    self._note_admitted(self.records[sequence_id], event)
+                case TokenGenerated(sequence_id, token):
+                    self._note_token(self.records[sequence_id], token.token_id)
+                case SequenceFinished(sequence_id):
+                    self._note_finished(self.records[sequence_id], event)
+                case StepCompleted() | EngineFaulted() | InvariantBroken():
+                    raise AssertionError("the serving loop says that, not the scheduler")
+
+    def _note_queued(self, record: Record, position: int) -> None:
+        assert not record.is_queued
+        assert record.admitted is None
+        assert record.finished is None
+        record.is_queued = True
+        assert 0 <= position <= len(self._waiting_groups()) + 2, "siblings come in one go"
+
+    def _note_admitted(self, record: Record, event: SequenceAdmitted) -> None:
+        readers = self._readers(event.slot_index)
+        if readers:
+            leader = readers[0].request
+            is_sibling = leader.group_id == record.request.group_id
+            assert event.coalesced_with == (None if is_sibling else leader.request_id)
+            assert key_of(leader) == key_of(record.request)
+            assert event.decode_mode is _admission(readers[0]).decode_mode
+        else:
+            assert record.is_waiting, "a slot is given to who stands in the queue"
+            assert event.coalesced_with is None
+            due_s = min(min(one.due_s for one in group) for group in self._waiting_groups())
+            assert any(
+                record in group and min(one.due_s for one in group) == due_s
+                for group in self._waiting_groups()
+            ), "nobody overtakes"
+        assert record.admitted is None, "admitted once"
+        assert record.finished is None
+        record.admitted = event
+        assert self.scheduler.active_loops <= self.batching.max_b
+
+    def _note_token(self, record: Record, token_id: int) -> None:
+        assert record.is_running, "tokens come to running sequences only, never after the end"
+        request = record.request
+        assert token_id == lettered(request.prompt, request.sampling, len(record.tokens))
+        assert token_id not in STOP_TOKENS
+        record.tokens.append(token_id)
+        assert len(record.tokens) <= request.max_tokens
+
+    def _note_finished(self, record: Record, event: SequenceFinished) -> None:
+        assert record.finished is None, "finished exactly once"
+        record.finished = event
+        request, generated = record.request, len(record.tokens)
+        assert event.prompt_tokens == len(request.prompt)
+        stop_tokens = 1 if event.reason is FinishReason.STOP else 0
+        assert event.completion_tokens == generated + stop_tokens
+        match event.reason:
+            case FinishReason.STOP:
+                assert lettered(request.prompt, request.sampling, generated) in STOP_TOKENS
+                assert event.error is None
+            case FinishReason.LENGTH:
+                assert generated == request.max_tokens
+                assert event.error is None
+            case FinishReason.ERROR:
+                expected = (*REFUSALS, QueueTimeoutError, RequestTimeoutError)
+                assert isinstance(event.error, (*expected, RowFaultError, EngineFaultError))
+            case FinishReason.ABORT:
+                assert event.error is None or isinstance(event.error, ClientDisconnectedError)
+
+
+def _error(record: Record) -> MachdError | None:
+    return record.finished.error if record.finished is not None else None
+
+
+def _admission(record: Record) -> SequenceAdmitted:
+    assert record.admitted is not None, "it runs"
+    return record.admitted
+
+
+TestContinuousMachine = ContinuousMachine.TestCase
+TestContinuousMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+class _NeverGivesBack(Reservations):
+    def release(self, slot_index: int) -> None:
+        del slot_index
+
+
+class ForgetsToGiveBack(ContinuousScheduler):
+    """What an ended decode was promised stays promised."""
+
+    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+        """Start idle."""
+        super().__init__(limits, batching)
+        self._reservations = _NeverGivesBack(batching.kv, max_rows=batching.max_b)
+
+
+class _IgnoresPadding(Reservations):
+    def lane_for(self, decode: Decode) -> Lane | None:
+        lane = super().lane_for(decode)
+        return Lane.BATCH if lane is Lane.SERIAL else lane
+
+
+class ForgetsThePadding(ContinuousScheduler):
+    """Takes everybody into the batch whose own reservation fits."""
+
+    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+        """Start idle."""
+        super().__init__(limits, batching)
+        self._reservations = _IgnoresPadding(batching.kv, max_rows=batching.max_b)
+
+
+class _TurnedAround(WaitingQueue):
+    @property
+    def first(self) -> Decode:
+        return list(iter(self))[-1]
+
+
+class LastComeFirstServed(ContinuousScheduler):
+    """Seats whoever came last."""
+
+    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+        """Start idle."""
+        super().__init__(limits, batching)
+        self._waiting = _TurnedAround(limits, slot_count=batching.max_b)
+
+
+class _Careless(CoalescingIndex):
+    def find(self, request: SequenceRequest) -> Decode | None:
+        del request
+        return next(iter(self._decodes.values()), None)
+
+
+class SharesWithAnybody(ContinuousScheduler):
+    """Lets a sequence read a decode of something else."""
+
+    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+        """Start idle."""
+        super().__init__(limits, batching)
+        self._index = _Careless(is_on=batching.coalesce)
+
+
+class _NeverForgets(CoalescingIndex):
+    def add(self, decode: Decode) -> None:
+        self._decodes.setdefault(key_of(decode.request), decode)
+
+    def remove(self, decode: Decode) -> None:
+        del decode
+
+
+class LetsJoinTheDead(ContinuousScheduler):
+    """A decode that has ended can still be joined."""
+
+    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+        """Start idle."""
+        super().__init__(limits, batching)
+        self._index = _NeverForgets(is_on=batching.coalesce)
+
+
+class ForgetsToReplay(ContinuousScheduler):
+    """Who joins late never hears what it missed."""
+
+    def _take_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
+        return super()._take_in(sequence, decode, now_s)[:1]
+
+
+class LeaderTakesAllAlong(ContinuousScheduler):
+    """When the leader leaves, its followers are forgotten."""
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now_s: float,
+        error: MachdError | None = None,
+    ) -> SequenceFinished:
+        decode = self._open[sequence.sequence_id]
+        if reason is FinishReason.ABORT and sequence is decode.readers[0]:
+            for follower in decode.readers[1:]:
+                super()._end(follower, reason, now_s, error)
+        return super()._end(sequence, reason, now_s, error)
+
+
+class StarvesTheSerialRow(ContinuousScheduler):
+    """The batch always has the turn."""
+
+    def plan(self) -> StepPlan:
+        """Forget whose turn it is."""
+        self._turn = Lane.BATCH
+        return super().plan()
+
+
+class DecodesHalfABatch(ContinuousScheduler):
+    """Leaves a row out."""
+
+    def plan(self) -> StepPlan:
+        """Drop the last row."""
+        plan = super().plan()
+        return replace(plan, decode=plan.decode[:-1] if len(plan.decode) > 1 else plan.decode)
+
+
+class QueuesWithoutBounds(ContinuousScheduler):
+    """Takes in everything."""
+
+    def _check_room(self, new: tuple[Decode, ...]) -> None:
+        del new
+
+
+class NeverWakes(ContinuousScheduler):
+    """Says that nothing is due while somebody waits for company."""
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Nothing."""
+        del now_s
+        return None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ForgetsToGiveBack,
+        ForgetsThePadding,
+        LastComeFirstServed,
+        SharesWithAnybody,
+        LetsJoinTheDead,
+        ForgetsToReplay,
+        LeaderTakesAllAlong,
+        StarvesTheSerialRow,
+        DecodesHalfABatch,
+        QueuesWithoutBounds,
+        NeverWakes,
+    ],
+)
+def test_the_machine_notices_a_broken_scheduler(broken: type[ContinuousScheduler]) -> None:
+    """Each way of being wrong breaks an invariant, so a green machine means something."""
+
+    class Broken(ContinuousMachine):
+        scheduler_class = broken
+
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(
+            Broken,
+            settings=settings(
+                max_examples=400,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                report_multiple_bugs=False,
+                phases=[Phase.generate],
+                print_blob=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,139 @@
+"""A llama too small to cost anything, with a vocabulary of the usual size, as ``machd serve`` takes it.
+
+What a server spends on such a model is nearly all its own: scheduling, sampling over the whole
+vocabulary, text, HTTP. Weights are random and nobody keeps them; the tokenizer is the embedded
+model's. To measure with it::
+
+    .venv/bin/python tests/tiny_checkpoint.py /tmp/tiny-llama
+    .venv/bin/machd bench /tmp/tiny-llama --compare single,static,continuous
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from machd.engine import embedded
+from machd.engine.gguf_header import read_gguf_header
+from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.tokenizer_files import gguf_tokenizer
+
+__all__ = ["TINY_VOCABULARY_TOKENS", "write_embedded_tokenizer", "write_tiny_llama"]
+
+TINY_VOCABULARY_TOKENS = 49_152
+"""The embedded model's, whose tokenizer it has."""
+
+_HEAD_DIM = 16
+_KV_HEADS = 2
+_CONTEXT_TOKENS = 8192
+
+
+def write_tiny_llama(
+    directory: Path,
+    *,
+    vocabulary: int = TINY_VOCABULARY_TOKENS,
+    hidden: int = 64,
+    layers: int = 2,
+    seed: int = 0,
+) -> Path:
+    """Write weights, configuration and tokenizer in mlx-lm layout.
+
+    Args:
+        directory: Made if it is not there.
+        vocabulary: Tokens; at least as many as the tokenizer has.
+        hidden: Width; a multiple of 32.
+        layers: How many.
+        seed: Of the random weights.
+
+    Returns:
+        The directory.
+    """
+    assert vocabulary >= TINY_VOCABULARY_TOKENS, "every token of the tokenizer has a row"
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes = _Sizes(vocabulary, hidden, layers)
+    arrays = {name: mx.array(value) for name, value in _weights(sizes, seed).items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
+    config = _config(sizes, write_embedded_tokenizer(directory))
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return directory
+
+
+def write_embedded_tokenizer(directory: Path) -> frozenset[int]:
+    """Write the embedded model's tokenizer and chat template beside some weights.
+
+    Returns:
+        The tokens that end its texts.
+    """
+    import_mlx_lm()
+    cache_directory = embedded.user_cache_directory(os.environ)
+    path = embedded.locate(cache_directory) or embedded.pull(cache_directory)
+    tokenizer, _ = gguf_tokenizer(read_gguf_header(path), chat_template=None)
+    tokenizer.wrapped._tokenizer.save_pretrained(str(directory))
+    return tokenizer.eos_token_ids
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    vocabulary: int
+    hidden: int
+    layers: int
+
+    @property
+    def inner(self) -> int:
+        return 4 * self.hidden
+
+
+def _config(sizes: _Sizes, eos_token_ids: frozenset[int]) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "intermediate_size": sizes.inner,
+        "num_attention_heads": sizes.hidden // _HEAD_DIM,
+        "num_key_value_heads": _KV_HEADS,
+        "head_dim": _HEAD_DIM,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": _CONTEXT_TOKENS,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": sorted(eos_token_ids),
+    }
+
+
+def _weights(sizes: _Sizes, seed: int) -> dict[str, NDArray[np.float32]]:
+    hidden, inner = sizes.hidden, sizes.inner
+    keys = _KV_HEADS * _HEAD_DIM
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (sizes.vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(sizes.layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
+            f"{prefix}.self_attn.q_proj.weight": (hidden, hidden),
+            f"{prefix}.self_attn.k_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.v_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
+            f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+        }
+    random = np.random.default_rng(seed)
+    return {
+        name: (random.standard_normal(shape) * hidden**-0.5 + (len(shape) == 1)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+if __name__ == "__main__":
+    write_tiny_llama(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""The KV budget: what a reservation costs, which lane it fits in, and who is turned away."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machd.engine.protocol import Lane
+from machd.errors import KvBudgetExceededError, KvBudgetSpentError
+from machd.scheduler.admission import (
+    KvBudget,
+    KvPolicy,
+    check_budget,
+    choose_lane,
+    padded_bytes,
+)
+
+DEFER = KvBudget(1000, bytes_per_token=10, bytes_per_sequence=5, policy=KvPolicy.DEFER)
+REJECT = KvBudget(1000, bytes_per_token=10, bytes_per_sequence=5, policy=KvPolicy.REJECT)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected_bytes"),
+    [
+        ((), 0),
+        ((7,), 75),
+        ((7, 3), 2 * 70 + 10),
+        ((7, 3, 3), 4 * 70 + 15),
+        ((1, 1, 1, 1, 9), 6 * 90 + 25),  # eight rows, but there are six slots
+    ],
+)
+def test_the_batch_costs_a_padded_rectangle(tokens: tuple[int, ...], expected_bytes: int) -> None:
+    """Rows rounded up to a power of two, never beyond the slots, each as long as the longest."""
+    assert padded_bytes(DEFER, tokens, max_rows=6) == expected_bytes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "serial", "lane"),
+    [
+        (99, (), (), Lane.BATCH),
+        (40, (40,), (), Lane.BATCH),
+        (60, (20,), (), Lane.SERIAL),  # 2 x 60 is too wide, 20 and 60 are not
+        (20, (60,), (), Lane.SERIAL),
+        (80, (40,), (), None),  # not even alone
+        (20, (60,), (5,), None),  # alone it would fit, but somebody is alone already
+        (20, (20,), (50,), Lane.BATCH),
+        (30, (30,), (50,), None),
+    ],
+)
+def test_who_does_not_fit_into_the_rectangle_goes_alone_or_waits(
+    tokens: int, batch: tuple[int, ...], serial: tuple[int, ...], lane: Lane | None
+) -> None:
+    """The batch first; alone if only the padding is too much and nobody else is; else later."""
+    assert choose_lane(DEFER, tokens, batch=batch, serial=serial, max_rows=4) is lane
+
+
+@given(tokens=st.integers(1, 99), rows=st.integers(1, 8))
+def test_an_idle_scheduler_takes_whatever_can_ever_run(tokens: int, rows: int) -> None:
+    """What passes the check at submit fits into the empty batch, so nobody waits for ever."""
+    check_budget(DEFER, (tokens,), promised_bytes=0, retry_after_s=1)
+    assert choose_lane(DEFER, tokens, batch=(), serial=(), max_rows=rows) is Lane.BATCH
+
+
+@pytest.mark.parametrize("kv", [DEFER, REJECT])
+def test_what_never_fits_is_told_with_its_numbers(kv: KvBudget) -> None:
+    """The message has the tokens, the bytes they need and the bytes there are."""
+    with pytest.raises(KvBudgetExceededError) as refusal:
+        check_budget(kv, (120,), promised_bytes=0, retry_after_s=1)
+    message = refusal.value.message
+    assert all(number in message for number in ("120 tokens", "1205 bytes", "1000 bytes"))
+    assert refusal.value.http_status == 400
+
+
+def test_defer_lets_a_request_wait_for_what_others_hold() -> None:
+    """However much is promised, and however many sequences a request has, each can run in turn."""
+    check_budget(DEFER, (90, 90, 90), promised_bytes=1000, retry_after_s=1)
+    check_budget(DEFER, (), promised_bytes=1000, retry_after_s=1)
+
+
+def test_reject_turns_away_what_does_not_fit_now() -> None:
+    """What others were promised counts, and the answer says when to come back."""
+    check_budget(REJECT, (50,), promised_bytes=495, retry_after_s=9)
+    with pytest.raises(KvBudgetSpentError) as refusal:
+        check_budget(REJECT, (50,), promised_bytes=496, retry_after_s=9)
+    assert (refusal.value.http_status, refusal.value.retry_after_s) == (429, 9)
+    assert "505 bytes" in refusal.value.message
+    assert "496 of 1000" in refusal.value.message
+
+
+def test_reject_does_not_send_a_client_back_for_what_can_never_be() -> None:
+    """Sequences that fit one by one but never together are a 400, since none of them may wait."""
+    with pytest.raises(KvBudgetExceededError):
+        check_budget(REJECT, (60, 60), promised_bytes=0, retry_after_s=1)

@@ -1,0 +1,199 @@
+"""How much of a prompt a step computes: streams that run keep their pace while it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from statistics import median, quantiles
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sequence_samples import LIMITS, batching_of, only, request_of
+
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import Lane, StepPlan
+from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.events import TokenGenerated
+from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What a step takes: a decode, and for a chunk a fixed part and one a token."""
+
+    decode_s: float
+    chunk_s: float
+    token_s: float
+    noise: float = 0.05
+
+    def duration_s(self, plan: StepPlan, random: Random) -> float:
+        """Of one step."""
+        seconds_s = self.decode_s if plan.decode else 0.0
+        if plan.prefill:
+            seconds_s += self.chunk_s + self.token_s * plan.prefill_tokens
+        return seconds_s * random.uniform(1 - self.noise, 1 + self.noise)
+
+
+DEFAULT_MODEL = CostModel(decode_s=0.080, chunk_s=0.050, token_s=0.0025)
+"""SmolLM2-135M on two CPU cores at width 8."""
+
+
+def _measure(pace: PrefillPace, durations_s: list[float]) -> None:
+    for duration_s in durations_s:
+        assert pace.prefill_tokens(Lane.BATCH, 8) == 0, "a measurement is asked for"
+        pace.observe(Lane.BATCH, 8, prefill_tokens=0, duration_s=duration_s)
+
+
+def _settle(pace: PrefillPace, cost_s: Callable[[int], float], *, idle_s: float) -> list[int]:
+    """The chunks of 200 steps with prefill on a machine without noise."""
+    chunks: list[int] = []
+    while len(chunks) < 200:
+        tokens = pace.prefill_tokens(Lane.BATCH, 8)
+        duration_s = idle_s + (cost_s(tokens) if tokens else 0.0)
+        pace.observe(Lane.BATCH, 8, prefill_tokens=tokens, duration_s=duration_s)
+        chunks += [tokens] if tokens else []
+    return chunks
+
+
+def test_without_anybody_to_disturb_chunks_are_long() -> None:
+    """Nothing decodes, so the only bound is how soon an abort is heard."""
+    assert PrefillPace(beside_decode=None).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+    assert PrefillPace(beside_decode=16).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+
+
+def test_a_number_that_is_set_is_kept() -> None:
+    """The setting is taken at its word, whatever steps take."""
+    pace = PrefillPace(beside_decode=16)
+    for _ in range(50):
+        pace.observe(Lane.BATCH, 8, prefill_tokens=16, duration_s=9.0)
+        assert pace.prefill_tokens(Lane.BATCH, 8) == 16
+
+
+def test_a_pace_is_measured_before_it_is_used() -> None:
+    """Three steps without prefill, then a small chunk: nothing is known of its cost yet."""
+    pace = PrefillPace(beside_decode=None)
+    _measure(pace, [0.08] * 3)
+    assert pace.prefill_tokens(Lane.BATCH, 8) == 8
+    assert pace.prefill_tokens(Lane.BATCH, 5) == 8, "rounds up to the same number of rows"
+    assert pace.prefill_tokens(Lane.BATCH, 9) == 0, "that is another width"
+    assert pace.prefill_tokens(Lane.SERIAL, 1) == 0, "and that another lane"
+
+
+def test_one_slow_step_does_not_spoil_the_measure() -> None:
+    """The estimate is a median: a hiccup while measuring moves nothing."""
+    chunks = []
+    for third_s in (0.08, 8.0):
+        pace = PrefillPace(beside_decode=None)
+        _measure(pace, [0.08, 0.08, third_s])
+        pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.16)
+        chunks.append(pace.prefill_tokens(Lane.BATCH, 8))
+    assert chunks == [6, 6]
+
+
+@given(chunk_ms=st.floats(0, 50), token_ms=st.floats(0.001, 10))
+def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
+    chunk_ms: float, token_ms: float
+) -> None:
+    """Any affine cost: the step comes to 1.8 idle ones or stops at the bounds, and never overshoots."""
+    pace = PrefillPace(beside_decode=None)
+    chunks = _settle(pace, lambda tokens: (chunk_ms + token_ms * tokens) / 1000, idle_s=0.1)
+    exact = (80.0 - chunk_ms) / token_ms
+    assert chunks[-1] == pytest.approx(min(512, max(4, exact)), rel=0.05, abs=1.5)
+    assert all(later <= earlier * 1.5 + 1 for earlier, later in pairwise(chunks))
+    assert all(later >= earlier * 0.5 - 1 for earlier, later in pairwise(chunks))
+
+
+def test_a_chunk_beyond_the_goal_stays_at_the_smallest() -> None:
+    """A prompt whose smallest chunk is too dear still gets in, four tokens a step."""
+    pace = PrefillPace(beside_decode=None)
+    chunks = _settle(pace, lambda _tokens: 1.0, idle_s=0.1)
+    assert set(chunks[3:]) == {4}
+
+
+def test_what_was_learnt_stays_for_the_next_prompt() -> None:
+    """The second prompt starts where the first one ended, not at the beginning."""
+    pace = PrefillPace(beside_decode=None)
+    chunks = _settle(pace, lambda tokens: tokens / 1000, idle_s=0.1)
+    for _ in range(100):
+        pace.observe(Lane.BATCH, 8, prefill_tokens=0, duration_s=0.1)
+    assert pace.prefill_tokens(Lane.BATCH, 8) == chunks[-1] > 70
+
+
+def test_a_short_rest_of_a_prompt_teaches_no_longer_chunk() -> None:
+    """That a piece shorter than allowed was cheap says nothing of the allowed one."""
+    pace = PrefillPace(beside_decode=None)
+    _measure(pace, [0.1] * 3)
+    for _ in range(10):
+        pace.observe(Lane.BATCH, 8, prefill_tokens=1, duration_s=0.1)
+    assert pace.prefill_tokens(Lane.BATCH, 8) == 8
+
+
+def test_the_measure_is_renewed() -> None:
+    """After 32 steps with prefill one goes without, so a machine that got slower is noticed."""
+    pace = PrefillPace(beside_decode=None)
+    _measure(pace, [0.1] * 3)
+    for _ in range(32):
+        assert pace.prefill_tokens(Lane.BATCH, 8) > 0
+        pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.175)
+    _measure(pace, [0.1])
+    assert pace.prefill_tokens(Lane.BATCH, 8) > 0
+
+
+def test_a_clock_that_stands_still_stops_nothing() -> None:
+    """Steps of no duration are cheap ones."""
+    assert _settle(PrefillPace(beside_decode=None), lambda _tokens: 0.0, idle_s=0.0)[-1] == 512
+
+
+# The whole scheduler
+
+
+def _latencies_s(
+    model: CostModel, *, prompt_tokens: int, streams: int = 8
+) -> tuple[list[float], list[float], int]:
+    """Inter-token latencies of streams that run, before and while a long prompt comes in."""
+    batching = batching_of(max_b=streams + 1, prefill_chunk_tokens=None)
+    scheduler, engine, random = ContinuousScheduler(LIMITS, batching), FakeEngine(), Random(1)
+    scheduler.submit(
+        tuple(request_of(f"s{one}", max_tokens=3000, stop_token_ids=()) for one in range(streams)),
+        0.0,
+    )
+    before_s: list[float] = []
+    during_s: list[float] = []
+    now_s = last_s = 0.0
+    is_joined = False
+    while not is_joined:
+        if len(before_s) == 50 and not during_s:
+            scheduler.submit((request_of("long", prompt_tokens=prompt_tokens, arrived_s=now_s),), 0)
+        scheduler.admit(0.0)
+        plan = scheduler.plan()
+        duration_s = model.duration_s(plan, random)
+        now_s += duration_s
+        events = scheduler.commit(plan, engine.run(plan), now_s, duration_s=duration_s)
+        tokens = {one.sequence_id for one in only(TokenGenerated, events)}
+        is_joined = "long" in tokens
+        if "s0" in tokens:
+            (before_s if len(before_s) < 50 else during_s).append(now_s - last_s)
+            last_s = now_s
+    return before_s[1:], during_s, len(during_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt_tokens", "max_steps"),
+    [
+        (DEFAULT_MODEL, 900, 240),
+        (CostModel(decode_s=0.020, chunk_s=0.004, token_s=0.0001), 3000, 60),
+        (CostModel(decode_s=0.050, chunk_s=0.010, token_s=0.001), 900, 60),
+    ],
+    ids=["default model", "fast accelerator", "in between"],
+)
+def test_running_streams_keep_their_pace_while_a_long_prompt_comes_in(
+    model: CostModel, prompt_tokens: int, max_steps: int
+) -> None:
+    """The 99th percentile of their latency stays under twice the idle median, and the prompt gets in."""
+    before_s, during_s, steps = _latencies_s(model, prompt_tokens=prompt_tokens)
+    p99_s = quantiles(during_s, n=100)[98]
+    assert p99_s <= 2 * median(before_s)
+    assert steps <= max_steps, "as much as the goal allows is used"
