@@ -62,6 +62,8 @@ class _Recipe:
     architecture: str
     seed: int
     config: Mapping[str, object]
+    embedding_scale: float = 1.0
+    """Small where the head is the embedding, which would only repeat what it just read."""
 
 
 _COMMON: dict[str, object] = {
@@ -112,7 +114,7 @@ _RECIPES = {
     ),
     TinyKind.HYBRID: _Recipe(
         "lfm2",
-        0,
+        2,
         {
             "num_hidden_layers": 4,
             "conv_bias": True,
@@ -124,6 +126,7 @@ _RECIPES = {
             "block_auto_adjust_ff_dim": False,
             "full_attn_idxs": [1, 3],
         },
+        embedding_scale=0.2,
     ),
     TinyKind.NESTED: _Recipe(
         "falcon_h1",
@@ -159,7 +162,7 @@ def tiny_model(kind: TinyKind, *, seed: int | None = None) -> LoadedModel:
     module = importlib.import_module(f"mlx_lm.models.{recipe.architecture}")
     config = {"model_type": recipe.architecture, **_COMMON, **recipe.config}
     model: Module = module.Model(module.ModelArgs.from_dict(config))
-    _condition(model, recipe.seed if seed is None else seed)
+    _condition(model, recipe.seed if seed is None else seed, recipe.embedding_scale)
     model.eval()
     return LoadedModel(model, tiny_tokenizer(), _describe(model, recipe.architecture))
 
@@ -191,13 +194,14 @@ def _byte_level_character(byte: int) -> str:
     return chr(0x100 + (byte if byte <= 0x20 else byte - 0x7F + 0x21))
 
 
-def _condition(model: Module, seed: int) -> None:
+def _condition(model: Module, seed: int, embedding_scale: float) -> None:
     """Give every parameter a size that keeps the signal's, and no parameter a neutral value."""
     random = np.random.default_rng(seed)
     flat = tree_flatten(model.parameters())
     assert isinstance(flat, list)
-    drawn = [(name, mx.array(_drawn(name, array, random))) for name, array in flat]
-    model.load_weights(drawn)
+    drawn = {name: mx.array(_drawn(name, array, random)) for name, array in flat}
+    drawn["model.embed_tokens.weight"] *= embedding_scale
+    model.load_weights(list(drawn.items()))
     mx.eval(model.parameters())
 
 
@@ -205,16 +209,24 @@ def _drawn(name: str, array: mx.array, random: np.random.Generator) -> NDArray[n
     """Another value for one parameter, float32."""
     noise = random.standard_normal(array.shape).astype(np.float32)
     if array.ndim == 1 or name.endswith(("conv_k", "conv_v")):
-        offset = 0.5 if name.endswith(("conv_k", "conv_v")) else np.array(array, dtype=np.float32)
-        if name.endswith("A_log"):
-            offset = np.log(np.linspace(0.05, 1.0, array.size, dtype=np.float32))
-        return (offset + 0.3 * noise).astype(np.float32)
+        return (_centre(name, array) + 0.3 * noise).astype(np.float32)
     if "embed_tokens" in name:
         return noise
     # The last axis alone for a depthwise convolution's (channels, kernel, 1) too.
     fan_in = array.size // array.shape[0] if "conv" in name else array.shape[-1]
     scale = np.float32(1.5 / np.sqrt(fan_in))
     return noise * scale
+
+
+def _centre(name: str, array: mx.array) -> NDArray[np.float32]:
+    """What a parameter is drawn around: what mlx-lm sets, unless that is random or nothing."""
+    if name.endswith(".bias"):
+        return np.zeros(array.shape, dtype=np.float32)
+    if name.endswith(("conv_k", "conv_v")):
+        return np.full(array.shape, 0.5, dtype=np.float32)
+    if name.endswith("A_log"):
+        return np.log(np.linspace(0.05, 1.0, array.size, dtype=np.float32))
+    return np.array(array, dtype=np.float32)
 
 
 def _describe(model: Module, architecture: str) -> ModelDescription:

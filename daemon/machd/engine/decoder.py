@@ -31,17 +31,26 @@ class DecoderRow:
         sampling: Parameters and history; its position counts the tokens chosen so far.
         max_tokens: Tokens that its completion may have.
         is_gone: It has left; a step that is under way computes it for nobody.
+        steps: Dispatched with it.
+        sound_steps: Of these, read and found to be numbers.
     """
 
     slot_index: int
     sampling: RowSampling
     max_tokens: int
     is_gone: bool = False
+    steps: int = 0
+    sound_steps: int = 0
 
     @property
     def has_next(self) -> bool:
         """Whether the row may have another token after those chosen so far."""
         return self.sampling.position < self.max_tokens
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its caches are known to hold numbers: all they hold went into tokens read."""
+        return 0 < self.sound_steps == self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,8 @@ class Decoder:
 
     def _dispatch(self) -> _Step:
         self._caches.open_step()
+        for row in self._rows:
+            row.steps += 1
         logits = self._forward(self._token_ids[:, None], self._caches.layers)[:, -1, :]
         step = self._sample(logits)
         mx.async_eval([array for _, selection in step.parts for array in selection.arrays])
@@ -173,31 +184,38 @@ class Decoder:
             gone = {row.slot_index for row in rows if row.is_gone}
             tokens += [token for token in chosen if token.slot_index not in gone]
             for row in rows:
-                if row.slot_index in poisoned:
-                    self._quarantine(row)
-                    if not row.is_gone:
-                        cause = FloatingPointError("the row's logits are not numbers")
-                        faults.append(RowFault(row.slot_index, cause))
+                if row.slot_index not in poisoned:
+                    row.sound_steps += 1
+                elif not row.is_gone:
+                    cause = FloatingPointError("the row's logits are not numbers")
+                    faults.append(RowFault(row.slot_index, cause))
+            self._remove([row for row in rows if row.slot_index in poisoned])
         return tokens, faults
 
-    def _quarantine(self, row: DecoderRow) -> None:
-        """Take out a row whose numbers went wrong, and wipe what it leaves behind."""
-        if row in self._rows:
-            self._caches.wipe(self._rows.index(row))
-            self._remove([row])
-
     def _remove(self, rows: Collection[DecoderRow]) -> None:
-        """Take rows out; the last ones move into the gaps, all others stay where they are."""
-        if not rows:
+        """Take rows out; the last ones move into the gaps, all others stay where they are.
+
+        What is not known to be numbers is wiped where it is left behind. Looking ahead, that is so
+        of every row: a step is under way when it leaves or moves.
+        """
+        before = self._rows
+        order = _compact([row in rows for row in before])
+        if len(order) == len(before):
             return
-        order = _compact([row in rows for row in self._rows])
-        self._rows = [self._rows[i] for i in order]
+        self._rows = [before[i] for i in order]
         self._sampler = None
-        if order:
-            self._caches.keep(order)
-        else:
-            self._caches.clear()
         self._token_ids = self._token_ids[mx.array(order, dtype=mx.int32)]
+        if not order:
+            self._caches.clear()
+            return
+        suspects = [place for place, row in enumerate(before) if not row.is_sound]
+        for place in suspects:
+            if before[place] in rows:
+                self._caches.wipe(place)
+        self._caches.keep(order)
+        for place in suspects:
+            if place >= len(order) and before[place] not in rows:
+                self._caches.wipe(place)
 
 
 def _compact(is_gone: Sequence[bool]) -> list[int]:

@@ -217,7 +217,7 @@ class SlabCache:
     def wipe(self, row: int) -> None:
         """Zero a row: what is no number would reach later rows of the place even through a mask."""
         for slab in (self.keys, self.values):
-            if slab is not None:
+            if slab is not None and row < slab.shape[0]:
                 slab[row : row + 1] = 0
 
     def _write(self, slab: mx.array, new: mx.array) -> mx.array:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 from engine_driver import Join
+from mlx.utils import tree_flatten
 from parity import random_prompt
 from tiny_engines import alone, loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_tokenizer
+from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model, tiny_tokenizer
 
 from machd.capabilities.facts import KvCacheKind
 
@@ -49,6 +51,21 @@ def test_a_tiny_model_is_varied_and_attentive(kind: TinyKind, length: int) -> No
 
     assert len(set(said)) >= 6
     assert said != changed
+
+
+@_KINDS
+def test_a_tiny_model_is_the_same_every_time(kind: TinyKind) -> None:
+    """No parameter is left to the chance of mlx-lm's initialisation, and none stays neutral."""
+    first, second = (dict(_parameters(kind)) for _ in range(2))
+
+    assert all(mx.array_equal(first[name], second[name]) for name in first)
+    assert all(bool(mx.any(mx.std(array) > 0)) for array in first.values())
+
+
+def _parameters(kind: TinyKind) -> list[tuple[str, mx.array]]:
+    flat = tree_flatten(tiny_model(kind).model.parameters())
+    assert isinstance(flat, list)
+    return flat
 
 
 def test_the_tiny_tokenizer_is_ascii() -> None:
