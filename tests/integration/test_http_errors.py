@@ -816,6 +816,7 @@ def test_an_engine_fault_mid_stream_is_an_event() -> None:
     ):
         running.post_json(_CHAT, chat("say abcdef", stream=True))
         gate.wait_until_held()
+        running.read_until(b'"content":"a"')  # unread, it would come in one event with b
         waiting.post_json(_CHAT, chat("say waited"))
         gate.let()
         running.read_until(b'"content":"b"')

@@ -60,12 +60,14 @@ class PrefilledRow:
     Attributes:
         layers: The caches that hold it, of one row or of several.
         length: Positions it has there.
+        limit: Positions that prompt and completion may take together.
         last_token_id: The token that the first decode step starts from.
         index: Its row in the caches.
     """
 
     layers: Sequence[Cache]
     length: int
+    limit: int
     last_token_id: int
     index: int = 0
 
@@ -133,7 +135,7 @@ class BatchCaches:
     def join(self, row: PrefilledRow) -> None:
         """Copy a row in, layer by layer; the copied layers are given back as it goes."""
         place = len(self._positions.lengths)
-        self._positions.append(row.length)
+        self._positions.append(row.length, row.limit)
         joined = self._layers or [None] * len(row.layers)
         self._layers = [
             self._joined(batch, single, place, row)
@@ -207,9 +209,9 @@ def padded_caches(
         One cache a layer, opened for the pass, and token ids int32 [rows, longest].
     """
     positions = RowPositions()
-    for _ in prompts:
-        positions.append(0)
     lengths = [len(prompt) for prompt in prompts]
+    for length in lengths:
+        positions.append(0, length)
     positions.open_step(lengths)
     longest = max(lengths)
     padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]

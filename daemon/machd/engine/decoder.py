@@ -199,9 +199,9 @@ class Decoder:
         of every row: a step is under way when it leaves or moves.
         """
         before = self._rows
-        order = _compact([row in rows for row in before])
-        if len(order) == len(before):
+        if not any(row in rows for row in before):
             return
+        order = _compact([row in rows for row in before])
         self._rows = [before[i] for i in order]
         self._sampler = None
         self._token_ids = self._token_ids[mx.array(order, dtype=mx.int32)]

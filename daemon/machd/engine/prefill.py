@@ -62,7 +62,13 @@ class Prefill:
 
     def finish(self) -> PrefilledRow:
         """The whole prompt, ready to join."""
-        return PrefilledRow(self._caches, len(self.prompt) - 1, self.prompt[-1], self._index)
+        return PrefilledRow(
+            self._caches,
+            length=len(self.prompt) - 1,
+            limit=self.opening.reserved_tokens,
+            last_token_id=self.prompt[-1],
+            index=self._index,
+        )
 
 
 def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:

@@ -31,6 +31,7 @@ class RowPositions:
 
     Attributes:
         lengths: Positions that each row has, in row order; those of the running step included.
+        limits: Positions that each row may ever have.
         start: int32 [rows], positions before the running step.
         end: int32 [rows], positions after it.
         tokens: Columns that the running step writes for each row, padding included.
@@ -41,6 +42,7 @@ class RowPositions:
     def __init__(self) -> None:
         """Begin without rows."""
         self.lengths: list[int] = []
+        self.limits: list[int] = []
         self.step = 0
         self.tokens = 0
         self.width = 0
@@ -49,14 +51,16 @@ class RowPositions:
         self._is_changed = False
         self._masks: dict[tuple[int, int | None], mx.array] = {}
 
-    def append(self, length: int) -> None:
-        """Add a row that has ``length`` positions."""
+    def append(self, length: int, limit: int) -> None:
+        """Add a row that has ``length`` positions and may come to have ``limit``."""
         self.lengths.append(length)
+        self.limits.append(limit)
         self._is_changed = True
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
         self.lengths = [self.lengths[row] for row in order]
+        self.limits = [self.limits[row] for row in order]
         self._is_changed = True
 
     def open_step(self, lengths: Sequence[int] | None = None) -> None:
@@ -237,8 +241,9 @@ class SlabCache:
         if rows <= held_rows and tokens <= held_tokens:
             return
         new_rows = max(held_rows, slab_rows(rows, self._max_rows))
-        grown = held_tokens if tokens <= held_tokens else max(tokens, held_tokens * 3 // 2)
-        new_tokens = _columns(grown)
+        # Half as much again, so that growing stays rare, but never more than anybody may use.
+        spare = min(held_tokens * 3 // 2, max(self._positions.limits))
+        new_tokens = held_tokens if tokens <= held_tokens else _columns(max(tokens, spare))
         self.keys = _laid_out(self.keys, keys, new_rows, new_tokens)
         self.values = _laid_out(self.values, values, new_rows, new_tokens)
 
