@@ -172,7 +172,14 @@ def scripts(prompts: Sequence[tuple[int, ...]], tokens: int) -> dict[str, Script
                 for number, row in enumerate(mixed)
             )
         ),
+        "two lanes in one plan": Script(
+            tuple(
+                replace(row, at_step=2, lane=(Lane.SERIAL, Lane.BATCH)[number % 2])
+                for number, row in enumerate(rows)
+            )
+        ),
         "short prompts in one plan": _short_prompts(rows),
+        "prompts of one token": _one_token(rows),
     }
 
 
@@ -209,6 +216,13 @@ def _chunked(rows: Sequence[Join]) -> Script:
     return Script(
         tuple(replace(row, chunk_tokens=3 + number) for number, row in enumerate(rows)), slots=5
     )
+
+
+def _one_token(rows: Sequence[Join]) -> Script:
+    """Rows that nothing is computed of join a batch while others take their last tokens."""
+    ending = [replace(row, tokens=2 + number) for number, row in enumerate(rows[:3])]
+    single = [replace(row, prompt=row.prompt[:1], at_step=at) for at, row in enumerate(rows[:4])]
+    return Script((*ending, rows[5], *single))
 
 
 def _short_prompts(rows: Sequence[Join]) -> Script:

@@ -424,18 +424,25 @@ class ContinuousMachine(RuleBasedStateMachine):
         return list(groups.values())
 
     def _promised_bytes(self) -> int:
+        batch, serial = self._promised_tokens()
+        assert len(serial) <= 1, "one serial row at a time"
+        return self._bytes_of(batch, serial)
+
+    def _bytes_of(self, batch: list[int], serial: list[int]) -> int:
+        rows = slab_rows(len(batch), self.batching.max_b) if batch else 0
+        positions = rows * max(batch, default=0) + sum(serial)
+        sequences = len(batch) + len(serial)
+        return positions * self.batching.kv.bytes_per_token + sequences * PER_SEQUENCE_BYTES
+
+    def _promised_tokens(self) -> tuple[list[int], list[int]]:
         """From what the events said: who has which slot, in which lane."""
-        kv = self.batching.kv
         slots = {_admission(one).slot_index: one for one in self._running()}
         batch: list[int] = []
         serial: list[int] = []
         for one in slots.values():
             is_batch = _admission(one).decode_mode is DecodeMode.BATCHED
             (batch if is_batch else serial).append(one.reserved_tokens)
-        assert len(serial) <= 1, "one serial row at a time"
-        rows = slab_rows(len(batch), self.batching.max_b) if batch else 0
-        positions = rows * max(batch, default=0) + sum(serial)
-        return positions * kv.bytes_per_token + len(slots) * PER_SEQUENCE_BYTES
+        return batch, serial
 
     def _refusal(self, requests: tuple[SequenceRequest, ...]) -> type[MachdError] | None:
         """What the record says must become of a request."""
@@ -456,16 +463,29 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _kv_refusal(self, new: list[Record]) -> type[MachdError] | None:
         kv = self.batching.kv
-        needs = [kv.reservation_bytes(one.reserved_tokens) for one in new]
-        if kv.policy is KvPolicy.DEFER:
-            return KvBudgetExceededError if max(needs) > kv.budget_bytes else None
-        waiting_bytes = sum(
-            kv.reservation_bytes(group[0].reserved_tokens) for group in self._waiting_groups()
-        )
-        if sum(needs) > kv.budget_bytes:
+        needs = [one.reserved_tokens for one in new]
+        if kv.reservation_bytes(max(needs)) > kv.budget_bytes:
             return KvBudgetExceededError
-        is_spent = sum(needs) > kv.budget_bytes - self._promised_bytes() - waiting_bytes
-        return KvBudgetSpentError if is_spent else None
+        if kv.policy is KvPolicy.DEFER:
+            return None
+        if not self._all_fit([], [], needs):
+            return KvBudgetExceededError
+        before = [decode.reserved_tokens for decode in self.scheduler._waiting]
+        batch, serial = self._promised_tokens()
+        return None if self._all_fit(batch, serial, [*before, *needs]) else KvBudgetSpentError
+
+    def _all_fit(self, batch: list[int], serial: list[int], tokens: list[int]) -> bool:
+        """Whether as many as there are slots for could be seated one after the other."""
+        batch, serial, tokens = batch.copy(), serial.copy(), tokens.copy()
+        while tokens and len(batch) + len(serial) < self.batching.max_b:
+            one = tokens.pop(0)
+            if self._bytes_of([*batch, one], serial) <= self.batching.kv.budget_bytes:
+                batch.append(one)
+            elif not serial and self._bytes_of(batch, [one]) <= self.batching.kv.budget_bytes:
+                serial.append(one)
+            else:
+                return False
+        return True
 
     def _has_room(self, new: list[Record]) -> bool:
         waiting = self._waiting_groups()
@@ -611,8 +631,8 @@ class LastComeFirstServed(ContinuousScheduler):
 
 
 class _Careless(CoalescingIndex):
-    def find(self, request: SequenceRequest) -> Decode | None:
-        del request
+    def find(self, request: SequenceRequest, *, readers: int) -> Decode | None:
+        del request, readers
         return next(iter(self._decodes.values()), None)
 
 
@@ -645,8 +665,8 @@ class LetsJoinTheDead(ContinuousScheduler):
 class ForgetsToReplay(ContinuousScheduler):
     """Who joins late never hears what it missed."""
 
-    def _take_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
-        return super()._take_in(sequence, decode, now_s)[:1]
+    def _taken_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
+        return super()._taken_in(sequence, decode, now_s)[:1]
 
 
 class LeaderTakesAllAlong(ContinuousScheduler):

@@ -95,6 +95,7 @@ class SingleCaches:
     def join(self, row: PrefilledRow) -> None:
         """Take the row's caches over."""
         assert not self._layers, "there is one row"
+        assert row.index == 0, "the row was computed alone"
         self._layers = list(row.layers)
 
     def keep(self, order: Sequence[int]) -> None:
@@ -168,14 +169,16 @@ class BatchCaches:
             return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
         if isinstance(single, SlabCache) or type(single) is KVCache:
             slab = batch if batch is not None else SlabCache(self._positions, self._max_rows)
+            one = slice(row.index, row.index + 1)
             if row.length:
-                # A cache without positions need not have arrays yet.
-                one = slice(row.index, row.index + 1)
-                slab.place(
-                    place,
+                keys, values = (
                     single.keys[one, :, : row.length],
                     single.values[one, :, : row.length],
                 )
+                slab.place(place, keys, values)
+            else:
+                # A cache without positions need not have arrays yet.
+                slab.place_empty(place)
             return slab
         merged = single.merge([single])
         if batch is None:

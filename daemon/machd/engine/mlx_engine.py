@@ -74,8 +74,7 @@ class MlxEngine:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Free, prefill, decode. A row's sampler may fail alone; the forward pass may not."""
-        for slot_index in plan.release:
-            self._release(slot_index)
+        self._release(plan.release)
         faults: list[RowFault] = []
         newcomers = self._prefill(plan.prefill, faults)
         turns = self._lanes(row.slot_index for row in plan.decode)
@@ -120,10 +119,11 @@ class MlxEngine:
     def _is_idle(self) -> bool:
         return not (self._prefills or self._serial or self._batch.slot_indices)
 
-    def _release(self, slot_index: int) -> None:
-        self._prefills.pop(slot_index, None)
-        self._serial.pop(slot_index, None)
-        self._batch.leave([slot_index])
+    def _release(self, slot_indices: Sequence[int]) -> None:
+        for slot_index in slot_indices:
+            self._prefills.pop(slot_index, None)
+            self._serial.pop(slot_index, None)
+        self._batch.leave(slot_indices)
 
     def _lanes(self, slot_indices: Iterable[int]) -> list[Decoder]:
         """The decoders of these rows, each once."""
@@ -150,10 +150,12 @@ class MlxEngine:
     def _can_share(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk is a whole prompt that padding at its end cannot change.
 
-        Only attention with a standard cache is blind to what comes after a token.
+        Only attention with a standard cache is blind to what comes after a token. A row of the
+        serial lane decodes in caches of its own, which one of several rows has not.
         """
-        is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
-        return is_whole and self._description.cache.kind is KvCacheKind.STANDARD
+        if chunk.lane is not Lane.BATCH or self._description.cache.kind is not KvCacheKind.STANDARD:
+            return False
+        return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
     def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
         """Move a whole prompt into its lane; returns whether its row decodes there now."""

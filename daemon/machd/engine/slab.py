@@ -5,8 +5,8 @@ joins or leaves, masks and windows are those of the row alone, and a step writes
 What lies behind a row's end is left from others and masked out.
 
 The array has room to spare in both directions, so a join writes the joining row and nothing else.
-When the room is used up the array is laid out anew, with half as much again; that is the only time
-at which other rows are copied.
+When the room is used up the array is laid out anew, with half as much again, and when far too much
+is left, with less. Only then are other rows copied.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["RowPositions", "SlabCache"]
 _TOKENS_STEP = 256
 """Columns are allocated in multiples of this, as mlx-lm's caches do."""
 
-_SPARE = 4
-"""An array with this many times the rows or columns that it needs is laid out anew, smaller."""
+_MAX_SPARE = 2
+"""When rows leave, an array is laid out anew if it is more than so many times what those that stay
+may come to need, which is what the KV budget has promised them."""
 
 
 class RowPositions:
@@ -196,6 +197,14 @@ class SlabCache:
         slab_values[row : row + 1, :, :length] = values
         self.keys, self.values = slab_keys, slab_values
 
+    def place_empty(self, row: int) -> None:
+        """Make room for a row without positions, behind all others.
+
+        Before anything was written there is nothing to make room in: the first step does.
+        """
+        if self.keys is not None and self.values is not None:
+            self._make_room(self.keys, self.values, row + 1, 0)
+
     def keep(self, order: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep the rows of ``order``: a row is copied only if it changes its place.
 
@@ -205,10 +214,10 @@ class SlabCache:
         """
         if self.keys is None or self.values is None:
             return
-        is_wide = slab_rows(len(order), self._max_rows) * _SPARE <= self.keys.shape[0]
-        is_long = _columns(max(lengths)) * _SPARE <= self.keys.shape[2]
-        if is_wide or is_long:
-            self._shrink(order, max(lengths))
+        rows = slab_rows(len(order), self._max_rows)
+        columns = min(self.keys.shape[2], max(self._positions.limits))
+        if rows * columns * _MAX_SPARE < self.keys.shape[0] * self.keys.shape[2]:
+            self._shrink(order, rows, columns)
             return
         moves = [(old, new) for new, old in enumerate(order) if old != new]
         for slab in (self.keys, self.values):
@@ -241,20 +250,21 @@ class SlabCache:
         if rows <= held_rows and tokens <= held_tokens:
             return
         new_rows = max(held_rows, slab_rows(rows, self._max_rows))
-        # Half as much again, so that growing stays rare, but never more than anybody may use.
-        spare = min(held_tokens * 3 // 2, max(self._positions.limits))
-        new_tokens = held_tokens if tokens <= held_tokens else _columns(max(tokens, spare))
+        # Half as much again, so that growing stays rare; never more than anybody may use, which is
+        # less than there was if a longer row has left.
+        wanted = held_tokens
+        if tokens > held_tokens:
+            wanted = _columns(max(tokens, held_tokens * 3 // 2))
+        new_tokens = min(wanted, max(tokens, *self._positions.limits))
         self.keys = _laid_out(self.keys, keys, new_rows, new_tokens)
         self.values = _laid_out(self.values, values, new_rows, new_tokens)
 
-    def _shrink(self, order: Sequence[int], width: int) -> None:
-        rows = slab_rows(len(order), self._max_rows)
-        tokens = _columns(width)
+    def _shrink(self, order: Sequence[int], rows: int, columns: int) -> None:
         index = mx.array(list(order), dtype=mx.int32)
         for name in ("keys", "values"):
             slab = _present(getattr(self, name))
-            kept = slab[:, :, : min(tokens, slab.shape[2])][index]
-            setattr(self, name, _laid_out(kept, kept, rows, tokens))
+            kept = slab[:, :, :columns][index]
+            setattr(self, name, _laid_out(kept, kept, rows, columns))
         mx.eval(self.keys, self.values)
 
 
@@ -262,7 +272,7 @@ def _laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> m
     """A zeroed array [rows, heads, tokens, head_dim] that begins with what ``old`` holds."""
     new = mx.zeros((rows, like.shape[1], tokens, like.shape[3]), dtype=like.dtype)
     if old is not None and old.size:
-        new[: old.shape[0], :, : old.shape[2]] = old
+        new[: old.shape[0], :, : old.shape[2]] = old[:, :, :tokens]
     return new
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from machd.engine.protocol import Lane, slab_rows
 from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
-__all__ = ["Batching", "KvBudget", "KvPolicy", "check_budget", "choose_lane", "padded_bytes"]
+__all__ = ["Batching", "KvBudget", "KvPolicy", "Promised", "check_budget"]
 
 
 class KvPolicy(StrEnum):
@@ -59,57 +59,77 @@ class Batching:
     kv: KvBudget
 
 
-def padded_bytes(kv: KvBudget, reserved_tokens: Collection[int], *, max_rows: int) -> int:
-    """What the batch lane's cache can come to: a rectangle as long as its longest row.
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """Positions that rows were promised, by lane.
 
-    Args:
-        kv: What a position and a sequence cost.
-        reserved_tokens: Of each row of the batch lane.
-        max_rows: The most rows that the lane can have.
-    """
-    rows = len(reserved_tokens)
-    if not rows:
-        return 0
-    positions = slab_rows(rows, max_rows) * max(reserved_tokens)
-    return positions * kv.bytes_per_token + rows * kv.bytes_per_sequence
-
-
-def choose_lane(
-    kv: KvBudget, tokens: int, *, batch: tuple[int, ...], serial: tuple[int, ...], max_rows: int
-) -> Lane | None:
-    """Where a decode of ``tokens`` positions fits beside those that run, or None for nowhere yet.
-
-    One that would make the batch's rectangle too large may still fit alone, without padding. There
-    is one serial row at a time, because each of them costs all others a turn.
-
-    Args:
-        kv: What there is.
-        tokens: Positions that are to be promised.
-        batch: Positions promised to each row of the batch lane.
-        serial: Positions promised to each row of the serial lane.
+    Attributes:
         max_rows: The most rows that the batch lane can have.
     """
-    serial_bytes = sum(kv.reservation_bytes(one) for one in serial)
-    joined_bytes = padded_bytes(kv, (*batch, tokens), max_rows=max_rows)
-    if joined_bytes + serial_bytes <= kv.budget_bytes:
-        return Lane.BATCH
-    if serial:
+
+    batch: tuple[int, ...] = ()
+    serial: tuple[int, ...] = ()
+    max_rows: int = 1
+
+    def bytes_of(self, kv: KvBudget) -> int:
+        """What all of them can come to.
+
+        The batch lane's cache is a rectangle as long as its longest row.
+        """
+        rows = len(self.batch)
+        positions = slab_rows(rows, self.max_rows) * max(self.batch) if rows else 0
+        batch_bytes = positions * kv.bytes_per_token + rows * kv.bytes_per_sequence
+        return batch_bytes + sum(kv.reservation_bytes(one) for one in self.serial)
+
+    def lane_for(self, kv: KvBudget, tokens: int) -> Lane | None:
+        """Where a decode of ``tokens`` positions fits beside the others, or None for nowhere yet.
+
+        One that would make the batch's rectangle too large may still fit alone, without padding.
+        There is one serial row at a time, because each of them costs all others a turn.
+        """
+        lanes = (Lane.BATCH,) if self.serial else (Lane.BATCH, Lane.SERIAL)
+        for lane in lanes:
+            if self.with_row(lane, tokens).bytes_of(kv) <= kv.budget_bytes:
+                return lane
         return None
-    alone_bytes = padded_bytes(kv, batch, max_rows=max_rows) + kv.reservation_bytes(tokens)
-    return Lane.SERIAL if alone_bytes <= kv.budget_bytes else None
+
+    def with_row(self, lane: Lane, tokens: int) -> Promised:
+        """One row more."""
+        if lane is Lane.BATCH:
+            return replace(self, batch=(*self.batch, tokens))
+        return replace(self, serial=(*self.serial, tokens))
+
+    def joined_by(self, kv: KvBudget, tokens: Iterable[int]) -> Promised | None:
+        """With as many of them as there are rows for, in order, or None where one does not fit."""
+        promised = self
+        for one in tokens:
+            if len(promised.batch) + len(promised.serial) >= self.max_rows:
+                break  # who comes now waits for a slot, whatever room there is
+            lane = promised.lane_for(kv, one)
+            if lane is None:
+                return None
+            promised = promised.with_row(lane, one)
+        return promised
 
 
 def check_budget(
-    kv: KvBudget, tokens: tuple[int, ...], *, promised_bytes: int, retry_after_s: int
+    kv: KvBudget,
+    tokens: Sequence[int],
+    *,
+    running: Promised,
+    waiting: Iterable[int],
+    retry_after_s: int,
 ) -> None:
     """Refuse a request whose decodes can never have what they need, or not now under ``reject``.
 
-    Under ``reject`` all decodes of a request have to fit together, since none of them may wait.
+    Under ``reject`` as many decodes of a request as can run together have to fit together, beside
+    all who came before: none of them is to wait for KV cache.
 
     Args:
         kv: What there is.
         tokens: Positions that each of the request's decodes is to be promised.
-        promised_bytes: What those that run and wait were promised.
+        running: What was promised.
+        waiting: Positions that are to be promised before, in order.
         retry_after_s: When to come back.
 
     Raises:
@@ -119,17 +139,18 @@ def check_budget(
     if not tokens:
         return
     is_reject = kv.policy is KvPolicy.REJECT
-    judged = tokens if is_reject else (max(tokens),)
+    judged = tuple(tokens) if is_reject else (max(tokens),)
     needed_bytes = sum(kv.reservation_bytes(one) for one in judged)
-    if needed_bytes > kv.budget_bytes:
+    nobody = Promised(max_rows=running.max_rows)
+    if nobody.lane_for(kv, max(tokens)) is None or nobody.joined_by(kv, judged) is None:
         raise KvBudgetExceededError(
             f"{sum(judged)} tokens of prompt and completion together need {needed_bytes} bytes of "
             f"KV cache and the budget is {kv.budget_bytes} bytes; ask for fewer tokens",
             param="max_tokens",
         )
-    if is_reject and needed_bytes > kv.budget_bytes - promised_bytes:
+    if is_reject and running.joined_by(kv, (*waiting, *judged)) is None:
         raise KvBudgetSpentError(
-            f"{needed_bytes} bytes of KV cache are needed and {promised_bytes} of "
-            f"{kv.budget_bytes} are promised to others; try again later",
+            f"{needed_bytes} bytes of KV cache are needed and of {kv.budget_bytes} bytes "
+            f"{running.bytes_of(kv)} are promised to those that run; try again later",
             retry_after_s=retry_after_s,
         )

@@ -53,22 +53,33 @@ class CoalescingIndex:
         """Start empty."""
         self.is_on = is_on
         self._decodes: dict[CoalescingKey, Decode] = {}
+        # By number: a key hashes the whole prompt, which is not for every token.
+        self._keys: dict[int, CoalescingKey] = {}
 
-    def find(self, request: SequenceRequest) -> Decode | None:
-        """The decode that computes just this."""
-        return self._decodes.get(key_of(request)) if self._decodes else None
+    def find(self, request: SequenceRequest, *, readers: int) -> Decode | None:
+        """The decode that computes just this, unless ``readers`` more would miss too much of it.
+
+        Then the next one to compute it is the one to be found.
+        """
+        decode = self._decodes.get(key_of(request)) if self._decodes else None
+        if decode is not None and not decode.can_replay_to(readers):
+            self.remove(decode)
+            return None
+        return decode
 
     def add(self, decode: Decode) -> None:
         """Let others find it."""
         if self.is_on:
-            before = self._decodes.setdefault(key_of(decode.request), decode)
+            key = self._keys[decode.number] = key_of(decode.request)
+            before = self._decodes.setdefault(key, decode)
             assert before is decode, "identical work is done once"
 
     def remove(self, decode: Decode) -> None:
         """It takes nobody in any more; that it did not before is no fault."""
-        key = key_of(decode.request)
-        if self._decodes.get(key) is decode:
+        key = self._keys.pop(decode.number, None)
+        if key is not None:
             del self._decodes[key]
+            decode.take_no_more_readers()
 
     def check_invariants(self, decodes: Iterable[Decode]) -> None:
         """Assert that it holds exactly these."""

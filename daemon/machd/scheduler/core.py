@@ -86,26 +86,24 @@ class SchedulerCore:
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
         """Queue all sequences of one request or let them join, or finish each with the error."""
         sequences = [Sequence(request) for request in requests]
-        new: list[Decode] = []
-        decodes: list[Decode] = []
-        for sequence in sequences:
-            decode = self._index.find(sequence.request)
-            if decode is None:
-                decode = self._new_decode(sequence, now_s)
-                new.append(decode)
-            decodes.append(decode)
+        decodes = {
+            sequence: self._decode_for(sequence, len(sequences), now_s) for sequence in sequences
+        }
+        new = tuple(decode for sequence, decode in decodes.items() if decode.readers[0] is sequence)
         try:
-            self._check_room(tuple(new))
+            self._check_room(new)
         except (RequestError, UnavailableError) as error:
             for decode in new:
                 self._index.remove(decode)
             return [sequence.finish(FinishReason.ERROR, now_s, error) for sequence in sequences]
         for decode in new:
             self._waiting.add(decode)
-        events: list[Event] = []
-        for sequence, decode in zip(sequences, decodes, strict=True):
-            events += self._take_in(sequence, decode, now_s)
-        return events
+        for sequence, decode in decodes.items():
+            self._open[sequence.sequence_id] = decode
+            if sequence is not decode.readers[0]:
+                decode.join(sequence)
+        # After all have joined: one that is answered at once has to find its siblings waiting.
+        return [event for one in decodes.items() for event in self._taken_in(*one, now_s)]
 
     def abort(
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
@@ -180,6 +178,11 @@ class SchedulerCore:
         self._reservations.check_invariants(self._slots)
         self._index.check_invariants([*self._slots, *self._waiting])
 
+    def _decode_for(self, sequence: Sequence, siblings: int, now_s: float) -> Decode:
+        """One that computes the same already, or a new one."""
+        decode = self._index.find(sequence.request, readers=siblings)
+        return decode if decode is not None else self._new_decode(sequence, now_s)
+
     def _new_decode(self, leader: Sequence, now_s: float) -> Decode:
         number, self._next_number = self._next_number, self._next_number + 1
         keeps_tokens = self._shape.coalesce
@@ -191,11 +194,8 @@ class SchedulerCore:
         self._reservations.check(new, self._waiting, self._waiting.retry_after_s())
         self._waiting.check_room(new, free_slots=self._slots.free_count)
 
-    def _take_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
+    def _taken_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
         """Tell a sequence that it waits, or that it reads along and what it has missed."""
-        self._open[sequence.sequence_id] = decode
-        if sequence is not decode.readers[0]:
-            decode.join(sequence)
         if not decode.is_running:
             return [SequenceQueued(sequence.sequence_id, self._waiting.position(decode))]
         missed = (TokenGenerated(sequence.sequence_id, token, now_s) for token in decode.tokens)
@@ -227,7 +227,7 @@ class SchedulerCore:
         decode = self._running(token.slot_index)
         is_stop = token.token_id in decode.request.stop_token_ids
         decode.count_token(token)
-        if not decode.takes_readers:
+        if decode.is_far_ahead:
             self._index.remove(decode)
         if is_stop:
             return [*self._end_decode(decode, FinishReason.STOP, now_s)]

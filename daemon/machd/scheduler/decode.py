@@ -15,7 +15,8 @@ difference after it, so nobody starves however many of a better priority keep co
 """
 
 _MAX_REPLAYED_TOKENS = 4096
-"""Who comes later than this is computed anew: catching up would be too much at once to send."""
+"""A request that has missed more, in all its sequences, is computed anew: catching up would be too
+much at once to send."""
 
 
 class Decode:
@@ -62,6 +63,7 @@ class Decode:
     @property
     def place(self) -> tuple[float, int]:
         """Where it stands in the queue: its most urgent reader's, smaller is sooner."""
+        assert self.readers, "somebody reads a decode that waits or runs"
         due_s = min(
             reader.request.arrived_s + PRIORITY_DELAY_S[reader.request.priority]
             for reader in self.readers
@@ -77,6 +79,19 @@ class Decode:
     def takes_readers(self) -> bool:
         """Whether a sequence may still join."""
         return self._keeps_tokens
+
+    @property
+    def is_far_ahead(self) -> bool:
+        """Whether it takes no more readers because of what they would have missed."""
+        return self._keeps_tokens and not self.can_replay_to(1)
+
+    def can_replay_to(self, readers: int) -> bool:
+        """Whether so many sequences of one request may still catch up."""
+        return self.completion_tokens * readers < _MAX_REPLAYED_TOKENS
+
+    def take_no_more_readers(self) -> None:
+        """What was kept for those who might still come is not needed any more."""
+        self._keeps_tokens, self.tokens = False, []
 
     @property
     def is_running(self) -> bool:
@@ -134,10 +149,9 @@ class Decode:
     def count_token(self, token: SampledToken) -> None:
         """Record one more token, for every reader."""
         assert self.is_prefilled, "a token comes after the prompt"
+        assert self.completion_tokens < self.request.max_tokens, "a decode ends with its last token"
         self.completion_tokens += 1
         if self._keeps_tokens:
             self.tokens.append(token)
-            if self.completion_tokens >= _MAX_REPLAYED_TOKENS:
-                self._keeps_tokens, self.tokens = False, []
         for reader in self.readers:
             reader.count_token()

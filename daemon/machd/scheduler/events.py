@@ -99,7 +99,7 @@ class StepCompleted:
     """The engine computed a step.
 
     Attributes:
-        batch_width: Rows that decoded.
+        batch_width: Rows that decoded, those whose prompt ended in this step included.
         prefill_tokens: Prompt tokens computed.
         duration_s: Wall time of the engine's ``run``.
     """

@@ -32,6 +32,9 @@ got in would be worse than streams that are slower than promised while it does."
 _MAX_SHRINK, _MAX_GROWTH = 0.5, 1.5
 """What one observation may do, so that a hiccup of the machine neither stops nor floods prefill."""
 
+_TOKEN_WEIGHT = 0.2
+"""How much the newest step counts in the moving average of the time for a prompt token."""
+
 _SAMPLES = 9
 _MIN_SAMPLES = 3
 _MAX_MIXED_STEPS = 32
@@ -87,7 +90,13 @@ class PrefillPace:
         """
         self._beside_decode = beside_decode
         self._alone = alone
+        self._token_s = 0.0
         self._widths: dict[tuple[Lane, int], _Width] = {}
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for each prompt token of late, what ran beside it included; 0 before the first."""
+        return self._token_s
 
     def prefill_tokens(self, lane: Lane | None, rows: int) -> int:
         """Prompt tokens for a step in which ``rows`` of ``lane`` decode.
@@ -118,6 +127,9 @@ class PrefillPace:
         self, lane: Lane | None, rows: int, *, prefill_tokens: int, duration_s: float
     ) -> None:
         """Take in what a step took."""
+        if prefill_tokens:
+            token_s = duration_s / prefill_tokens
+            self._token_s += (token_s - self._token_s) * (_TOKEN_WEIGHT if self._token_s else 1.0)
         if lane is None or self._beside_decode is not None:
             return
         width = self._widths.setdefault(_key(lane, rows), _Width())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from machd.engine.protocol import Lane, PrefillChunk, StepPlan
 from machd.scheduler.decode import Decode
 from machd.scheduler.pacing import PrefillPace
@@ -18,16 +20,32 @@ def plan_step(slots: Slots, pace: PrefillPace, *, turn: Lane) -> StepPlan:
         pace: How many prompt tokens may share the step.
         turn: The lane that decodes if both have rows to.
     """
+    prompts = _in_turn(slots, pace.token_s)
     burst_tokens = pace.burst_tokens(one.completion_tokens for one in slots if one.is_prefilled)
-    if burst := _whole_prompts(slots, burst_tokens):
+    if burst := _whole_prompts(prompts, burst_tokens):
         return StepPlan(slots.released, burst)
     lane, rows = _decoding(slots, turn)
     budget_tokens = pace.prefill_tokens(lane, len(rows))
     return StepPlan(
         slots.released,
-        _chunks(slots, budget_tokens),
+        _chunks(prompts, budget_tokens),
         tuple(decode.next_row() for decode in rows),
     )
+
+
+def _in_turn(slots: Slots, token_s: float) -> list[Decode]:
+    """Prompts that are not computed yet, in the order in which they are.
+
+    By their place in the queue, and a prompt stands back for as long as its own rest takes: a short
+    one need not wait for a long one that came just before it, and the long one, whose turn comes at
+    a time that nobody can put off, is late by its own length at the most.
+    """
+
+    def due_s(decode: Decode) -> tuple[float, int]:
+        due_s, number = decode.place
+        return due_s + (decode.prompt_tokens - decode.prefilled_tokens) * token_s, number
+
+    return sorted((decode for decode in slots if not decode.is_prefilled), key=due_s)
 
 
 def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Decode]]:
@@ -38,21 +56,22 @@ def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Decode]]:
     return lane, [decode for decode in ready if decode.lane is lane]
 
 
-def _whole_prompts(slots: Slots, budget_tokens: int) -> tuple[PrefillChunk, ...]:
-    """Prompts that nothing is computed of yet, as many as fit whole."""
+def _whole_prompts(prompts: Sequence[Decode], budget_tokens: int) -> tuple[PrefillChunk, ...]:
+    """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""
     chunks: list[PrefillChunk] = []
-    for decode in slots.in_order_of_admission:
-        if decode.prefilled_tokens == 0 and decode.prompt_tokens <= budget_tokens:
-            chunks.append(decode.next_chunk(decode.prompt_tokens))
-            budget_tokens -= decode.prompt_tokens
+    for decode in prompts:
+        if decode.prefilled_tokens or decode.prompt_tokens > budget_tokens:
+            break
+        chunks.append(decode.next_chunk(decode.prompt_tokens))
+        budget_tokens -= decode.prompt_tokens
     return tuple(chunks)
 
 
-def _chunks(slots: Slots, budget_tokens: int) -> tuple[PrefillChunk, ...]:
-    """First admitted, first served: what one prompt leaves of the budget goes to the next."""
+def _chunks(prompts: Sequence[Decode], budget_tokens: int) -> tuple[PrefillChunk, ...]:
+    """What one prompt leaves of the budget goes to the next."""
     chunks: list[PrefillChunk] = []
-    for decode in slots.in_order_of_admission:
-        if budget_tokens > 0 and not decode.is_prefilled:
+    for decode in prompts:
+        if budget_tokens > 0:
             chunk = decode.next_chunk(budget_tokens)
             chunks.append(chunk)
             budget_tokens -= len(chunk.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from machd.engine.protocol import Lane
-from machd.scheduler.admission import KvBudget, check_budget, choose_lane, padded_bytes
+from machd.scheduler.admission import KvBudget, Promised, check_budget
 from machd.scheduler.decode import Decode
 from machd.scheduler.slots import Slots
 
@@ -36,9 +36,7 @@ class Reservations:
         """What is promised: the batch lane's padding included."""
         if self._kv is None:
             return 0
-        batch_bytes = padded_bytes(self._kv, self._tokens(Lane.BATCH), max_rows=self._max_rows)
-        serial = self._tokens(Lane.SERIAL)
-        return batch_bytes + sum(self._kv.reservation_bytes(one) for one in serial)
+        return self._promised.bytes_of(self._kv)
 
     def check(self, new: tuple[Decode, ...], waiting: Iterable[Decode], retry_after_s: int) -> None:
         """Refuse a request's decodes that can never run, or that may not wait under ``reject``.
@@ -49,11 +47,11 @@ class Reservations:
         """
         if self._kv is None:
             return
-        waiting_bytes = sum(self._kv.reservation_bytes(one.reserved_tokens) for one in waiting)
         check_budget(
             self._kv,
-            tuple(decode.reserved_tokens for decode in new),
-            promised_bytes=self.reserved_bytes + waiting_bytes,
+            [decode.reserved_tokens for decode in new],
+            running=self._promised,
+            waiting=(decode.reserved_tokens for decode in waiting),
             retry_after_s=retry_after_s,
         )
 
@@ -61,13 +59,7 @@ class Reservations:
         """Where it could run now; None while it does not fit."""
         if self._kv is None:
             return Lane.SERIAL
-        return choose_lane(
-            self._kv,
-            decode.reserved_tokens,
-            batch=self._tokens(Lane.BATCH),
-            serial=self._tokens(Lane.SERIAL),
-            max_rows=self._max_rows,
-        )
+        return self._promised.lane_for(self._kv, decode.reserved_tokens)
 
     def reserve(self, slot_index: int, lane: Lane, tokens: int) -> None:
         """Promise the decode of a slot its positions."""
@@ -87,6 +79,11 @@ class Reservations:
         if self._kv is not None:
             assert self.reserved_bytes <= self._kv.budget_bytes, "more is promised than there is"
             assert len(self._tokens(Lane.SERIAL)) <= 1, "one serial row at a time"
+
+    @property
+    def _promised(self) -> Promised:
+        batch, serial = self._tokens(Lane.BATCH), self._tokens(Lane.SERIAL)
+        return Promised(batch, serial, self._max_rows)
 
     def _tokens(self, lane: Lane) -> tuple[int, ...]:
         return tuple(tokens for one, tokens in self._entries.values() if one is lane)

@@ -39,11 +39,6 @@ class Slots:
         return self._count - len(self._occupied)
 
     @property
-    def in_order_of_admission(self) -> tuple[Decode, ...]:
-        """Running decodes, who has run longest first."""
-        return tuple(self._occupied.values())
-
-    @property
     def released(self) -> tuple[int, ...]:
         """Slots that were left and that the engine has not freed yet."""
         return tuple(sorted(self._released))

@@ -37,7 +37,7 @@ class KvMemory:
 
     @property
     def usage_ratio(self) -> float:
-        """Used of the budget, from 0 to 1."""
+        """Used of the budget: from 0 to 1, or a little more while room of rows that left is kept."""
         return self.used_bytes / self.budget_bytes if self.budget_bytes else 0.0
 
 

@@ -38,6 +38,9 @@ _MAX_CONSECUTIVE_FAULTS = 3
 _MEMORY_INTERVAL_S = 1.0
 """How often memory is read while steps run."""
 
+_CHECK_INTERVAL_S = 1.0
+"""How often the scheduler's books are looked through; also whenever it becomes idle."""
+
 _NO_MEMORY = MemoryReading(0, 0, 0, 0)
 
 Publish = Callable[[list[Event]], None]
@@ -96,6 +99,7 @@ class EngineLoop:
         self._log = structlog.get_logger("machd.engine")
         self._heartbeat_s = clock.monotonic_s()
         self._memory_read_s = 0.0
+        self._checked_s = 0.0
         self._consecutive_faults = 0
         self._snapshot = LoopSnapshot()
         self._idle_snapshot = LoopSnapshot()
@@ -168,6 +172,7 @@ class EngineLoop:
             if stop is not None:
                 self._publish(events + self._end_all(scheduler, stop.error))
                 return
+            self._note_answers(events)
             events += scheduler.admit(self._clock.monotonic_s())
             if events:
                 self._note(engine, scheduler, idle=False)
@@ -178,7 +183,9 @@ class EngineLoop:
             is_idle = plan.is_empty and not scheduler.running_count + scheduler.waiting_count
             self._note(engine, scheduler, idle=is_idle)
             if is_idle and not was_idle:
-                self._check_books(scheduler)
+                self._check_books(scheduler, idle=True)
+            elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
+                self._check_books(scheduler, idle=False)
             was_idle = is_idle
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
@@ -187,16 +194,17 @@ class EngineLoop:
         due_s = scheduler.wait_s(self._clock.monotonic_s())
         return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
 
-    def _check_books(self, scheduler: Scheduler) -> None:
-        """At an idle moment nothing may be left over, neither in the scheduler nor in the engine.
+    def _check_books(self, scheduler: Scheduler, *, idle: bool) -> None:
+        """The scheduler's books add up; at an idle moment nothing is left in the engine either.
 
         Raises:
             AssertionError: Something is, and invariants are strict.
         """
+        self._checked_s = self._clock.monotonic_s()
         try:
             scheduler.check_invariants()
-            kv_used_bytes = self._snapshot.memory.kv_used_bytes
-            assert kv_used_bytes == 0, f"{kv_used_bytes} bytes of KV cache are left and nobody runs"
+            left_bytes = self._snapshot.memory.kv_used_bytes if idle else 0
+            assert left_bytes == 0, f"{left_bytes} bytes of KV cache are left and nobody runs"
         except AssertionError as error:
             if self._strict_invariants:
                 raise
@@ -230,13 +238,22 @@ class EngineLoop:
         for fault in result.faults:
             self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
         events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
-        if any(isinstance(event, SequenceFinished) and event.error is None for event in events):
-            # Only a whole answer shows that the engine works: prefill may succeed where decode fails.
-            self._consecutive_faults = 0
+        self._note_answers(events)
         if plan.prefill or plan.decode:
-            events.append(StepCompleted(len(plan.decode), plan.prefill_tokens, duration_s))
+            # Counted by what came of it: a new row may decode in the step of its prompt's end.
+            width = max(len(plan.decode), len(result.tokens) + len(result.faults))
+            events.append(StepCompleted(width, plan.prefill_tokens, duration_s))
         if events:
             self._publish(events)
+
+    def _note_answers(self, events: list[Event]) -> None:
+        """A whole answer shows that the engine works: prefill may succeed where decode fails.
+
+        One that its reader ended, at a stop text or because it left, is whole, too.
+        """
+        for event in events:
+            if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:
+                self._consecutive_faults = 0
 
     def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> None:
         """Answer every running request, then start the engine's rows afresh.

@@ -140,14 +140,15 @@ class GenerationService:
         self._check_room(len(prompts), options.n, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
         requests = self._requests(prompts, max_tokens, options, identity)
-        sequence_ids = [request.sequence_id for request in requests]
+        # The texts come first: what fails before the stream is open leaves nothing behind.
+        texts = [
+            (request.sequence_id, CompletionText(self.tokenizer.detokenizer(), options.stop))
+            for request in requests
+        ]
         generation = Generation(
             identity,
-            self._fanout.open(sequence_ids),
-            [
-                (one, CompletionText(self.tokenizer.detokenizer(), options.stop))
-                for one in sequence_ids
-            ],
+            self._fanout.open([sequence_id for sequence_id, _ in texts]),
+            texts,
             prompt_tokens=[len(prompt) for prompt in prompts],
             abort=self._abort,
             on_close=self._closed,

@@ -356,6 +356,24 @@ def test_without_wiping_a_later_row_fails_in_the_place_of_a_row_of_no_numbers(
     assert _wrong(TinyKind.STANDARD, _LONG, batch.tokens[0]) == []
 
 
+@_LOOKS_AHEAD
+def test_a_prompt_of_one_token_keeps_its_place_when_others_leave_at_once(
+    looks_ahead: bool,  # noqa: FBT001
+) -> None:
+    """Nothing is computed of it before its first step, and a client may be gone by then."""
+    batch = _Batch(MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead))
+    single = Join((9,), 8)
+    batch.step(joins={0: _LONG, 1: _MIDDLE})
+    batch.step()
+    batch.step(joins={2: single}, decodes=False)
+    batch.step(leaves=[0])
+    batch.run_to_end()
+
+    assert not batch.faults
+    for slot_index, join in ((1, _MIDDLE), (2, single)):
+        assert _wrong(TinyKind.STANDARD, join, batch.tokens[slot_index]) == []
+
+
 # --- the engine -------------------------------------------------------------------------------
 
 

@@ -11,9 +11,8 @@ from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 from machd.scheduler.admission import (
     KvBudget,
     KvPolicy,
+    Promised,
     check_budget,
-    choose_lane,
-    padded_bytes,
 )
 
 DEFER = KvBudget(1000, bytes_per_token=10, bytes_per_sequence=5, policy=KvPolicy.DEFER)
@@ -32,7 +31,7 @@ REJECT = KvBudget(1000, bytes_per_token=10, bytes_per_sequence=5, policy=KvPolic
 )
 def test_the_batch_costs_a_padded_rectangle(tokens: tuple[int, ...], expected_bytes: int) -> None:
     """Rows rounded up to a power of two, never beyond the slots, each as long as the longest."""
-    assert padded_bytes(DEFER, tokens, max_rows=6) == expected_bytes
+    assert Promised(tokens, max_rows=6).bytes_of(DEFER) == expected_bytes
 
 
 @pytest.mark.parametrize(
@@ -52,21 +51,22 @@ def test_who_does_not_fit_into_the_rectangle_goes_alone_or_waits(
     tokens: int, batch: tuple[int, ...], serial: tuple[int, ...], lane: Lane | None
 ) -> None:
     """The batch first; alone if only the padding is too much and nobody else is; else later."""
-    assert choose_lane(DEFER, tokens, batch=batch, serial=serial, max_rows=4) is lane
+    assert Promised(batch, serial, max_rows=4).lane_for(DEFER, tokens) is lane
 
 
 @given(tokens=st.integers(1, 99), rows=st.integers(1, 8))
 def test_an_idle_scheduler_takes_whatever_can_ever_run(tokens: int, rows: int) -> None:
     """What passes the check at submit fits into the empty batch, so nobody waits for ever."""
-    check_budget(DEFER, (tokens,), promised_bytes=0, retry_after_s=1)
-    assert choose_lane(DEFER, tokens, batch=(), serial=(), max_rows=rows) is Lane.BATCH
+    nobody = Promised(max_rows=rows)
+    check_budget(DEFER, (tokens,), running=nobody, waiting=(), retry_after_s=1)
+    assert nobody.lane_for(DEFER, tokens) is Lane.BATCH
 
 
 @pytest.mark.parametrize("kv", [DEFER, REJECT])
 def test_what_never_fits_is_told_with_its_numbers(kv: KvBudget) -> None:
     """The message has the tokens, the bytes they need and the bytes there are."""
     with pytest.raises(KvBudgetExceededError) as refusal:
-        check_budget(kv, (120,), promised_bytes=0, retry_after_s=1)
+        check_budget(kv, (120,), running=Promised(), waiting=(), retry_after_s=1)
     message = refusal.value.message
     assert all(number in message for number in ("120 tokens", "1205 bytes", "1000 bytes"))
     assert refusal.value.http_status == 400
@@ -74,21 +74,52 @@ def test_what_never_fits_is_told_with_its_numbers(kv: KvBudget) -> None:
 
 def test_defer_lets_a_request_wait_for_what_others_hold() -> None:
     """However much is promised, and however many sequences a request has, each can run in turn."""
-    check_budget(DEFER, (90, 90, 90), promised_bytes=1000, retry_after_s=1)
-    check_budget(DEFER, (), promised_bytes=1000, retry_after_s=1)
+    check_budget(DEFER, (90, 90, 90), running=Promised((99,)), waiting=(), retry_after_s=1)
+    check_budget(DEFER, (), running=Promised((99,)), waiting=(), retry_after_s=1)
 
 
 def test_reject_turns_away_what_does_not_fit_now() -> None:
     """What others were promised counts, and the answer says when to come back."""
-    check_budget(REJECT, (50,), promised_bytes=495, retry_after_s=9)
+    check_budget(REJECT, (49,), running=Promised((49,), max_rows=4), waiting=(), retry_after_s=9)
     with pytest.raises(KvBudgetSpentError) as refusal:
-        check_budget(REJECT, (50,), promised_bytes=496, retry_after_s=9)
+        check_budget(
+            REJECT, (49,), running=Promised((49,), (1,), max_rows=4), waiting=(), retry_after_s=9
+        )
     assert (refusal.value.http_status, refusal.value.retry_after_s) == (429, 9)
-    assert "505 bytes" in refusal.value.message
-    assert "496 of 1000" in refusal.value.message
+    assert "495 bytes" in refusal.value.message
+    assert "1000 bytes 510 are" in refusal.value.message
+
+
+def test_reject_takes_what_the_padding_has_room_for() -> None:
+    """A fourth row costs nothing where three have been rounded up to four already."""
+    three = Promised((24, 5, 5), max_rows=4)
+    check_budget(REJECT, (24,), running=three, waiting=(), retry_after_s=9)
+    with pytest.raises(KvBudgetSpentError):
+        check_budget(REJECT, (25,), running=three, waiting=(), retry_after_s=9)
+
+
+def test_reject_turns_away_who_would_have_to_wait_for_padding() -> None:
+    """A fifth row makes eight of four: it goes alone, and a sixth has no place at all."""
+    four = Promised((20,) * 4, max_rows=8)
+    check_budget(REJECT, (15,), running=four, waiting=(), retry_after_s=9)
+    with pytest.raises(KvBudgetSpentError):
+        check_budget(REJECT, (15, 1), running=four, waiting=(), retry_after_s=9)
+    with pytest.raises(KvBudgetSpentError):
+        check_budget(REJECT, (1,), running=four, waiting=(15,), retry_after_s=9)
+
+
+def test_reject_lets_wait_for_a_slot() -> None:
+    """Who could not run now whatever the budget is not turned away for the budget's sake."""
+    two = Promised((40, 40), max_rows=2)
+    check_budget(REJECT, (40,), running=two, waiting=(), retry_after_s=9)
+    check_budget(REJECT, (40, 40, 40), running=Promised(max_rows=2), waiting=(), retry_after_s=9)
+    with pytest.raises(KvBudgetExceededError):
+        check_budget(
+            REJECT, (40, 40, 140), running=Promised(max_rows=2), waiting=(), retry_after_s=9
+        )
 
 
 def test_reject_does_not_send_a_client_back_for_what_can_never_be() -> None:
     """Sequences that fit one by one but never together are a 400, since none of them may wait."""
     with pytest.raises(KvBudgetExceededError):
-        check_budget(REJECT, (60, 60), promised_bytes=0, retry_after_s=1)
+        check_budget(REJECT, (60, 60), running=Promised(max_rows=2), waiting=(), retry_after_s=1)

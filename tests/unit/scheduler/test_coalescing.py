@@ -328,6 +328,36 @@ def test_faults_end_every_reader() -> None:
     assert set(ends) == {"a", "b"}
 
 
+def test_siblings_of_one_that_is_answered_at_once_wait_patiently() -> None:
+    """A request's time in the queue ends with its first sequence, also for those that share."""
+    scheduler, engine = _scheduler(max_b=1), FakeEngine()
+    scheduler.submit((_request("a", max_tokens=4000),), 0.0)
+    run_step(scheduler, engine, 0.0)
+    twin = _request("g0", group_id="g", max_tokens=4000)
+    others = [replace(_request(name, group_id="g"), prompt=(8, 9)) for name in ("g1", "g2")]
+    events = scheduler.submit((twin, *others), 0.0)
+    assert [one.sequence_id for one in only(SequenceAdmitted, events)] == ["g0"]
+    late_s = LIMITS.queue_timeout_s + 0.5
+    assert not _ends(run_step(scheduler, engine, late_s))
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_who_has_missed_too_much_is_computed_anew(readers: int) -> None:
+    """All sequences of a request count, and those who come later join the new decode."""
+    scheduler, engine = _scheduler(max_b=2), FakeEngine()
+    scheduler.submit((_request("a", max_tokens=5000),), 0.0)
+    while scheduler._open["a"].completion_tokens * readers < 4096:
+        run_step(scheduler, engine, 0.0)
+    late = [_request(f"b{number}", group_id="b", max_tokens=5000) for number in range(readers)]
+    events = scheduler.submit(tuple(late), 0.0)
+    assert not only(TokenGenerated, events), "nothing is replayed"
+    assert scheduler.waiting_count == readers
+    scheduler.check_invariants()
+    scheduler.submit((_request("c", max_tokens=5000),), 0.0)
+    assert scheduler._open["c"] is scheduler._open["b0"]
+    scheduler.check_invariants()
+
+
 def test_an_index_that_lost_a_decode_is_noticed() -> None:
     """The coalescing index and the books of queue and slots are checked against each other."""
     scheduler, _ = _running()

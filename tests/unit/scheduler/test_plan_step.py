@@ -54,7 +54,7 @@ def test_prefilled_rows_decode_and_the_others_prefill() -> None:
     assert plan.prefill_tokens == 8
 
 
-def test_prompts_share_a_step_in_the_order_they_were_admitted() -> None:
+def test_prompts_share_a_step_in_the_order_of_their_places() -> None:
     """What the first prompt leaves of the step's tokens goes to the next, and then nobody has any."""
     slots = Slots(4)
     for name in "abcd":
@@ -150,3 +150,45 @@ def test_a_long_prompt_is_no_burst() -> None:
     slots.occupy(decode_of("b", prompt_tokens=513), Lane.BATCH, now_s=0.0)
     plan = plan_step(slots, PrefillPace(beside_decode=None), turn=Lane.BATCH)
     assert plan.decode == (DecodeRow(slot_index=0),)
+
+
+def _measured_pace(token_s: float) -> PrefillPace:
+    """One that has seen what a prompt token takes."""
+    pace = PrefillPace(beside_decode=None)
+    pace.observe(None, 0, prefill_tokens=100, duration_s=100 * token_s)
+    return pace
+
+
+def test_a_short_prompt_passes_a_long_one_that_came_just_before() -> None:
+    """Nobody waits for a long prompt who has a short one, if it came within the long one's time."""
+    slots = Slots(3)
+    slots.occupy(decode_of(number=0, prompt_tokens=2000, arrived_s=0.0), Lane.BATCH, now_s=0.0)
+    slots.occupy(decode_of(number=1, prompt_tokens=9, arrived_s=15.0), Lane.BATCH, now_s=15.0)
+    slots.occupy(decode_of(number=2, prompt_tokens=9, arrived_s=25.0), Lane.BATCH, now_s=25.0)
+
+    first = plan_step(slots, _measured_pace(0.01), turn=Lane.BATCH)
+    assert [chunk.slot_index for chunk in first.prefill] == [1], "a burst of its own"
+
+    slots.leave(1)
+    second = plan_step(slots, _measured_pace(0.01), turn=Lane.BATCH)
+    assert [chunk.slot_index for chunk in second.prefill] == [0], "then it is the long one's turn"
+
+
+def test_no_burst_passes_a_prompt_whose_turn_it_is() -> None:
+    """However many short prompts come for as long as it is computed, a long one gets there."""
+    slots = Slots(2)
+    pace = _measured_pace(0.01)
+    long = decode_of(number=0, prompt_tokens=2000, arrived_s=0.0)
+    slots.occupy(long, Lane.BATCH, now_s=0.0)
+    now_s, steps = 0.0, 0
+    while not long.is_prefilled:
+        steps += 1
+        assert steps < 100, "the long prompt starves"
+        now_s += 1.0
+        short = decode_of(number=steps, prompt_tokens=30, arrived_s=now_s)
+        slots.occupy(short, Lane.BATCH, now_s=now_s)
+        for chunk in plan_step(slots, pace, turn=Lane.BATCH).prefill:
+            decode = slots.at(chunk.slot_index)
+            assert decode is not None
+            decode.prefilled_tokens += len(chunk.token_ids)
+        slots.leave(1)

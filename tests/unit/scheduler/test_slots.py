@@ -82,16 +82,6 @@ def test_a_slot_can_be_taken_again_before_its_release_is_confirmed() -> None:
     assert slots.at(0) is not None
 
 
-def test_who_runs_longest_is_known() -> None:
-    """The order of admission is not that of the slots, and prefill is served in the former."""
-    slots = Slots(3)
-    _occupied(slots, "a", "b")
-    slots.leave(0)
-    _occupied(slots, "c")
-    ids = [decode.request.sequence_id for decode in slots.in_order_of_admission]
-    assert ids == ["b", "c"]
-
-
 def test_an_empty_batch_is_no_batch() -> None:
     """A scheduler without a slot could never answer."""
     with pytest.raises(AssertionError, match="at least one slot"):

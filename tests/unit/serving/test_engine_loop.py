@@ -7,6 +7,7 @@ so that nothing here depends on how fast the machine is.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -30,6 +31,7 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -264,7 +266,7 @@ def test_the_events_of_a_generation_come_in_order() -> None:
     ]
     assert [
         (step.prefill_tokens, step.batch_width) for step in thread.published.of(StepCompleted)
-    ] == [(4, 0), (2, 0), (0, 1), (0, 1)]
+    ] == [(4, 0), (2, 1), (0, 1), (0, 1)]
     assert bytes(one.token.token_id for one in thread.published.of(TokenGenerated)) == b"hi"
 
 
@@ -408,6 +410,24 @@ def test_a_good_step_forgives_the_faults_before_it() -> None:
     assert failed == ["s0", "s1", "s3", "s4", "s6", "s7"]
 
 
+def test_an_answer_that_its_reader_ends_forgives_faults_too() -> None:
+    """A stop text ends an answer by an abort without an error, and shows a working engine."""
+
+    def before_step(plan: StepPlan) -> None:
+        if plan.prefill and len(plan.prefill[0].token_ids) == 1:
+            raise RuntimeError("planted")
+
+    with _running(FakeEngine(before_step=before_step)) as thread:
+        for number, prompt_tokens in enumerate([1, 1, 2, 1, 1]):
+            thread.submit(request_of(f"s{number}", prompt_tokens=prompt_tokens, max_tokens=4000))
+            if prompt_tokens > 1:
+                thread.published.wait_for(TokenGenerated)
+                thread.abort(f"s{number}")
+            thread.published.ends(number + 1)
+        assert len(thread.published.of(EngineFaulted)) == 4
+        assert thread.loop.is_alive
+
+
 def test_a_reset_that_fails_ends_the_thread() -> None:
     """An engine that cannot be started afresh is not used again."""
     reset_error = OSError("planted in reset")
@@ -443,6 +463,28 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
         thread.submit(request_of("a", max_tokens=1))
         fault = thread.fault()
         assert isinstance(fault, AssertionError)
+        assert thread.loop.join(WITHIN_S)
+
+
+class _ForgetsASlot(SingleFlightScheduler):
+    """Nobody reads the decode any more, and it goes on."""
+
+    def _retire(self, decode: Decode, now_s: float) -> None:
+        """Do nothing."""
+        del decode, now_s
+
+
+def test_books_are_looked_through_while_steps_run() -> None:
+    """A slot that is never given back keeps the thread from ever being idle."""
+    engine = FakeEngine(before_step=lambda _plan: time.sleep(0.01))
+    forgetful = _running(
+        engine, make_scheduler=lambda _engine: _ForgetsASlot(LIMITS), clock=SystemClock()
+    )
+    with forgetful as thread:
+        thread.submit(request_of("a", max_tokens=4000, arrived_s=SystemClock().monotonic_s()))
+        thread.published.wait_for(TokenGenerated)
+        thread.abort("a")
+        assert isinstance(thread.fault(), AssertionError)
         assert thread.loop.join(WITHIN_S)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from typing import Never
 
 import pytest
 from sequence_samples import LIMITS
@@ -12,7 +13,7 @@ from serving_parts import finished, identity_of
 
 from machd.api.options import GenerationOptions
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
+from machd.engine.fake import FakeEngine, FakeTokenizer
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,
@@ -102,6 +103,21 @@ async def test_every_choice_of_every_prompt_becomes_a_sequence(serving: _Serving
     assert [request.sequence_id for request in requests] == [f"gen0/{index}" for index in range(4)]
     assert {request.arrived_s for request in requests} == {100.0}
     assert len(serving.fanout) == 4
+
+
+async def test_a_tokenizer_that_fails_leaves_nothing_open(
+    serving: _Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that could not begin has no stream that waits for ever."""
+
+    def fails(_tokenizer: FakeTokenizer) -> Never:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(FakeTokenizer, "detokenizer", fails)
+    with pytest.raises(RuntimeError, match="planted"):
+        serving.service.open([(1,)], OPTIONS, identity_of("gen"), prompt_param="prompt")
+    assert len(serving.fanout) == serving.service.open_count == 0
+    assert not serving.messages()
 
 
 async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:

@@ -1,0 +1,754 @@
+"""Faults in the midst of a batch, over HTTP: a row's ends one request, the engine's all that run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Self
+
+import httpx
+import pytest
+from dialogue import sse_data, sse_text
+from polling import wait_until
+from raw_client import RawAnswer, RawClient
+from running_daemon import RunningDaemon
+from scraping import is_idle, scrape
+from step_gate import StepGate
+from structlog.testing import capture_logs
+from tiny_models import TinyKind, tiny_model
+
+from machd.clock import SystemClock
+from machd.engine import sampling
+from machd.engine.batch_caches import BatchCaches
+from machd.engine.decoder import Decoder
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.protocol import Detokenizer, Engine, SamplingParams, StepPlan, StepResult
+from machd.engine.sampling import RowSampling, Sampler
+from machd.engine.slab import SlabCache
+from machd.errors import EngineFaultError
+from machd.http.completions import _CompletionDialect
+from machd.http.stream import GenerationResponse
+from machd.serving.inbox import Inbox, Message, Submit
+from machd.serving.text import CompletionText
+
+_PATH = "/v1/completions"
+_SLOTS = 4
+_TOKENS = 48
+_BATCHING: dict[str, object] = {
+    "continuous_batching.enabled": True,
+    "continuous_batching.max_b": _SLOTS,
+    "continuous_batching.window_ms": 0,
+    "continuous_batching.prefill_chunk_tokens": 64,
+}
+
+_BAD_SEED = 666
+_MARK = "é"  # no token of the tiny model says it, so nothing is held back on its account
+_BAD: dict[str, object] = {"temperature": 1, "seed": _BAD_SEED, "stop": [_MARK], "logprobs": 1}
+
+
+def _body(prompt: str, **fields: object) -> dict[str, object]:
+    usual = {"max_tokens": _TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    # One character a token: the end of the text, which has none, is never said.
+    return {"model": "tiny-llama", "prompt": prompt, "logit_bias": {"0": -100}, **usual, **fields}
+
+
+_REQUESTS: dict[str, dict[str, object]] = {
+    "first": _body("whoever comes first"),
+    "second": _body("the next", temperature=1, seed=3),
+    "whole": _body("not streamed", temperature=0.8, seed=5, top_k=20, stream=False),
+    "late": _body("who comes when others run", frequency_penalty=0.6),
+    "waits": _body("who finds no slot", temperature=1.2, seed=7, top_p=0.9),
+    "waits too": _body("nor does this one"),
+    "bad": _body("whose row will fail", **_BAD),
+    "bad whole": _body("whose row will fail", **_BAD, stream=False),
+}
+_EARLY = ("first", "second", "whole")
+_RUNNING = (*_EARLY, "late")
+_WAITING = ("waits", "waits too")
+
+
+class _PlantedError(Exception):
+    """A fault of a test's own."""
+
+
+@pytest.fixture(autouse=True)
+def _no_rendered_logs() -> Iterator[None]:
+    """Tracebacks of the planted faults are kept, not drawn, which would take longer than the fault."""
+    with capture_logs():
+        yield
+
+
+class _GatedEngine(MlxEngine):
+    """The standard tiny model behind a gate, made on the thread that calls this."""
+
+    def __init__(self, gate: StepGate | None, *, looks_ahead: bool = False) -> None:
+        self._gate: StepGate | None = None  # not while it warms up
+        super().__init__(tiny_model(TinyKind.STANDARD), looks_ahead=looks_ahead)
+        self._gate = gate
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self._gate is not None and (plan.prefill or plan.decode):
+            self._gate(plan)
+        return super().run(plan)
+
+
+def _engine(gate: StepGate | None, *, looks_ahead: bool = False) -> Callable[[], Engine]:
+    return lambda: _GatedEngine(gate, looks_ahead=looks_ahead)
+
+
+@pytest.fixture(name="alone", scope="module")
+def _alone() -> dict[str, str]:
+    """What each request is answered by a daemon that decodes one at a time."""
+    with RunningDaemon(_engine(None)) as daemon:
+        return {
+            name: httpx.post(f"{daemon.url}{_PATH}", json={**body, "stream": False}).json()[
+                "choices"
+            ][0]["text"]
+            for name, body in _REQUESTS.items()
+        }
+
+
+class _Arrivals:
+    """Counts the requests that have come as far as the engine thread's inbox."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        put = Inbox.put
+
+        def counted(inbox: Inbox, message: Message) -> None:
+            put(inbox, message)
+            self._count += isinstance(message, Submit)
+
+        patch.setattr(Inbox, "put", counted)
+
+    def wait_for_one_more(self, send: Callable[[], None]) -> None:
+        """Return when what ``send`` sends has arrived."""
+        count = self._count
+        send()
+        wait_until(lambda: self._count > count, "a request has arrived")
+
+
+@pytest.fixture(name="arrivals")
+def _arrivals(monkeypatch: pytest.MonkeyPatch) -> _Arrivals:
+    return _Arrivals(monkeypatch)
+
+
+class _Crowd:
+    """Clients that come one after the other, while the engine stands at the gate."""
+
+    def __init__(self, url: str, gate: StepGate, arrivals: _Arrivals) -> None:
+        self._url = url
+        self._gate = gate
+        self._arrivals = arrivals
+        self._clients: list[RawClient] = []
+        self._by_name: dict[str, RawClient] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+
+    def __getitem__(self, name: str) -> RawClient:
+        return self._by_name[name]
+
+    def post(self, *names: str, **fields: object) -> None:
+        """Ask; each one has arrived before the next one asks."""
+        for name in names:
+            client = self._by_name[name] = RawClient(self._url)
+            self._clients.append(client)
+            body = {**_REQUESTS[name], **fields}
+            self._arrivals.wait_for_one_more(
+                lambda client=client, body=body: client.post_json(_PATH, body)  # type: ignore[misc]
+            )
+
+    def step(self) -> StepPlan:
+        """Let the held step go; returns the next one, which is held."""
+        self._gate.let()
+        return self._gate.wait_until_held()
+
+    def gather(self, *early: str, late: str = "late", waiting: tuple[str, ...] = _WAITING) -> None:
+        """Until the step is held in which the late one's prompt is computed beside the others."""
+        first, *others = early
+        self.post(first)
+        self._gate.wait_until_held()
+        self.post(*others)
+        self.step()
+        self.step()
+        self.post(late, *waiting)
+        self.step()
+
+    def answer(self, name: str) -> RawAnswer:
+        """One client's whole answer."""
+        return self._by_name[name].read_answer()
+
+    def text(self, name: str) -> str:
+        """What one client was told in full."""
+        return _text(self.answer(name))
+
+
+def _text(answer: RawAnswer) -> str:
+    assert answer.status == 200, answer
+    if answer.headers["content-type"] == "application/json":
+        return str(answer.json()["choices"][0]["text"])
+    assert all("error" not in event for event in sse_data(answer.body)), answer
+    return sse_text(answer.body)
+
+
+def _check_error_event(answer: RawAnswer, code: str, alone: str) -> str:
+    """The stream ends with the error, after a beginning of what the request says alone."""
+    assert answer.status == 200, answer
+    assert [event["error"]["code"] for event in sse_data(answer.body) if "error" in event] == [code]
+    assert "error" in sse_data(answer.body)[-1]
+    text = sse_text(answer.body)
+    assert text
+    assert alone.startswith(text)
+    assert len(text) < len(alone)
+    return text
+
+
+def _check_error_status(answer: RawAnswer, status: int, code: str) -> None:
+    assert (answer.status, answer.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)
+
+
+def _check_nothing_is_left(url: str, **faults: int) -> None:
+    """Slots, promises and bytes are given back, the faults are counted, and the engine lives."""
+    wait_until(lambda: is_idle(url), "nothing runs and nothing waits")
+    wait_until(lambda: scrape(url, "machd_kv_cache_bytes", state="used") == 0, "no KV is used")
+    with RawClient(url) as client:
+        client.request("GET", "/metrics")
+        page = client.read_answer().body.decode().splitlines()
+    expected = {
+        'machd_kv_cache_bytes{state="reserved"}': 0,
+        'machd_slots{state="occupied"}': 0,
+        'machd_slots{state="free"}': _SLOTS,
+        'machd_state{state="ready"}': 1,
+        "machd_invariant_violations_total": 0,
+        'machd_faults_total{scope="row"}': faults.get("row", 0),
+        'machd_faults_total{scope="engine"}': faults.get("engine", 0),
+    }
+    assert set(page) >= {f"{name} {float(value)}" for name, value in expected.items()}
+
+
+def _check_all_are_served(crowd: _Crowd, names: Mapping[str, str]) -> None:
+    """The gate being open: all at once, each is told what it is told alone."""
+    crowd.post(*names)
+    for name, text in names.items():
+        assert crowd.text(name) == text, name
+
+
+# --- the engine -------------------------------------------------------------------------------
+
+
+class _Trap:
+    """Makes the next calls of one method fail, once it is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+        self._left = 0
+        self._clock = SystemClock()
+        self.sprung_s: float | None = None
+        right = getattr(owner, method)
+
+        def trapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._left:
+                self._left -= 1
+                self.sprung_s = self._clock.monotonic_s()
+                raise _PlantedError
+            return right(this, *args, **kwargs)
+
+        patch.setattr(owner, method, trapped)
+
+    def set(self) -> None:
+        """Make the next call fail."""
+        self._left = 1
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it has sprung."""
+        assert self.sprung_s is not None, "nothing has failed"
+        return self._clock.monotonic_s() - self.sprung_s
+
+
+class _Moment(Enum):
+    """When an engine fails."""
+
+    JOINS = "joins"
+    """The late one's prompt is computed and its row joins."""
+
+    DECODES = "decodes"
+    """All four rows decode."""
+
+    LEAVES = "leaves"
+    """A row was left by its client, and one that waited takes its slot."""
+
+
+@dataclass(frozen=True)
+class _Fault:
+    owner: type
+    method: str
+    moment: _Moment
+
+    def __str__(self) -> str:
+        return f"{self.owner.__name__}.{self.method} when a row {self.moment.value}"
+
+
+_FAULTS = [
+    _Fault(MlxEngine, "_forward", _Moment.JOINS),
+    _Fault(BatchCaches, "join", _Moment.JOINS),
+    _Fault(SlabCache, "place", _Moment.JOINS),
+    _Fault(MlxEngine, "_forward", _Moment.DECODES),
+    _Fault(Decoder, "_read", _Moment.DECODES),
+    _Fault(BatchCaches, "keep", _Moment.LEAVES),
+    _Fault(SlabCache, "keep", _Moment.LEAVES),
+]
+_AHEAD_TOO = [one for one in _FAULTS[1:] if one.owner is not SlabCache]
+_CASES = [(one, False) for one in _FAULTS] + [(one, True) for one in _AHEAD_TOO]
+
+
+def _provoke(crowd: _Crowd, gate: StepGate, trap: _Trap, moment: _Moment, url: str) -> None:
+    """From the step in which the late one joins, go on to the moment and let it happen."""
+    for name in ("first", "second"):
+        crowd[name].read_until(b"data: ")
+    if moment is not _Moment.JOINS:
+        crowd.step()
+        crowd.step()
+        crowd["late"].read_until(b"data: ")
+    if moment is _Moment.LEAVES:
+        crowd["second"].reset()
+        wait_until(
+            lambda: scrape(url, "machd_aborts_total", reason="client_disconnected") == 1,
+            "the departure is noticed",
+        )
+    trap.set()
+    gate.open()
+
+
+@pytest.mark.parametrize(("fault", "looks_ahead"), _CASES, ids=str)
+def test_an_engine_fault_ends_what_runs_and_nothing_else(
+    fault: _Fault,
+    looks_ahead: bool,  # noqa: FBT001
+    alone: dict[str, str],
+    arrivals: _Arrivals,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who runs is told within a second, who waits is served, and all is as new for who asks again."""
+    trap = _Trap(monkeypatch, fault.owner, fault.method)
+    gate = StepGate()
+    events, errors, served = {
+        _Moment.JOINS: (("first", "second"), ("whole", "late"), _WAITING),
+        _Moment.DECODES: (("first", "second", "late"), ("whole",), _WAITING),
+        _Moment.LEAVES: (("first", "late"), ("whole", "waits"), ("waits too",)),
+    }[fault.moment]
+    with (
+        RunningDaemon(_engine(gate, looks_ahead=looks_ahead), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.gather(*_EARLY)
+        _provoke(crowd, gate, trap, fault.moment, daemon.url)
+
+        answers = {name: crowd.answer(name) for name in (*events, *errors)}
+        assert trap.age_s < 1.0
+        for name in events:
+            _check_error_event(answers[name], "engine_fault", alone[name])
+        for name in errors:
+            _check_error_status(answers[name], 503, "engine_fault")
+        for name in served:
+            assert crowd.text(name) == alone[name], name
+        _check_all_are_served(crowd, {name: alone[name] for name in (*_RUNNING, *_WAITING)})
+        _check_nothing_is_left(daemon.url, engine=1)
+        ended = scrape(daemon.url, "machd_requests_total", finish_reason="error")
+        assert ended == len(events) + len(errors)
+
+
+def _fail_together(crowd: _Crowd, gate: StepGate, trap: _Trap, *waiting: str) -> list[RawAnswer]:
+    """All who run end with the fault of one step; returns the answers of those who wait."""
+    crowd.gather(*_EARLY, waiting=waiting)
+    trap.set()
+    gate.let()
+    for name in _RUNNING:
+        answer = crowd.answer(name)
+        if answer.status == 200:
+            assert sse_data(answer.body)[-1]["error"]["code"] == "engine_fault"
+        else:
+            _check_error_status(answer, 503, "engine_fault")
+    return [crowd.answer(name) for name in waiting]
+
+
+def test_three_engine_faults_in_a_row_end_the_daemon(
+    arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no whole answer between them, the third is told to those who wait too, and is the end."""
+    trap = _Trap(monkeypatch, Decoder, "_read")
+    gate = StepGate()
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        for number in (1, 2):
+            _fail_together(crowd, gate, trap)
+            assert scrape(daemon.url, "machd_faults_total", scope="engine") == number
+            assert scrape(daemon.url, "machd_state", state="ready") == 1
+        for answer in _fail_together(crowd, gate, trap, *_WAITING):
+            _check_error_status(answer, 503, "engine_fault")
+        assert trap.age_s < 1.0
+
+        assert daemon.join(10)
+        assert isinstance(daemon.error, EngineFaultError)
+        assert daemon.error.exit_code == 70
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(daemon.url)
+
+
+def test_a_whole_answer_between_engine_faults_starts_the_count_afresh(
+    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often two batches in a row fail, the daemon goes on when others are served between."""
+    trap = _Trap(monkeypatch, Decoder, "_read")
+    is_held = True
+    gate = StepGate(lambda _plan: is_held)
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        for _ in range(2):
+            for _ in range(2):
+                _fail_together(crowd, gate, trap)
+            is_held = False
+            _check_all_are_served(crowd, {name: alone[name] for name in _RUNNING})
+            is_held = True
+        _check_nothing_is_left(daemon.url, engine=4)
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+_Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class _RowFault:
+    """What fails for the bad request alone.
+
+    Attributes:
+        said: Tokens that its stream has said by then, at the most.
+        is_exact: Whether it has said just so many, however they came.
+    """
+
+    name: str
+    plant: _Plant
+    said: int
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _draw_fails_at(position: int) -> _Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = sampling.uniform_draw
+
+        def draw(seed: int, at: int) -> float:
+            if seed == _BAD_SEED and at == position:
+                raise _PlantedError
+            return right(seed, at)
+
+        patch.setattr(sampling, "uniform_draw", draw)
+
+    return plant
+
+
+def _logprobs_fail_at(position: int) -> _Plant:
+    """After the token is chosen and the rows' states have moved on."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = Sampler._add_logprobs
+
+        def add_logprobs(this: Sampler, *args: Any) -> None:
+            for row in this._rows:
+                if row.params.seed == _BAD_SEED and row.position == position + 1:
+                    raise _PlantedError
+            right(this, *args)
+
+        patch.setattr(Sampler, "_add_logprobs", add_logprobs)
+
+    return plant
+
+
+def _state_fails(patch: pytest.MonkeyPatch) -> None:
+    right = RowSampling.for_prompt.__func__  # type: ignore[attr-defined]
+
+    def for_prompt(cls: type[RowSampling], params: SamplingParams, *rest: Any) -> RowSampling:
+        if params.seed == _BAD_SEED:
+            raise _PlantedError
+        state: RowSampling = right(cls, params, *rest)
+        return state
+
+    patch.setattr(RowSampling, "for_prompt", classmethod(for_prompt))
+
+
+class _BadDetokenizer:
+    """Works until a push, or until the end."""
+
+    def __init__(self, right: Detokenizer, *, fails_at: int) -> None:
+        self._right = right
+        self._left = fails_at
+
+    def push(self, token_id: int) -> str:
+        if not self._left:
+            raise _PlantedError
+        self._left -= 1
+        return self._right.push(token_id)
+
+    def finish(self) -> str:
+        raise _PlantedError
+
+
+def _detokeniser_fails_at(push: int) -> _Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = CompletionText.__init__
+
+        def init(this: CompletionText, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
+            is_bad = _MARK in stop
+            right(
+                this, _BadDetokenizer(detokenizer, fails_at=push) if is_bad else detokenizer, stop
+            )
+
+        patch.setattr(CompletionText, "__init__", init)
+
+    return plant
+
+
+def _event_fails_after(count: int) -> _Plant:
+    """The bad request's news cannot be written as JSON."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        event, whole = _CompletionDialect.event, _CompletionDialect.whole
+        left = count
+
+        def bad_event(this: _CompletionDialect, delta: Any) -> bytes:
+            nonlocal left
+            if this._options.seed == _BAD_SEED:
+                left -= 1
+                if left < 0:
+                    raise _PlantedError
+            return event(this, delta)
+
+        def bad_whole(this: _CompletionDialect, *args: Any) -> bytes:
+            if this._options.seed == _BAD_SEED:
+                raise _PlantedError
+            return whole(this, *args)
+
+        patch.setattr(_CompletionDialect, "event", bad_event)
+        patch.setattr(_CompletionDialect, "whole", bad_whole)
+
+    return plant
+
+
+_ROW_FAULTS = [
+    _RowFault("the first draw", _draw_fails_at(0), 0),
+    _RowFault("a later draw", _draw_fails_at(5), 5),
+    _RowFault("the last draw", _draw_fails_at(_TOKENS - 1), _TOKENS - 1),
+    _RowFault("a log-probability", _logprobs_fail_at(5), 5),
+    _RowFault("the sampling state", _state_fails, 0),
+    _RowFault("the first push", _detokeniser_fails_at(0), 0),
+    # What came together with the token that cannot be put into words is not said either.
+    _RowFault("a later push", _detokeniser_fails_at(5), 5, is_exact=False),
+    _RowFault("the end of the text", _detokeniser_fails_at(_TOKENS), _TOKENS - 1, is_exact=False),
+    _RowFault("an event", _event_fails_after(1), _TOKENS - 1, is_exact=False),
+]
+
+
+def _check_row_fault(answer: RawAnswer, fault: _RowFault, alone: str) -> None:
+    """A stream that had begun ends with an event; whatever had not is a 500."""
+    if answer.status == 200:
+        said = len(_check_error_event(answer, "row_fault", alone))
+        assert said == fault.said if fault.is_exact else said <= fault.said
+    else:
+        _check_error_status(answer, 500, "row_fault")
+
+
+@pytest.mark.parametrize(
+    ("fault", "role"),
+    [
+        *((fault, role) for fault in _ROW_FAULTS for role in ("whole", "late")),
+        *((fault, "first") for fault in _ROW_FAULTS if fault.said == 5),
+    ],
+    ids=str,
+)
+def test_a_row_fault_ends_its_request_alone(
+    fault: _RowFault,
+    role: str,
+    alone: dict[str, str],
+    arrivals: _Arrivals,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever it hits is told; the others are told what they are told alone, and no slot is lost."""
+    fault.plant(monkeypatch)
+    gate = StepGate()
+    bad = "bad whole" if role == "whole" else "bad"
+    *early, late = (bad if name == role else name for name in _RUNNING)
+    is_begun = bad == "bad" and fault.said > 0
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.gather(*early, late=late)
+        crowd.step()
+        if is_begun:
+            crowd[bad].read_until(b"data: ")
+        gate.open()
+
+        answer = crowd.answer(bad)
+        assert (answer.status == 200) == is_begun
+        _check_row_fault(answer, fault, alone[bad])
+        for name in {*_RUNNING, *_WAITING} - {role}:
+            assert crowd.text(name) == alone[name], name
+        _check_nothing_is_left(daemon.url, row=1)
+
+
+def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
+    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is told once, and the slot of its sound choice is given back too."""
+    _draw_fails_at(5)(monkeypatch)
+    gate = StepGate()
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.post("first")
+        gate.wait_until_held()
+        crowd.post("late")
+        crowd.post("bad", n=2, seed=_BAD_SEED - 1, max_tokens=900)
+        crowd.step()
+        plan = crowd.step()
+        assert len(plan.decode) == _SLOTS
+        crowd["bad"].read_until(b"data: ")
+        gate.open()
+
+        events = sse_data(crowd.answer("bad").body)
+        assert [one["error"]["code"] for one in events if "error" in one] == ["row_fault"]
+        assert crowd.text("first") == alone["first"]
+        assert crowd.text("late") == alone["late"]
+        _check_nothing_is_left(daemon.url, row=1)
+        # Nobody ran to the end of 900 tokens.
+        assert gate.step_count < 900
+
+
+def test_who_reads_a_row_that_fails_is_told_each(
+    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in a shared decode ends all its readers, and nobody who decodes beside it."""
+    _draw_fails_at(8)(monkeypatch)
+    gate = StepGate()
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.gather("bad", "first", "second", late="bad whole", waiting=("late",))
+        crowd["bad"].read_until(b"data: ")
+        gate.open()
+
+        assert len(_check_error_event(crowd.answer("bad"), "row_fault", alone["bad"])) == 8
+        _check_error_status(crowd.answer("bad whole"), 500, "row_fault")
+        for name in ("first", "second", "late"):
+            assert crowd.text(name) == alone[name], name
+        assert scrape(daemon.url, "machd_coalesced_requests_total") == 1
+        _check_nothing_is_left(daemon.url, row=2)
+
+
+def test_a_reader_whose_text_fails_leaves_the_other_readers_alone(
+    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decode is shared and the detokeniser is not: only the one that failed is ended."""
+    _detokeniser_fails_at(8)(monkeypatch)
+    gate = StepGate()
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.post("bad whole", stop=None)  # no mark, so its detokeniser works
+        gate.wait_until_held()
+        crowd.post("first", "second")
+        crowd.step()
+        crowd.post("bad")
+        crowd.step()
+        crowd.step()
+        crowd["bad"].read_until(b"data: ")
+        gate.open()
+
+        _check_error_event(crowd.answer("bad"), "row_fault", alone["bad"])
+        for name in ("bad whole", "first", "second"):
+            assert crowd.text(name) == alone[name], name
+        assert scrape(daemon.url, "machd_coalesced_requests_total") == 1
+        _check_nothing_is_left(daemon.url, row=1)
+
+
+# --- the stream -------------------------------------------------------------------------------
+
+
+def _sending_fails_after(patch: pytest.MonkeyPatch, count: int) -> None:
+    """The bad request's response can send so many messages, the head being the first."""
+    right = GenerationResponse._write_events
+
+    async def write_events(this: GenerationResponse, sender: Any) -> None:
+        dialect = this._dialect
+        assert isinstance(dialect, _CompletionDialect)
+        if dialect._options.seed == _BAD_SEED:
+            sender._send = _BadSend(sender._send, count)
+        await right(this, sender)
+
+    patch.setattr(GenerationResponse, "_write_events", write_events)
+
+
+class _BadSend:
+    """ASGI's ``send``, of which so many calls work."""
+
+    def __init__(self, right: Callable[[Any], Awaitable[None]], count: int) -> None:
+        self._right = right
+        self._left = count
+
+    async def __call__(self, message: Any) -> None:
+        if not self._left:
+            raise OSError("planted")
+        self._left -= 1
+        await self._right(message)
+
+
+@pytest.mark.parametrize(("count", "role"), [(0, "first"), (1, "late"), (4, "first")])
+def test_a_response_that_cannot_be_sent_is_cut_off_alone(
+    role: str,
+    count: int,
+    alone: dict[str, str],
+    arrivals: _Arrivals,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client sees no good end, its slot is given back, and the others are told all."""
+    _sending_fails_after(monkeypatch, count)
+    gate = StepGate()
+    *early, late = ("bad" if name == role else name for name in _RUNNING)
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.gather(*early, late=late)
+        gate.open()
+
+        if count:
+            assert b"[DONE]" not in crowd["bad"].read_to_end()
+        else:
+            _check_error_status(crowd.answer("bad"), 500, "row_fault")
+        for name in {*_RUNNING, *_WAITING} - {role}:
+            assert crowd.text(name) == alone[name], name
+        _check_nothing_is_left(daemon.url, row=1)
+        _check_all_are_served(crowd, {name: alone[name] for name in _RUNNING})
