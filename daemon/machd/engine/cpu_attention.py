@@ -20,7 +20,7 @@ _BLOCK_SCORES = 256 * 1024
 
 _MIN_BLOCK_TOKENS = 8
 
-_MIN_SCORES = 4096
+_MIN_SCORES = 16 * 1024
 """Fewer cost less one at a time than the operations that take them together."""
 
 _MASKED = -1e30
@@ -77,14 +77,18 @@ def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array |
     """Attention of queries that are scaled for powers of two."""
     rows, heads, tokens, head_dim = queries.shape
     kv_heads, width = keys.shape[1:3]
-    # The heads that share keys are tokens of one product.
-    grouped = queries.reshape(rows, kv_heads, -1, head_dim)
-    scores = grouped @ keys.swapaxes(-1, -2)
+    if tokens == 1:
+        # A product of one row is a fast case of the BLAS, one of three rows is a slow one.
+        single = queries.reshape(rows, kv_heads, -1, 1, head_dim)
+        scores = single @ keys[:, :, None].swapaxes(-1, -2)
+    else:
+        # The heads that share keys are tokens of one product.
+        scores = queries.reshape(rows, kv_heads, -1, head_dim) @ keys.swapaxes(-1, -2)
+    scores = scores.reshape(rows, heads, tokens, width)
     if mask is not None:
-        shape = scores.shape
-        scores = mx.where(mask, scores.reshape(rows, heads, tokens, width), _MASKED).reshape(shape)
+        scores = mx.where(mask, scores, _MASKED)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
+    mixed = weights.reshape(rows, kv_heads, -1, width) @ values
     # Divided at last, where there are fewer numbers to divide.
-    mixed = (weights @ values) / weights.sum(axis=-1, keepdims=True)
-    return mixed.reshape(rows, heads, tokens, -1)
+    return mixed.reshape(rows, heads, tokens, -1) / weights.sum(axis=-1, keepdims=True)

@@ -34,7 +34,7 @@ _ROUNDER = 1.5 * 2.0**23
 
 _MANTISSA_BITS = 23
 
-_MIN_NUMBERS = 8192
+_MIN_NUMBERS = 16 * 1024
 """Fewer numbers cost less one at a time than the operations that take them together."""
 
 _LOG2_E = math.log2(math.e)
