@@ -117,6 +117,8 @@ class Decoder:
         under_way = self._ahead.rows if self._ahead is not None else []
         for row in under_way:
             row.is_gone |= row.slot_index in slot_indices
+        if all(row.is_gone for row in under_way):
+            self._ahead = None  # who joins now need not wait for it
         self._remove([row for row in self._rows if row.slot_index in slot_indices])
 
     def decode(self) -> tuple[list[SampledToken], list[RowFault]]:
