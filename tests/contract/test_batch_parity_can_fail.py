@@ -11,7 +11,7 @@ from parity import LENGTHS, MIXED, random_prompt, scripts
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine import sampling
+from machd.engine import decoder, mixed, sampling
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.slab import SlabCache
 
@@ -144,6 +144,27 @@ def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    """Prompt tokens in a step of others stand where the prompt begins."""
+    right = mixed.mixed_caches
+
+    def mixed_caches(slabs: Any, prompt: Any, tokens: int) -> Any:
+        caches = right(slabs, prompt, tokens)
+        rows = len(caches[0].offset) - tokens
+        positions = mx.concatenate([caches[0].offset[:rows], mx.arange(tokens, dtype=mx.int32)])
+        for cache in caches:
+            cache.offset = positions
+        return caches
+
+    patch.setattr(decoder, "mixed_caches", mixed_caches)
+
+
+def a_chunk_beside_rows_is_seen_by_none(patch: pytest.MonkeyPatch) -> None:
+    """Prompt tokens in a step of others are left as zeros in their cache."""
+    right = mixed._as_tokens
+    patch.setattr(mixed, "_as_tokens", lambda rows: right(rows) * 0)
+
+
 _FAULTS: list[tuple[Plant, TinyKind, str]] = [
     (every_column_is_visible, TinyKind.STANDARD, "seven"),
     (every_column_is_visible, TinyKind.NESTED, "three"),
@@ -164,6 +185,8 @@ _FAULTS: list[tuple[Plant, TinyKind, str]] = [
     (a_neighbours_temperature, TinyKind.STANDARD, "mixed parameters, one greedy row"),
     (a_neighbours_bias, TinyKind.STANDARD, "mixed parameters"),
     (the_batchs_step_for_a_position, TinyKind.STANDARD, "mixed parameters"),
+    (a_chunk_beside_rows_begins_anew, TinyKind.STANDARD, "chunked prefill"),
+    (a_chunk_beside_rows_is_seen_by_none, TinyKind.STANDARD, "chunked prefill"),
     (penalties_count_the_neighbours_tokens, TinyKind.STANDARD, "mixed parameters"),
 ]
 

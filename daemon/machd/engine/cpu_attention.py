@@ -12,8 +12,9 @@ import math
 import mlx.core as mx
 
 from machd.engine.exponential import MIN_EXPONENT, exp2
+from machd.engine.slab import SlabCache
 
-__all__ = ["attend"]
+__all__ = ["attend", "attend_rows"]
 
 _BLOCK_SCORES = 256 * 1024
 """Scores computed at once: with the temporaries of their exponentials they stay near the core."""
@@ -71,6 +72,30 @@ def attend(
         block = _block(queries[:, :, begin:end], keys[:, :, :seen], values[:, :, :seen], block_mask)
         blocks.append(block)
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
+
+
+def attend_rows(
+    queries: mx.array, keys: mx.array, values: mx.array, slab: SlabCache, *, scale: float
+) -> mx.array:
+    """Write a step's keys and values, and let each row see its own, however long others are.
+
+    Args:
+        queries: float32 [rows, heads, 1, head_dim].
+        keys: float32 [rows, kv_heads, 1, head_dim].
+        values: The same, with a head_dim of its own.
+        slab: Opened for a step of one token.
+        scale: Of the scores.
+
+    Returns:
+        float32 [rows, heads, 1, head_dim of the values].
+    """
+    keys, values = slab.update_and_fetch(keys, values)
+    parts = []
+    for span in slab.spans:
+        rows, width = slice(span.begin, span.end), span.width
+        seen = keys[rows, :, :width], values[rows, :, :width]
+        parts.append(attend(queries[rows], *seen, scale=scale, mask=span.mask))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:

@@ -14,10 +14,12 @@ from typing import Any
 import mlx.core as mx
 
 from machd.engine.batch_caches import PrefilledRow, RowCaches
+from machd.engine.mixed import mixed_caches
 from machd.engine.protocol import RowFault, SampledToken
 from machd.engine.sampling import RowSampling, Sampler, Selection
+from machd.engine.untyped import Cache
 
-__all__ = ["Decoder", "DecoderRow", "Forward"]
+__all__ = ["Chunk", "Decoder", "DecoderRow", "Forward"]
 
 Forward = Callable[[mx.array, list[Any]], mx.array]
 """Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
@@ -71,6 +73,14 @@ class _Step:
         return [row for rows, _ in self.parts for row in rows] + [row for row, _ in self.failed]
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some of a prompt's tokens, and the caches that hold those before them."""
+
+    token_ids: tuple[int, ...]
+    caches: Sequence[Cache]
+
+
 class Decoder:
     """The rows of one lane. Lives on the engine thread."""
 
@@ -121,24 +131,31 @@ class Decoder:
             self._ahead = None  # who joins now need not wait for it
         self._remove([row for row in self._rows if row.slot_index in slot_indices])
 
-    def decode(self) -> tuple[list[SampledToken], list[RowFault]]:
+    def decode(self, beside: Chunk | None = None) -> tuple[list[SampledToken], list[RowFault]]:
         """The next token of every row.
+
+        Args:
+            beside: A prompt's tokens to compute in the same pass; not with looking ahead.
 
         Returns:
             A token or a fault of each row. With looking ahead, a row that joined while a step was
             under way has neither yet.
         """
-        step, self._ahead = self._ahead or self._dispatch(), None
+        step, self._ahead = self._ahead or self._dispatch(beside), None
         if self._looks_ahead:
             self._remove([row for row in self._rows if not row.has_next])
             self._ahead = self._dispatch() if self._rows else None
         return self._read(step)
 
-    def _dispatch(self) -> _Step:
+    def _dispatch(self, beside: Chunk | None = None) -> _Step:
         self._caches.open_step()
         for row in self._rows:
             row.steps += 1
-        logits = self._forward(self._token_ids[:, None], self._caches.layers)[:, -1, :]
+        token_ids, layers = self._token_ids, self._caches.layers
+        if beside is not None:
+            layers = mixed_caches(layers, beside.caches, len(beside.token_ids))
+            token_ids = mx.concatenate([token_ids, mx.array(beside.token_ids, dtype=mx.int32)])
+        logits = self._forward(token_ids[:, None], layers)[: len(self._rows), -1, :]
         step = self._sample(logits)
         mx.async_eval([array for _, selection in step.parts for array in selection.arrays])
         self._remove([row for row, _ in step.failed])

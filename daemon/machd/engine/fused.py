@@ -13,11 +13,13 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
-from machd.engine.cpu_attention import attend
+from machd.engine.cpu_attention import attend, attend_rows
 from machd.engine.exponential import silu_product
+from machd.engine.mixed import MixedCache
+from machd.engine.slab import SlabCache
 from machd.engine.untyped import Cache, LanguageModel, Layer
 
-__all__ = ["fuse_layers"]
+__all__ = ["fuse_layers", "takes_mixed_caches"]
 
 _ROTATION_TOLERANCE = 1e-5
 """How far a rotation from a table may be from the layer's own, for numbers around one."""
@@ -47,6 +49,14 @@ def fuse_layers(model: LanguageModel) -> int:
             mx.eval(block.parameters())
     mx.clear_cache()
     return count
+
+
+def takes_mixed_caches(model: LanguageModel) -> bool:
+    """Whether every layer's attention can tell decoding rows from a prompt's tokens."""
+    blocks = getattr(getattr(model, "model", None), "layers", None) or []
+    return bool(blocks) and all(
+        type(getattr(block, "self_attn", None)) is _Attention for block in blocks
+    )
 
 
 class _Rotation:
@@ -119,9 +129,14 @@ class _Attention(Module):
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
         queries, keys = turned[:, : self._heads], turned[:, self._heads :]
         values = heads[:, rotated:]
-        if cache is not None:
-            keys, values = cache.update_and_fetch(keys, values)
-        mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
+        if isinstance(cache, MixedCache):
+            mixed = cache.attend(queries, keys, values, scale=self._scale)
+        elif isinstance(cache, SlabCache) and tokens == 1:
+            mixed = attend_rows(queries, keys, values, cache, scale=self._scale)
+        else:
+            if cache is not None:
+                keys, values = cache.update_and_fetch(keys, values)
+            mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 

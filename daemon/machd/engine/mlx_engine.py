@@ -10,8 +10,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from machd.capabilities.facts import KvCacheKind
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
-from machd.engine.decoder import Decoder, DecoderRow
-from machd.engine.fused import fuse_layers
+from machd.engine.decoder import Chunk, Decoder, DecoderRow
+from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.loader import LoadedModel
 from machd.engine.prefill import Prefill, fill_together, padded_groups
 from machd.engine.protocol import (
@@ -60,6 +60,8 @@ class MlxEngine:
         self._serial: dict[int, Decoder] = {}
         if is_cpu:
             fuse_layers(loaded.model)
+        # Looking ahead, the step is under way before its plan is known.
+        self._can_mix = not self._looks_ahead and takes_mixed_caches(loaded.model)
         self._warm_up()
 
     @property
@@ -75,13 +77,18 @@ class MlxEngine:
     def run(self, plan: StepPlan) -> StepResult:
         """Free, prefill, decode. A row's sampler may fail alone; the forward pass may not."""
         self._release(plan.release)
-        faults: list[RowFault] = []
-        newcomers = self._prefill(plan.prefill, faults)
-        turns = self._lanes(row.slot_index for row in plan.decode)
-        if not turns:
-            # Newcomers share the turn of their lane, or have one of their own in an empty one.
-            turns = [lane for lane in self._lanes(newcomers) if lane.slot_indices <= set(newcomers)]
         tokens: list[SampledToken] = []
+        faults: list[RowFault] = []
+        turns = self._lanes(row.slot_index for row in plan.decode)
+        if self._can_mix and turns == [self._batch] and len(plan.prefill) == 1:
+            self._mix(plan.prefill[0], tokens, faults)
+            turns = []
+        else:
+            newcomers = self._prefill(plan.prefill, faults)
+            if not turns:
+                # Newcomers share the turn of their lane, or have one of their own in an empty one.
+                lanes = self._lanes(newcomers)
+                turns = [lane for lane in lanes if lane.slot_indices <= set(newcomers)]
         for lane in turns:
             lane_tokens, lane_faults = lane.decode()
             tokens += lane_tokens
@@ -130,12 +137,29 @@ class MlxEngine:
         lanes = [self._serial.get(slot_index, self._batch) for slot_index in slot_indices]
         return list(dict.fromkeys(lanes))
 
+    def _mix(self, chunk: PrefillChunk, tokens: list[SampledToken], faults: list[RowFault]) -> None:
+        """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
+        self._open(chunk)
+        prefill = self._prefills[chunk.slot_index]
+        token_ids = prefill.take(chunk)
+        beside = Chunk(token_ids, prefill.caches) if token_ids else None
+        batch_tokens, batch_faults = self._batch.decode(beside)
+        tokens += batch_tokens
+        faults += batch_faults
+        if beside is not None:
+            prefill.wait()
+        if chunk.is_last:
+            self._seat(chunk.slot_index, faults)
+
+    def _open(self, chunk: PrefillChunk) -> None:
+        if chunk.start == 0:
+            assert chunk.slot_index not in self._prefills, "a slot is freed before it is taken"
+            self._prefills[chunk.slot_index] = Prefill(chunk, self._make_caches())
+
     def _prefill(self, chunks: Sequence[PrefillChunk], faults: list[RowFault]) -> list[int]:
         """Compute chunks; returns the slots of the rows whose prompt is whole now."""
         for chunk in chunks:
-            if chunk.start == 0:
-                assert chunk.slot_index not in self._prefills, "a slot is freed before it is taken"
-                self._prefills[chunk.slot_index] = Prefill(chunk, self._make_caches())
+            self._open(chunk)
         whole = [self._prefills[one.slot_index] for one in chunks if self._can_share(one)]
         shared = [group for group in padded_groups(whole) if len(group) > 1]
         for group in shared:

@@ -30,6 +30,7 @@ class Prefill:
     Attributes:
         opening: The first chunk, which says how the row will decode.
         prompt: The tokens so far.
+        caches: Where they are; one for each cache of the model.
     """
 
     def __init__(self, opening: PrefillChunk, caches: Sequence[Cache]) -> None:
@@ -37,33 +38,41 @@ class Prefill:
         assert opening.start == 0, "the first chunk opens the row"
         self.opening = opening
         self.prompt: list[int] = []
-        self._caches = caches
+        self.caches = caches
         self._index = 0
 
     @property
     def kv_bytes(self) -> int:
         """Bytes that the prompt's caches hold."""
-        return sum(int(cache.nbytes) for cache in self._caches)
+        return sum(int(cache.nbytes) for cache in self.caches)
 
     def fill(self, forward: Forward, chunk: PrefillChunk) -> None:
         """Compute a chunk, and wait for it."""
+        token_ids = self.take(chunk)
+        if token_ids:
+            forward(mx.array([token_ids], dtype=mx.int32), list(self.caches))
+            self.wait()
+
+    def take(self, chunk: PrefillChunk) -> tuple[int, ...]:
+        """Note a chunk, and say which of its tokens are to be computed now."""
         assert chunk.start == len(self.prompt), "chunks come in order, without gaps"
         self.prompt.extend(chunk.token_ids)
-        token_ids = chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
-        if token_ids:
-            forward(mx.array([token_ids], dtype=mx.int32), list(self._caches))
-            mx.eval([cache.state for cache in self._caches])
+        return chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
+
+    def wait(self) -> None:
+        """Until what was begun is in the caches."""
+        mx.eval([cache.state for cache in self.caches])
 
     def adopt(self, caches: Sequence[Cache], index: int) -> None:
         """Take the opening chunk, a whole prompt, as computed in a row of ``caches``."""
         self.prompt.extend(self.opening.token_ids)
-        self._caches = caches
+        self.caches = caches
         self._index = index
 
     def finish(self) -> PrefilledRow:
         """The whole prompt, ready to join."""
         return PrefilledRow(
-            self._caches,
+            self.caches,
             length=len(self.prompt) - 1,
             limit=self.opening.reserved_tokens,
             last_token_id=self.prompt[-1],

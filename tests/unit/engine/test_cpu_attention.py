@@ -7,8 +7,9 @@ import math
 import mlx.core as mx
 import pytest
 
-from machd.engine import cpu_attention
-from machd.engine.cpu_attention import attend
+from machd.engine import cpu_attention, slab
+from machd.engine.cpu_attention import attend, attend_rows
+from machd.engine.slab import RowPositions, SlabCache
 
 _HEAD_DIM = 16
 _SCALE = _HEAD_DIM**-0.5
@@ -104,3 +105,22 @@ def test_a_key_that_is_no_number_is_seen() -> None:
     is_bad = mx.isnan(mixed).all(axis=(1, 2, 3))
     assert is_bad.tolist() == [row == 3 for row in range(64)]
     assert not mx.isnan(mixed[mx.array([row for row in range(64) if row != 3])]).any()
+
+
+def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rows are read together, each gets what it would get under one mask."""
+    lengths = (300, 7, 8, 120, 119, 118, 1, 400)
+    mixed = []
+    for columns in (1, 1 << 20):
+        monkeypatch.setattr(slab, "_SPAN_COLUMNS", columns)
+        positions = RowPositions()
+        cache = SlabCache(positions, len(lengths))
+        for row, length in enumerate(lengths):
+            positions.append(length, 500)
+            _, keys, values = _tensors(1, 4, 2, 1, length)
+            cache.place(row, keys, values)
+        positions.open_step()
+        queries, keys, values = _tensors(len(lengths), 4, 2, 1, 1)
+        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
+        assert len(cache.spans) == (1 if columns > 1 else 6)
+    assert mx.allclose(mixed[0], mixed[1], atol=1e-5)

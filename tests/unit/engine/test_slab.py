@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from machd.engine import slab
 from machd.engine.protocol import slab_rows
 from machd.engine.slab import RowPositions, SlabCache
 
@@ -115,3 +116,32 @@ def test_a_batch_of_rows_without_positions_begins_with_its_first_step() -> None:
     slab.keep(0, 2)
     slab.step()
     slab.check()
+
+
+def test_rows_of_about_one_length_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row among short ones is a stretch of its own; each mask shows a row its own columns."""
+    monkeypatch.setattr(slab, "_SPAN_COLUMNS", 100)
+    positions = RowPositions()
+    for length in (10, 12, 400, 9, 9):
+        positions.append(length, 500)
+    positions.open_step()
+
+    spans = positions.spans()
+
+    assert [(span.begin, span.end, span.width) for span in spans] == [
+        (0, 2, 13),
+        (2, 3, 401),
+        (3, 5, 10),
+    ]
+    assert spans[0].mask is not None
+    assert spans[0].mask[:, 0, 0].sum(axis=-1).tolist() == [11, 13]
+    assert spans[1].mask is spans[2].mask is None
+
+
+def test_a_short_difference_is_not_worth_a_call() -> None:
+    """Rows whose padding costs less than another call are read at once."""
+    positions = RowPositions()
+    for length in (100, 150, 200):
+        positions.append(length, 500)
+    positions.open_step()
+    assert [(span.begin, span.end, span.width) for span in positions.spans()] == [(0, 3, 201)]

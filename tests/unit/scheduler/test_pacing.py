@@ -88,20 +88,20 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
     for third_s in (0.08, 8.0):
         pace = PrefillPace(beside_decode=None)
         _measure(pace, [0.08, 0.08, third_s])
-        pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.16)
+        pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.14)
         chunks.append(pace.prefill_tokens(Lane.BATCH, 8))
-    assert chunks == [6, 6]
+    assert chunks == [5, 5]
 
 
 @given(chunk_ms=st.floats(0, 50), token_ms=st.floats(0.001, 10))
 def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     chunk_ms: float, token_ms: float
 ) -> None:
-    """Any affine cost: the step comes to 1.8 idle ones or stops at the bounds, and never overshoots."""
+    """Any affine cost: the step comes to 1.5 idle ones or stops at the bounds, and never overshoots."""
     pace = PrefillPace(beside_decode=None)
     chunks = _settle(pace, lambda tokens: (chunk_ms + token_ms * tokens) / 1000, idle_s=0.1)
-    exact = (80.0 - chunk_ms) / token_ms
-    assert chunks[-1] == pytest.approx(min(512, max(4, exact)), rel=0.05, abs=1.5)
+    exact = (50.0 - chunk_ms) / token_ms
+    assert chunks[-1] == pytest.approx(min(512, max(4, exact)), rel=0.1, abs=1.5)
     assert all(later <= earlier * 1.5 + 1 for earlier, later in pairwise(chunks))
     assert all(later >= earlier * 0.5 - 1 for earlier, later in pairwise(chunks))
 
@@ -119,7 +119,7 @@ def test_what_was_learnt_stays_for_the_next_prompt() -> None:
     chunks = _settle(pace, lambda tokens: tokens / 1000, idle_s=0.1)
     for _ in range(100):
         pace.observe(Lane.BATCH, 8, prefill_tokens=0, duration_s=0.1)
-    assert pace.prefill_tokens(Lane.BATCH, 8) == chunks[-1] > 70
+    assert pace.prefill_tokens(Lane.BATCH, 8) == chunks[-1] > 40
 
 
 def test_a_short_rest_of_a_prompt_teaches_no_longer_chunk() -> None:
