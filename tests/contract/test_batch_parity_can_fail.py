@@ -13,7 +13,7 @@ from tiny_models import TinyKind
 
 from machd.engine import decoder, mixed, sampling
 from machd.engine.mlx_engine import MlxEngine
-from machd.engine.slab import SlabCache
+from machd.engine.slab import RowPositions, SlabCache
 
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine
 
@@ -25,38 +25,29 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def every_column_is_visible(patch: pytest.MonkeyPatch) -> None:
     """Decoding rows see what lies behind their ends and, in shorter rows, what others left."""
-    right = SlabCache.make_mask
-
-    def make_mask(self: SlabCache, tokens: int, *args: Any, **kwargs: Any) -> Any:
-        return None if tokens == 1 else right(self, tokens, *args, **kwargs)
-
-    patch.setattr(SlabCache, "make_mask", make_mask)
+    _decoding_rows_see(patch, mx.ones_like)
 
 
 def one_column_too_many(patch: pytest.MonkeyPatch) -> None:
     """Decoding rows see one position behind their ends."""
-    right = SlabCache.make_mask
-
-    def make_mask(self: SlabCache, tokens: int, *args: Any, **kwargs: Any) -> Any:
-        mask = right(self, tokens, *args, **kwargs)
-        if tokens > 1 or not isinstance(mask, mx.array):
-            return mask
-        return mask | mx.concatenate([mask[..., :1], mask[..., :-1]], axis=-1)
-
-    patch.setattr(SlabCache, "make_mask", make_mask)
+    _decoding_rows_see(
+        patch, lambda mask: mask | mx.concatenate([mask[..., :1], mask[..., :-1]], axis=-1)
+    )
 
 
 def the_oldest_column_is_lost(patch: pytest.MonkeyPatch) -> None:
     """Decoding rows do not see their first position."""
-    right = SlabCache.make_mask
+    _decoding_rows_see(patch, lambda mask: mask & (mx.arange(mask.shape[-1]) > 0))
 
-    def make_mask(self: SlabCache, tokens: int, *args: Any, **kwargs: Any) -> Any:
-        mask = right(self, tokens, *args, **kwargs)
-        if tokens == 1 and isinstance(mask, mx.array):
-            mask[..., 0] = False
-        return mask
 
-    patch.setattr(SlabCache, "make_mask", make_mask)
+def _decoding_rows_see(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.array]) -> None:
+    right = RowPositions.mask
+
+    def mask(self: RowPositions, window_tokens: int | None) -> mx.array:
+        seen = right(self, window_tokens)
+        return wrong(seen) if self.tokens == 1 else seen
+
+    patch.setattr(RowPositions, "mask", mask)
 
 
 def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
