@@ -93,7 +93,7 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
     assert chunks == [5, 5]
 
 
-@given(chunk_ms=st.floats(0, 50), token_ms=st.floats(0.001, 10))
+@given(chunk_ms=st.floats(0, 30), token_ms=st.floats(0.001, 10))
 def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     chunk_ms: float, token_ms: float
 ) -> None:
