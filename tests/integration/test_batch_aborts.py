@@ -11,21 +11,21 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from arrivals import Arrivals
 from dialogue import sse_text
+from gated_engine import GatedEngine
 from polling import wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
-from tiny_models import TinyKind, tiny_model
 
 from machd.engine.fake import FakeEngine
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Engine, StepPlan, StepResult
+from machd.engine.protocol import Engine, StepPlan
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import Event
-from machd.serving.inbox import Abort, Inbox, Message, Submit
+from machd.serving.inbox import Abort, Inbox, Message
 
 _PATH = "/v1/completions"
 _TOKENS = 60
@@ -66,20 +66,6 @@ def _no_failure_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 # --- the scene --------------------------------------------------------------------------------
 
 
-class _TinyEngine(MlxEngine):
-    """The standard tiny model behind a gate, made on the thread that calls this."""
-
-    def __init__(self, before_step: Callable[[StepPlan], None]) -> None:
-        self._before_step: Callable[[StepPlan], None] | None = None  # not while it warms up
-        super().__init__(tiny_model(TinyKind.STANDARD))
-        self._before_step = before_step
-
-    def run(self, plan: StepPlan) -> StepResult:
-        if self._before_step is not None and (plan.prefill or plan.decode):
-            self._before_step(plan)
-        return super().run(plan)
-
-
 @dataclass(frozen=True)
 class _Kind:
     """An engine, and the name of its model."""
@@ -91,7 +77,7 @@ class _Kind:
         return self.model_id
 
 
-_TINY = _Kind("tiny-llama", _TinyEngine)
+_TINY = _Kind("tiny-llama", GatedEngine)
 _FAKE = _Kind("fake", lambda before_step: FakeEngine(before_step=before_step))
 
 
@@ -111,29 +97,9 @@ def _answers_alone(kind: _Kind) -> dict[str, str]:
         }
 
 
-class _Mail:
-    """What has gone into the engine thread's inbox, and who has left."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._count = 0
-        put = Inbox.put
-
-        def counted(inbox: Inbox, message: Message) -> None:
-            put(inbox, message)
-            self._count += isinstance(message, Submit)
-
-        patch.setattr(Inbox, "put", counted)
-
-    def wait_for_one_more(self, send: Callable[[], None]) -> None:
-        """Return when the request that ``send`` sends has arrived."""
-        count = self._count
-        send()
-        wait_until(lambda: self._count > count, "a request has arrived")
-
-
 @pytest.fixture(name="mail")
-def _mail(monkeypatch: pytest.MonkeyPatch) -> _Mail:
-    return _Mail(monkeypatch)
+def _mail(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
+    return Arrivals(monkeypatch)
 
 
 @dataclass(frozen=True)
@@ -161,7 +127,7 @@ _GAUGES = (
 class _Scene:
     """A daemon held before each of its steps, and its clients. A context manager."""
 
-    def __init__(self, kind: _Kind, mail: _Mail, *, slots: int) -> None:
+    def __init__(self, kind: _Kind, mail: Arrivals, *, slots: int) -> None:
         self._mail = mail
         self._model_id = kind.model_id
         self._slots = slots
@@ -375,7 +341,7 @@ def test_who_leaves_gives_its_place_back_by_the_next_step(
     how: Callable[[RawClient], None],
     is_stream: bool,  # noqa: FBT001
     alone: dict[str, dict[str, str]],
-    mail: _Mail,
+    mail: Arrivals,
 ) -> None:
     """Slot, promise and place in the queue are free, and those who stay say what they say alone."""
     with _Scene(kind, mail, slots=phase.slots) as scene:
@@ -390,7 +356,7 @@ def test_who_leaves_gives_its_place_back_by_the_next_step(
 
 @pytest.mark.parametrize("phase", [one for one in _PHASES if one.twin], ids=str)
 def test_when_the_last_reader_leaves_the_shared_decode_ends(
-    phase: _Phase, alone: dict[str, dict[str, str]], mail: _Mail
+    phase: _Phase, alone: dict[str, dict[str, str]], mail: Arrivals
 ) -> None:
     """Leader and follower leave one after the other: the second departure gives the place back."""
     with _Scene(_TINY, mail, slots=phase.slots) as scene:
@@ -404,7 +370,7 @@ def test_when_the_last_reader_leaves_the_shared_decode_ends(
 
 
 def test_who_comes_when_the_leader_has_left_reads_along(
-    alone: dict[str, dict[str, str]], mail: _Mail
+    alone: dict[str, dict[str, str]], mail: Arrivals
 ) -> None:
     """The decode belongs to whoever reads it: it takes newcomers in after its leader's departure."""
     phase = next(one for one in _PHASES if one.name == "leader")
@@ -451,7 +417,7 @@ def _lose_in_the_scheduler(patch: pytest.MonkeyPatch, number: int) -> None:
 
 @pytest.mark.parametrize("phase", _PHASES, ids=str)
 def test_in_every_phase_a_lost_abort_is_noticed(
-    phase: _Phase, mail: _Mail, monkeypatch: pytest.MonkeyPatch
+    phase: _Phase, mail: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check of these tests fails when the one abort never arrives, so it proves something."""
     _lose_in_the_inbox(monkeypatch)
@@ -466,7 +432,7 @@ def test_in_every_phase_a_lost_abort_is_noticed(
 def test_of_six_departures_at_once_none_may_be_lost(
     lost: int | None,
     alone: dict[str, dict[str, str]],
-    mail: _Mail,
+    mail: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They leave in one step and from every phase; if a single abort is lost, the check fails."""

@@ -9,27 +9,27 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from arrivals import Arrivals
 from dialogue import sse_data, sse_text
+from gated_engine import GatedEngine
 from polling import wait_until
 from raw_client import RawAnswer, RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
-from tiny_models import TinyKind, tiny_model
 
 from machd.clock import SystemClock
 from machd.engine import sampling
 from machd.engine.batch_caches import BatchCaches
 from machd.engine.decoder import Decoder
 from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Detokenizer, Engine, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol import Detokenizer, Engine, SamplingParams, StepPlan
 from machd.engine.sampling import RowSampling, Sampler
 from machd.engine.slab import SlabCache
 from machd.errors import EngineFaultError
 from machd.http.completions import _CompletionDialect
 from machd.http.stream import GenerationResponse
-from machd.serving.inbox import Inbox, Message, Submit
 from machd.serving.text import CompletionText
 
 _PATH = "/v1/completions"
@@ -79,22 +79,8 @@ def _no_rendered_logs() -> Iterator[None]:
         yield
 
 
-class _GatedEngine(MlxEngine):
-    """The standard tiny model behind a gate, made on the thread that calls this."""
-
-    def __init__(self, gate: StepGate | None, *, looks_ahead: bool = False) -> None:
-        self._gate: StepGate | None = None  # not while it warms up
-        super().__init__(tiny_model(TinyKind.STANDARD), looks_ahead=looks_ahead)
-        self._gate = gate
-
-    def run(self, plan: StepPlan) -> StepResult:
-        if self._gate is not None and (plan.prefill or plan.decode):
-            self._gate(plan)
-        return super().run(plan)
-
-
 def _engine(gate: StepGate | None, *, looks_ahead: bool = False) -> Callable[[], Engine]:
-    return lambda: _GatedEngine(gate, looks_ahead=looks_ahead)
+    return lambda: GatedEngine(gate, looks_ahead=looks_ahead)
 
 
 @pytest.fixture(name="alone", scope="module")
@@ -109,35 +95,15 @@ def _alone() -> dict[str, str]:
         }
 
 
-class _Arrivals:
-    """Counts the requests that have come as far as the engine thread's inbox."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._count = 0
-        put = Inbox.put
-
-        def counted(inbox: Inbox, message: Message) -> None:
-            put(inbox, message)
-            self._count += isinstance(message, Submit)
-
-        patch.setattr(Inbox, "put", counted)
-
-    def wait_for_one_more(self, send: Callable[[], None]) -> None:
-        """Return when what ``send`` sends has arrived."""
-        count = self._count
-        send()
-        wait_until(lambda: self._count > count, "a request has arrived")
-
-
 @pytest.fixture(name="arrivals")
-def _arrivals(monkeypatch: pytest.MonkeyPatch) -> _Arrivals:
-    return _Arrivals(monkeypatch)
+def _arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
+    return Arrivals(monkeypatch)
 
 
 class _Crowd:
     """Clients that come one after the other, while the engine stands at the gate."""
 
-    def __init__(self, url: str, gate: StepGate, arrivals: _Arrivals) -> None:
+    def __init__(self, url: str, gate: StepGate, arrivals: Arrivals) -> None:
         self._url = url
         self._gate = gate
         self._arrivals = arrivals
@@ -331,7 +297,7 @@ def test_an_engine_fault_ends_what_runs_and_nothing_else(
     fault: _Fault,
     looks_ahead: bool,  # noqa: FBT001
     alone: dict[str, str],
-    arrivals: _Arrivals,
+    arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who runs is told within a second, who waits is served, and all is as new for who asks again."""
@@ -379,7 +345,7 @@ def _fail_together(crowd: _Crowd, gate: StepGate, trap: _Trap, *waiting: str) ->
 
 
 def test_three_engine_faults_in_a_row_end_the_daemon(
-    arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+    arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no whole answer between them, the third is told to those who wait too, and is the end."""
     trap = _Trap(monkeypatch, Decoder, "_read")
@@ -405,7 +371,7 @@ def test_three_engine_faults_in_a_row_end_the_daemon(
 
 
 def test_a_whole_answer_between_engine_faults_starts_the_count_afresh(
-    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+    alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often two batches in a row fail, the daemon goes on when others are served between."""
     trap = _Trap(monkeypatch, Decoder, "_read")
@@ -584,7 +550,7 @@ def test_a_row_fault_ends_its_request_alone(
     fault: _RowFault,
     role: str,
     alone: dict[str, str],
-    arrivals: _Arrivals,
+    arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever it hits is told; the others are told what they are told alone, and no slot is lost."""
@@ -615,7 +581,7 @@ def test_a_row_fault_ends_its_request_alone(
 
 
 def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
-    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+    alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request is told once, and the slot of its sound choice is given back too."""
     _draw_fails_at(5)(monkeypatch)
@@ -645,7 +611,7 @@ def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
 
 
 def test_who_reads_a_row_that_fails_is_told_each(
-    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+    alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault in a shared decode ends all its readers, and nobody who decodes beside it."""
     _draw_fails_at(8)(monkeypatch)
@@ -668,7 +634,7 @@ def test_who_reads_a_row_that_fails_is_told_each(
 
 
 def test_a_reader_whose_text_fails_leaves_the_other_readers_alone(
-    alone: dict[str, str], arrivals: _Arrivals, monkeypatch: pytest.MonkeyPatch
+    alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decode is shared and the detokeniser is not: only the one that failed is ended."""
     _detokeniser_fails_at(8)(monkeypatch)
@@ -731,7 +697,7 @@ def test_a_response_that_cannot_be_sent_is_cut_off_alone(
     role: str,
     count: int,
     alone: dict[str, str],
-    arrivals: _Arrivals,
+    arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its client sees no good end, its slot is given back, and the others are told all."""

@@ -17,17 +17,16 @@ import httpx
 import pytest
 from chaos_clients import Answer, Conduct, Errand, Town, answer_of
 from dialogue import completion, sse_text, told
+from gated_engine import GatedEngine
 from polling import wait_until
 from raw_client import RawAnswer, RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
-from tiny_models import TinyKind, tiny_model
 
 from machd.engine.fake import FakeEngine
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Engine, StepPlan, StepResult
+from machd.engine.protocol import Engine, StepPlan
 from machd.scheduler.protocol import Scheduler
 from machd.serving.inbox import Inbox, Message, Submit
 from machd.serving.loop import EngineLoop
@@ -111,22 +110,8 @@ def _watch(monkeypatch: pytest.MonkeyPatch) -> _Watch:
     return watch
 
 
-class _TinyEngine(MlxEngine):
-    """The standard tiny model behind a gate, made on the thread that calls this."""
-
-    def __init__(self, before_step: Callable[[StepPlan], None]) -> None:
-        self._before_step: Callable[[StepPlan], None] | None = None  # not while it warms up
-        super().__init__(tiny_model(TinyKind.STANDARD))
-        self._before_step = before_step
-
-    def run(self, plan: StepPlan) -> StepResult:
-        if self._before_step is not None and (plan.prefill or plan.decode):
-            self._before_step(plan)
-        return super().run(plan)
-
-
 def _tiny(before_step: Callable[[StepPlan], None] = lambda _plan: None) -> Callable[[], Engine]:
-    return lambda: _TinyEngine(before_step)
+    return lambda: GatedEngine(before_step)
 
 
 # --- many clients -----------------------------------------------------------------------------
