@@ -1,0 +1,69 @@
+"""What probes measured, as plain data: outcomes, and the figures behind a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Evidence", "Outcome", "ProbeResult"]
+
+
+class Outcome(StrEnum):
+    """How a probe ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNSUPPORTED = "unsupported"
+    """What it would try does not exist for this model: a window overflow without a window."""
+
+    NO_DATA = "no_data"
+    """It ran, and nothing it saw could have told right from wrong."""
+
+    ERRORED = "errored"
+    """It raised, crashed or took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Figures of a comparison.
+
+    Attributes:
+        token_mismatches: Tokens that differ from those of the row alone, by more than noise.
+        max_logprob_diff: The largest difference of a log-probability, in nats.
+        noise_floor: The largest difference between two ways of computing a row alone, in nats.
+        cases: Rows compared.
+    """
+
+    token_mismatches: int = 0
+    max_logprob_diff: float = 0.0
+    noise_floor: float = 0.0
+    cases: int = 0
+
+    @classmethod
+    def together(cls, parts: Iterable[Evidence]) -> Evidence:
+        """All of them as one: counts add up, of differences the largest stays."""
+        every = tuple(parts)
+        return cls(
+            token_mismatches=sum(one.token_mismatches for one in every),
+            max_logprob_diff=max((one.max_logprob_diff for one in every), default=0.0),
+            noise_floor=max((one.noise_floor for one in every), default=0.0),
+            cases=sum(one.cases for one in every),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one probe says of one model.
+
+    Attributes:
+        probe: Its name: the file of ``machd_probes/checks`` that it is in.
+        detail: A sentence for a person; empty where it passed.
+        duration_s: What it took.
+    """
+
+    probe: str
+    outcome: Outcome
+    detail: str = ""
+    evidence: Evidence = Evidence()
+    duration_s: float = 0.0

@@ -1,0 +1,27 @@
+"""One row of the capability matrix: what is known of an architecture, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.facts import CacheFacts
+
+__all__ = ["ArchitectureReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchitectureReport:
+    """What was found of one architecture of mlx-lm's, on a tiny model of it.
+
+    Attributes:
+        architecture: mlx-lm's name of it.
+        facts: Of its caches; None where no model could be built.
+        results: Of every probe, in the order of the catalogue.
+        problem: Why there is nothing to say of it; empty otherwise.
+    """
+
+    architecture: str
+    facts: CacheFacts | None = None
+    results: tuple[ProbeResult, ...] = ()
+    problem: str = ""
