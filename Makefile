@@ -1,5 +1,5 @@
 # Everything from a checkout; CONTRIBUTING.md says what each target is for.
-.PHONY: setup serve test check bench docs lock dev
+.PHONY: setup serve test check bench docs matrix lock dev
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
@@ -34,6 +34,9 @@ bench: dev
 
 docs: dev
 	.venv/bin/python docs/generate.py
+
+matrix: dev
+	.venv/bin/python docs/generate.py --matrix
 
 lock:
 	scripts/lock

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import mlx.core as mx
@@ -19,11 +19,8 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from machd.engine.caches import measure_model
-from machd.engine.loader import LoadedModel
+from machd.engine.loader import LoadedModel, describe_model
 from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.precision import computed_dtype, weights_bytes
-from machd.engine.protocol import ModelDescription
 from machd.engine.tokenizer import MlxTokenizer
 
 __all__ = ["CONTEXT_TOKENS", "VOCABULARY_TOKENS", "TinyKind", "tiny_model", "tiny_tokenizer"]
@@ -164,7 +161,14 @@ def tiny_model(kind: TinyKind, *, seed: int | None = None) -> LoadedModel:
     model: Module = module.Model(module.ModelArgs.from_dict(config))
     _condition(model, recipe.seed if seed is None else seed, recipe.embedding_scale)
     model.eval()
-    return LoadedModel(model, tiny_tokenizer(), _describe(model, recipe.architecture))
+    description = describe_model(
+        model,
+        model_id=f"tiny-{recipe.architecture}",
+        architecture=recipe.architecture,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=frozenset({_END_OF_TEXT}),
+    )
+    return LoadedModel(model, tiny_tokenizer(), replace(description, device_memory_bytes=0))
 
 
 def tiny_tokenizer() -> MlxTokenizer:
@@ -227,24 +231,3 @@ def _centre(name: str, array: mx.array) -> NDArray[np.float32]:
     if name.endswith("A_log"):
         return np.log(np.linspace(0.05, 1.0, array.size, dtype=np.float32))
     return np.array(array, dtype=np.float32)
-
-
-def _describe(model: Module, architecture: str) -> ModelDescription:
-    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
-
-    measured = measure_model(model)
-    return ModelDescription(
-        model_id=f"tiny-{architecture}",
-        architecture=architecture,
-        context_tokens=CONTEXT_TOKENS,
-        vocabulary_tokens=measured.logits_tokens,
-        parameters=int(get_total_parameters(model)),
-        weights_bytes=weights_bytes(model),
-        dtype=computed_dtype(model),
-        quantization=None,
-        backend="cpu",
-        blas=None,
-        eos_token_ids=frozenset({_END_OF_TEXT}),
-        cache=measured.cache,
-        created_unix_s=0,
-    )

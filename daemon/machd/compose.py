@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 
 import structlog
 
 from machd import __version__
 from machd.api.capabilities import Versions
-from machd.capabilities.rules import Verdict, continuous_batching
+from machd.capabilities.evidence import Evidence
+from machd.capabilities.verdict import Verdict
+from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
 from machd.engine.protocol import Engine, ModelDescription
 from machd.http.app import create_app
@@ -29,6 +32,7 @@ from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budg
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.service import GenerationLimits, GenerationService
+from machd.serving.startup_guard import Measure, OnStart, StartupGuard, nothing_known
 from machd.settings.model import ContinuousBatchingSettings, Settings
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog
@@ -46,7 +50,14 @@ class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
     def __init__(
-        self, settings: Settings, load: Callable[[], Engine], clock: Clock, api_keys: ApiKeys
+        self,
+        settings: Settings,
+        load: Callable[[], Engine],
+        clock: Clock,
+        api_keys: ApiKeys,
+        *,
+        measure: Measure = nothing_known,
+        recall: Measure = nothing_known,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -55,6 +66,8 @@ class Parts:
             load: Makes the engine; called on the engine thread.
             clock: Reads time.
             api_keys: Who may ask.
+            measure: Finds out what the model can do; called on the engine thread.
+            recall: Tells what was found out before.
         """
         self._settings = settings
         self.metrics = Metrics()
@@ -66,6 +79,13 @@ class Parts:
             make_scheduler=self._make_scheduler,
             publish=fanout.publish,
             clock=clock,
+            probe=StartupGuard(
+                on_start=OnStart(settings.probe.on_start),
+                is_batching_asked=settings.continuous_batching.enabled,
+                measure=measure,
+                recall=recall,
+                clock=clock,
+            ),
         )
         self.service = GenerationService(
             loop=self.loop,
@@ -90,10 +110,10 @@ class Parts:
         self.app = create_app(context, api_keys)
         self._watch()
 
-    def announce(self, engine: Engine) -> None:
-        """Export and log what is only known once the model is loaded."""
+    def announce(self, engine: Engine) -> DecodeModeDecision:
+        """Export and log what is only known once the model is loaded; returns the decode mode."""
         model = engine.model
-        verdict, decision = self._decide(model)
+        verdicts, decision = self._decide(model)
         self.metrics.set_info(
             "machd_model_info",
             model=model.model_id,
@@ -102,18 +122,25 @@ class Parts:
             dtype=model.dtype,
             backend=model.backend,
         )
-        self.metrics.set_info(
-            "machd_capability_info",
-            feature="continuous_batching",
-            verdict=verdict.support.value,
-            source="rule",
-        )
-        self._log_decision(decision, model)
+        for feature, verdict in verdicts.by_feature().items():
+            # Not an info, which has one series: a feature has one each.
+            self.metrics.watch(
+                "machd_capability_info",
+                lambda: 1.0,
+                feature=feature,
+                verdict=verdict.support.value,
+                source=verdict.source.value,
+            )
+        self._log_decision(decision, verdicts.continuous_batching, model)
+        return decision
 
-    def _decide(self, model: ModelDescription) -> tuple[Verdict, DecodeModeDecision]:
-        verdict = continuous_batching(model.cache)
-        is_asked = self._settings.continuous_batching.enabled
-        return verdict, decide_decode_mode(is_batching_asked=is_asked, verdict=verdict)
+    def _decide(self, model: ModelDescription) -> tuple[ModelVerdicts, DecodeModeDecision]:
+        verdicts = judge(model.cache, self.loop.probe_results, architecture=model.architecture)
+        decision = decide_decode_mode(
+            is_batching_asked=self._settings.continuous_batching.enabled,
+            verdict=verdicts.continuous_batching,
+        )
+        return verdicts, decision
 
     def _make_scheduler(self, engine: Engine) -> Scheduler:
         """The scheduler that the settings ask for and the model allows; on the engine thread."""
@@ -124,7 +151,9 @@ class Parts:
             return ContinuousScheduler(limits, batching_of(section, engine.model))
         return SingleFlightScheduler(limits)
 
-    def _log_decision(self, decision: DecodeModeDecision, model: ModelDescription) -> None:
+    def _log_decision(
+        self, decision: DecodeModeDecision, verdict: Verdict, model: ModelDescription
+    ) -> None:
         log = structlog.get_logger("machd.scheduler")
         say = log.info if decision.is_as_requested else log.warning
         say(
@@ -132,6 +161,9 @@ class Parts:
             requested=decision.requested.value,
             active=decision.active.value,
             reason=decision.reason,
+            verdict=verdict.support.value,
+            source=verdict.source.value,
+            evidence=_figures(verdict.evidence),
         )
         if decision.active is DecodeMode.BATCHED:
             asked_gb = self._settings.continuous_batching.kv_budget_gb
@@ -203,6 +235,10 @@ def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) ->
             policy=KvPolicy(section.kv_policy),
         ),
     )
+
+
+def _figures(evidence: Evidence | None) -> dict[str, float] | None:
+    return None if evidence is None else asdict(evidence)
 
 
 def _queue_limits(settings: Settings) -> QueueLimits:

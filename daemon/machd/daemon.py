@@ -22,7 +22,9 @@ from machd.errors import (
 )
 from machd.http.authentication import ApiKeys
 from machd.http.server import HttpServer, Listener, listen
+from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.lifecycle import State
+from machd.serving.startup_guard import Measure, nothing_known
 from machd.settings.model import Settings
 
 __all__ = ["Daemon"]
@@ -39,7 +41,7 @@ _LAST_ANSWER_S = 1.0
 class Daemon:
     """One process: a listener, a server, an engine thread. Runs once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the command line hands down, each by its name
         self,
         settings: Settings,
         load: Callable[[], Engine],
@@ -47,6 +49,8 @@ class Daemon:
         environ: Mapping[str, str],
         clock: Clock | None = None,
         on_ready: Callable[[str, Engine], None] = lambda _url, _engine: None,
+        measure: Measure = nothing_known,
+        recall: Measure = nothing_known,
     ) -> None:
         """Read the keys and bind the address, so that mistakes show before the model loads.
 
@@ -56,6 +60,9 @@ class Daemon:
             environ: The process's variables, for a socket handed over by the service manager.
             clock: Reads time; the machine's clocks unless given.
             on_ready: Told the URL and the engine once requests are taken.
+            measure: Finds out what the loaded model can do, in a few seconds; called on the
+                engine thread where the settings ask for it. What it raises is logged.
+            recall: Tells what was found out before, at once.
 
         Raises:
             ListenError: The address is taken, or is public while no API key is required.
@@ -65,6 +72,9 @@ class Daemon:
         self._load = load
         self._clock = clock or SystemClock()
         self._on_ready = on_ready
+        self._measure = measure
+        self._recall = recall
+        self._decode_mode: DecodeModeDecision | None = None
         self._log = structlog.get_logger("machd.daemon")
         keys_file = settings.auth.api_keys_file
         self._api_keys = ApiKeys.read(Path(keys_file)) if keys_file else ApiKeys.none()
@@ -83,6 +93,11 @@ class Daemon:
         """Where the daemon listens."""
         return self._listener.url
 
+    @property
+    def decode_mode(self) -> DecodeModeDecision | None:
+        """How sequences are decoded, and why; None until the model is loaded."""
+        return self._decode_mode
+
     def request_stop(self) -> None:
         """Drain; the second time, stop at once. Call it on the daemon's event loop."""
         self._stop_requests += 1
@@ -95,7 +110,14 @@ class Daemon:
             MachdError: The model could not be loaded, or the engine stopped for good.
         """
         try:
-            parts = Parts(self.settings, self._load, self._clock, self._api_keys)
+            parts = Parts(
+                self.settings,
+                self._load,
+                self._clock,
+                self._api_keys,
+                measure=self._measure,
+                recall=self._recall,
+            )
             await self._run(parts)
         finally:
             self._listener.close()
@@ -144,7 +166,7 @@ class Daemon:
             parts.lifecycle.become(State.FAILED)
             self._log.critical("model.load_failed", exc_info=error)
             raise EngineFaultError("the model could not be loaded; the log says why") from error
-        parts.announce(engine)
+        self._decode_mode = parts.announce(engine)
         parts.lifecycle.become(State.READY)
         self._log.info("daemon.ready", url=self.url, model=engine.model.model_id)
         self._on_ready(self.url, engine)

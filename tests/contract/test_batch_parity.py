@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from engine_driver import GREEDY, Join, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import LENGTHS, MIXED, NOISE, Alone, Script, margins, random_prompt, scripts
+from parity import NOISE, Alone, margins
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
@@ -21,6 +20,8 @@ from machd.engine import slab
 from machd.engine.loader import LoadedModel
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.protocol import Engine, Lane
+from machd_probes.play import GREEDY, Join, play
+from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts
 
 TOKENS = 20
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from parity import LENGTHS, MIXED, random_prompt, scripts
+from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 

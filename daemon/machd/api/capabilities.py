@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 __all__ = [
+    "CacheDetails",
     "Capabilities",
     "DecodeMode",
     "DecodeModeReport",
@@ -16,12 +17,16 @@ __all__ = [
     "Features",
     "ModelCapabilities",
     "ModelSummary",
+    "PrefixCacheVerdict",
     "SpeculationReport",
     "Versions",
 ]
 
 DecodeMode: TypeAlias = Literal["single", "speculative", "batched"]
 """The values of ``X-Decode-Mode``."""
+
+_Support: TypeAlias = Literal["supported", "blocked", "unknown"]
+_Source: TypeAlias = Literal["rule", "measured"]
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -49,10 +54,55 @@ class FeatureVerdict(Struct, frozen=True, kw_only=True):
         evidence: The measurement; left out without one.
     """
 
-    verdict: Literal["supported", "blocked", "unknown"]
+    verdict: _Support
     reason: str
-    source: Literal["rule", "measured"] | UnsetType = UNSET
+    source: _Source | UnsetType = UNSET
     evidence: Evidence | UnsetType = UNSET
+
+
+class PrefixCacheVerdict(FeatureVerdict, frozen=True, kw_only=True):
+    """Whether what a prompt left in the caches can serve another one.
+
+    Attributes:
+        extent: How much of a prompt: any beginning, those that were copied on the way, or nothing.
+    """
+
+    extent: Literal["full", "snapshot", "none"]
+
+
+class SpeculationReport(Struct, frozen=True, kw_only=True):
+    """Speculative decoding: the mode in use, and the verdicts alone and in a batch.
+
+    Attributes:
+        mode: What the daemon does; left out where none runs.
+        verdict: Whether guesses can be verified; left out where nobody has judged it.
+    """
+
+    mode: Literal["off", "ngram", "draft", "dflash"] | UnsetType = UNSET
+    verdict: _Support | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    source: _Source | UnsetType = UNSET
+    evidence: Evidence | UnsetType = UNSET
+    batched_specdec: FeatureVerdict | None = None
+
+
+class CacheDetails(Struct, frozen=True, kw_only=True):
+    """What the caches are.
+
+    Attributes:
+        keep_tokens: Sink tokens that windows never drop, each number once.
+        window_tokens: Sizes of sliding windows, each once; empty without any.
+        mergeable: Whether mlx-lm can merge them into a batch; the verdict says whether that is
+            right.
+        bytes_per_token: What one more position costs in one sequence.
+        bytes_per_sequence: What a sequence costs whatever its length.
+    """
+
+    keep_tokens: list[int]
+    window_tokens: list[int]
+    mergeable: bool
+    bytes_per_token: int
+    bytes_per_sequence: int
 
 
 class Versions(Struct, frozen=True, kw_only=True):
@@ -73,6 +123,7 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
         kv_cache_kind: Such as ``standard`` or ``hybrid_gdn``, from live cache objects.
         layers: Class of cache object to how many there are.
         nested: Classes inside cache lists; left out for other kinds than ``nested``.
+        speculation: Left out, as ``chunked_prefill`` and ``cache`` are, where nobody has judged it.
         trimmable: Whether every cache can be cut back to an earlier position.
     """
 
@@ -83,8 +134,11 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
     continuous_batching: FeatureVerdict | None = None
     batched_specdec: FeatureVerdict | None = None
     kv_quantization: FeatureVerdict | None = None
-    prefix_cache: FeatureVerdict | None = None
+    prefix_cache: PrefixCacheVerdict | None = None
+    chunked_prefill: FeatureVerdict | UnsetType = UNSET
+    speculation: SpeculationReport | UnsetType = UNSET
     trimmable: bool | None = None
+    cache: CacheDetails | UnsetType = UNSET
     versions: Versions
 
 
@@ -129,13 +183,6 @@ class Features(Struct, frozen=True, kw_only=True):
     structured_output: bool
 
 
-class SpeculationReport(Struct, frozen=True, kw_only=True):
-    """Speculative decoding: the mode in use, and the verdict on using it in a batch."""
-
-    mode: Literal["off", "ngram", "draft", "dflash"]
-    batched_specdec: FeatureVerdict | None = None
-
-
 class Device(Struct, frozen=True, kw_only=True):
     """What computes.
 
@@ -163,5 +210,4 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     max_b: int
     model: ModelSummary
     features: Features
-    speculation: SpeculationReport
     device: Device

@@ -81,9 +81,46 @@ class CacheFacts:
         return tuple(sorted({name for layer in self.layers for name in _inner_names(layer)}))
 
     @property
+    def every(self) -> tuple[LayerCacheFacts, ...]:
+        """Every cache object, lists and what is inside them, however deep."""
+        return tuple(one for layer in self.layers for one in _with_inner(layer))
+
+    @property
+    def innermost(self) -> tuple[LayerCacheFacts, ...]:
+        """Every cache that holds something itself: lists opened, however deep."""
+        return tuple(one for one in self.every if one.class_name != _LIST)
+
+    @property
+    def private_classes(self) -> tuple[str, ...]:
+        """Sorted names of the classes that are a model's own, inside lists too."""
+        return tuple(sorted({one.class_name for one in self.every} - PUBLIC_CACHE_CLASSES))
+
+    @property
+    def keep_tokens(self) -> tuple[int, ...]:
+        """Sorted numbers of sink tokens that windows keep, each once; empty without a window."""
+        windows = [one for one in self.innermost if one.window_tokens is not None]
+        return tuple(sorted({one.keep for one in windows}))
+
+    @property
+    def window_tokens(self) -> tuple[int, ...]:
+        """Sorted sizes of the windows, each once."""
+        sizes = {one.window_tokens for one in self.innermost}
+        return tuple(sorted(size for size in sizes if size is not None))
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether mlx-lm can merge every cache into a batch, which says nothing of the answers."""
+        return all(layer.mergeable for layer in self.layers)
+
+    @property
     def trimmable(self) -> bool:
         """Whether every cache can be cut back to an earlier position."""
         return all(layer.trimmable for layer in self.layers)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether every cache can be cut back at any length: a full window cannot."""
+        return self.trimmable and not self.window_tokens
 
     @property
     def kind(self) -> KvCacheKind:
@@ -108,6 +145,12 @@ class CacheFacts:
         if owners and all("GatedDelta" in owner for owner in owners):
             return KvCacheKind.HYBRID_GDN
         return KvCacheKind.HYBRID
+
+
+def _with_inner(layer: LayerCacheFacts) -> Iterator[LayerCacheFacts]:
+    yield layer
+    for inner in layer.nested:
+        yield from _with_inner(inner)
 
 
 def _inner_names(layer: LayerCacheFacts) -> Iterator[str]:

@@ -1,122 +1,182 @@
 """From facts to verdicts: one predicate for each feature, read by every surface that speaks of it.
 
 A rule may say "unknown". That a cache can be merged proves nothing about the model that fills it:
-of the architectures that mlx-lm merges without complaint, some answer wrongly in a batch.
+of the architectures that mlx-lm merges without complaint, some answer wrongly in a batch. A rule
+says what the caches allow; what the daemon serves is said by its features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from machd.capabilities.facts import (
-    PUBLIC_CACHE_CLASSES,
-    CacheFacts,
-    KvCacheKind,
-    LayerCacheFacts,
-)
+from machd.capabilities.batching_rules import DraftKind, batched_specdec, continuous_batching
+from machd.capabilities.facts import CacheFacts, KvCacheKind
+from machd.capabilities.verdict import Source, Support, Verdict, measured
 
-__all__ = ["Support", "Verdict", "continuous_batching"]
+__all__ = [
+    "DraftKind",
+    "PrefixExtent",
+    "PrefixVerdict",
+    "Source",
+    "Support",
+    "Verdict",
+    "batched_specdec",
+    "chunked_prefill",
+    "continuous_batching",
+    "kv_quantization",
+    "measured",
+    "prefix_cache",
+    "speculation",
+]
 
 
-class Support(StrEnum):
-    """Whether a feature works with a model."""
+class PrefixExtent(StrEnum):
+    """How much of a prompt's cache can serve another prompt."""
 
-    SUPPORTED = "supported"
-    BLOCKED = "blocked"
-    UNKNOWN = "unknown"
+    FULL = "full"
+    """Any beginning of it: the cache can be cut."""
+
+    SNAPSHOT = "snapshot"
+    """Beginnings that were copied when the prompt reached them."""
+
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A rule's answer, and why that is the answer, for a person who wants to do something."""
+class PrefixVerdict(Verdict):
+    """On the prefix cache.
 
-    support: Support
-    reason: str
+    Attributes:
+        extent: What the caches allow, to be measured where the verdict is unknown; ``none`` where
+            it is blocked.
+    """
+
+    extent: PrefixExtent = PrefixExtent.NONE
 
 
-_MEASURE = "requests are served one at a time until it has been measured"
-_ALONE = "requests are served one at a time"
+_NO_CACHE = "the model keeps no cache that could be judged"
 
-_UNKNOWN = MappingProxyType(
+
+def chunked_prefill(facts: CacheFacts) -> Verdict:
+    """Whether a prompt computed in chunks gets what it would get in one piece."""
+    kinds = _kinds(facts)
+    if not kinds or kinds & {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED, KvCacheKind.NESTED}:
+        return _unknown_kind(facts, "whether they carry a prompt over from chunk to chunk")
+    if facts.kind in {KvCacheKind.HYBRID, KvCacheKind.RECURRENT}:
+        return Verdict(
+            Support.UNKNOWN,
+            "layers keep recurrent state, and whether it is carried over from chunk to chunk "
+            "depends on the model's code; measure it: machd check --measure",
+        )
+    return Verdict(Support.SUPPORTED, "every cache takes a prompt in chunks and keeps its position")
+
+
+def speculation(facts: CacheFacts) -> Verdict:
+    """Whether several guessed tokens can be verified in one pass, and the wrong ones taken back."""
+    kinds = _kinds(facts)
+    if KvCacheKind.COMPRESSED in kinds and not facts.trimmable:
+        return Verdict(
+            Support.BLOCKED,
+            f"{_own_class(facts)} that cannot be cut "
+            "back to take wrong guesses out; decode without speculation",
+        )
+    if not kinds or kinds & {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED, KvCacheKind.NESTED}:
+        return _unknown_kind(facts, "whether wrong guesses can be taken out of them")
+    if facts.kind in {KvCacheKind.HYBRID, KvCacheKind.RECURRENT}:
+        return Verdict(
+            Support.UNKNOWN,
+            "layers keep recurrent state, and whether a copy of it brings the model back to before "
+            "its guesses depends on the model's code; measure it: machd check --measure",
+        )
+    how = "cut back" if facts.can_be_cut else "put back from a copy made before the guesses"
+    return Verdict(Support.SUPPORTED, f"after wrong guesses every cache can be {how}")
+
+
+def prefix_cache(facts: CacheFacts) -> PrefixVerdict:
+    """Whether what a prompt left in the caches can serve another prompt that begins alike."""
+    kinds = _kinds(facts)
+    if KvCacheKind.COMPRESSED in kinds:
+        return PrefixVerdict(
+            Support.BLOCKED,
+            f"{_own_class(facts)}, and nothing is "
+            "known about keeping a part of it; every prompt is computed anew",
+        )
+    if KvCacheKind.CHUNKED in kinds:
+        return PrefixVerdict(
+            Support.BLOCKED,
+            "layers attend in chunks (ChunkedKVCache) and drop the ones before; every prompt is "
+            "computed anew",
+        )
+    extent = PrefixExtent.SNAPSHOT if KvCacheKind.RECURRENT in kinds else PrefixExtent.FULL
+    if not kinds or KvCacheKind.NESTED in kinds:
+        unknown = _unknown_kind(facts, "whether they can be kept for another prompt")
+        return PrefixVerdict(unknown.support, unknown.reason, extent=extent)
+    if extent is PrefixExtent.SNAPSHOT:
+        reason = "recurrent state cannot be cut back; it is kept where a copy of it was made"
+    elif facts.window_tokens:
+        reason = f"kept block by block up to the sliding window of {facts.window_tokens[0]} tokens"
+    else:
+        reason = "every layer keeps a standard KV cache, which is kept block by block"
+    return PrefixVerdict(Support.SUPPORTED, reason, extent=extent)
+
+
+def kv_quantization(facts: CacheFacts) -> Verdict:
+    """Whether keys and values can be kept in fewer bits."""
+    kinds = _kinds(facts)
+    if KvCacheKind.COMPRESSED in kinds:
+        return _full_size(_own_class(facts))
+    if KvCacheKind.CHUNKED in kinds:
+        return _full_size("layers attend in chunks (ChunkedKVCache)")
+    if KvCacheKind.ROTATING in kinds:
+        return _full_size("a sliding window (RotatingKVCache) is overwritten in place")
+    if kinds == {KvCacheKind.RECURRENT}:
+        return _full_size("the model keeps recurrent state and no keys and values")
+    if not kinds or KvCacheKind.NESTED in kinds:
+        return _unknown_kind(facts, "whether the model reads them when they are quantised")
+    if facts.kind is KvCacheKind.HYBRID:
+        return Verdict(
+            Support.UNKNOWN,
+            "attention stands beside recurrent state, and whether the model reads quantised keys "
+            "and values depends on its code; measure it: machd check --measure",
+        )
+    return Verdict(
+        Support.SUPPORTED, "the KV caches are standard ones, which mlx-lm quantises one by one"
+    )
+
+
+_KIND_OF_CLASS = MappingProxyType(
     {
-        KvCacheKind.ROTATING: "layers keep a sliding window, and whether rows with windows of different "
-        "length answer as they would alone is not known from the cache",
-        KvCacheKind.HYBRID: "layers keep recurrent state, and whether padding of shorter prompts leaks "
-        "into it depends on the model's code",
-        KvCacheKind.RECURRENT: "every layer keeps recurrent state, and whether padding of shorter "
-        "prompts leaks into it depends on the model's code",
-        KvCacheKind.NESTED: "layers keep several caches each, and how the model uses them in a batch is "
-        "not known from the caches",
+        "KVCache": KvCacheKind.STANDARD,
+        "RotatingKVCache": KvCacheKind.ROTATING,
+        "ArraysCache": KvCacheKind.RECURRENT,
+        "ChunkedKVCache": KvCacheKind.CHUNKED,
     }
 )
 
 
-def continuous_batching(facts: CacheFacts) -> Verdict:
-    """Whether rows of different length can share a batch and each get what it would get alone.
-
-    Judged by the most restrictive cache anywhere, inside cache lists too.
-    """
-    return _blocked(facts) or _by_kind(facts)
+def _kinds(facts: CacheFacts) -> set[KvCacheKind]:
+    """The kinds of all caches one by one, those inside lists too, which add ``nested``."""
+    kinds = {_KIND_OF_CLASS.get(one.class_name, KvCacheKind.COMPRESSED) for one in facts.innermost}
+    return kinds | {KvCacheKind.NESTED} if facts.kind is KvCacheKind.NESTED else kinds
 
 
-def _blocked(facts: CacheFacts) -> Verdict | None:
-    every = tuple(_every_layer(facts.layers))
-    private = tuple(one for one in every if one.class_name not in PUBLIC_CACHE_CLASSES)
-    if private:
-        return _no(
-            f"the model keeps a cache class of its own ({_names(private)}), and nothing is known "
-            "about merging it into a batch"
-        )
-    if any(layer.class_name == "ChunkedKVCache" for layer in every):
-        return _no("layers attend in chunks (ChunkedKVCache), which mlx-lm cannot merge")
-    if any(layer.keep for layer in every):
-        return _no(
-            "a rotating cache keeps the first tokens for good (attention sinks), and merging it "
-            "loses them"
-        )
-    unmergeable = tuple(layer for layer in every if not layer.mergeable)
-    if unmergeable:
-        return _no(f"mlx-lm cannot merge caches of {_names(unmergeable)} into a batch")
-    return None
-
-
-def _by_kind(facts: CacheFacts) -> Verdict:
-    """The verdict on caches that all can be merged."""
-    windows = any(layer.window_tokens is not None for layer in _every_layer(facts.layers))
-    kind = facts.kind
+def _unknown_kind(facts: CacheFacts, question: str) -> Verdict:
     if not facts.layers:
-        return _open("the model keeps no cache that could be judged")
-    if kind is KvCacheKind.STANDARD:
-        return Verdict(
-            Support.SUPPORTED,
-            "every layer keeps a standard KV cache, which a batch keeps row by row",
-        )
-    if kind is KvCacheKind.HYBRID_GDN and not windows:
-        return Verdict(
-            Support.SUPPORTED,
-            "gated-delta-net state beside standard KV caches: both are kept row by row, and padding "
-            "is masked out of the state",
-        )
-    # Gated-delta-net beside windows is as unknown as the windows are.
-    return _open(_UNKNOWN.get(kind, _UNKNOWN[KvCacheKind.ROTATING]))
+        return Verdict(Support.UNKNOWN, f"{_NO_CACHE}; measure it: machd check --measure")
+    names = ", ".join(sorted({one.class_name for one in facts.innermost or facts.layers}))
+    return Verdict(
+        Support.UNKNOWN,
+        f"the model keeps caches of {names}, and {question} is not known from them; "
+        "measure it: machd check --measure",
+    )
 
 
-def _no(reason: str) -> Verdict:
-    return Verdict(Support.BLOCKED, f"{reason}; {_ALONE}")
+def _own_class(facts: CacheFacts) -> str:
+    names = ", ".join(facts.private_classes)
+    return f"the model keeps a cache class of its own ({names})"
 
 
-def _open(reason: str) -> Verdict:
-    return Verdict(Support.UNKNOWN, f"{reason}; {_MEASURE}")
-
-
-def _every_layer(layers: Iterable[LayerCacheFacts]) -> Iterator[LayerCacheFacts]:
-    for layer in layers:
-        yield layer
-        yield from _every_layer(layer.nested)
-
-
-def _names(layers: Iterable[LayerCacheFacts]) -> str:
-    return ", ".join(sorted({layer.class_name for layer in layers}))
+def _full_size(reason: str) -> Verdict:
+    return Verdict(Support.BLOCKED, f"{reason}, which cannot be quantised; it is kept as it is")

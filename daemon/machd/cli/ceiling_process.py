@@ -43,8 +43,8 @@ from machd.settings.sources import LoadedSettings, process_environ
 
 if TYPE_CHECKING:
     from machd.engine.ceiling import BareLoop
+    from machd.engine.protocol import Tokenizer
     from machd.engine.static_batch import StaticBatch
-    from machd.engine.tokenizer import MlxTokenizer
 
 __all__ = ["ceiling_process"]
 
@@ -53,7 +53,7 @@ __all__ = ["ceiling_process"]
 class _Model:
     """One model in memory, and the two ways to run it."""
 
-    tokenizer: MlxTokenizer
+    tokenizer: Tokenizer
     bare_loop: BareLoop
     static_batch: StaticBatch
 

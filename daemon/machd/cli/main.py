@@ -16,6 +16,7 @@ __all__ = ["command_line", "main"]
 
 _COMMANDS = {
     "serve": "machd.cli.serve:serve",
+    "check": "machd.cli.check:check",
     "config": "machd.cli.config:config",
     "model": "machd.cli.model:model",
     "bench": "machd.cli.bench:bench",
@@ -51,19 +52,23 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        command_line(standalone_mode=False)
+        # Outside of its standalone mode click returns the code of ctx.exit() and raises nothing.
+        exit_code = command_line(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return 2
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
-    except click.exceptions.Exit as error:
-        return error.exit_code
     except MachdError as error:
         for line in error.message.splitlines():
-            click.echo(f"machd: {line}", err=True)
+            click.echo(f"machd: {_printable(line)}", err=True)
         return error.exit_code
-    return 0
+    return exit_code if isinstance(exit_code, int) else 0
+
+
+def _printable(line: str) -> str:
+    """Without control characters: a message may quote a model's files, which a stranger wrote."""
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _leave(exit_code: int) -> None:

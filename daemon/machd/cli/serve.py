@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import textwrap
 
 import click
 
 from machd import __version__
+from machd.capabilities.evidence import ProbeResult
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.daemon import Daemon
 from machd.engine.embedded import user_cache_directory
 from machd.engine.opening import engine_loader
 from machd.engine.protocol import Engine
+from machd.serving.decode_mode import DecodeModeDecision
 from machd.settings.sources import LoadedSettings, process_environ
 from machd.telemetry.logs import configure_logs
+from machd_probes.startup import startup_measure, startup_recall
 
-__all__ = ["serve"]
+__all__ = ["mode_lines", "serve"]
 
 
 @click.command(cls=SettingsCommand)
@@ -32,24 +36,51 @@ def serve(loaded: LoadedSettings) -> None:
 
         def announce(url: str, engine: Engine) -> None:
             progress.stop()
-            click.echo(_welcome(url, engine), err=True)
+            click.echo(_welcome(url, engine, daemon.decode_mode), err=True)
+
+        cache_directory = user_cache_directory(environ)
+        run_probes = startup_measure(cache_directory, model_path=settings.model.path)
+
+        def measure(engine: Engine) -> tuple[ProbeResult, ...]:
+            progress.stage("probing", None)
+            return run_probes(engine)
 
         load = engine_loader(
             settings,
-            cache_directory=user_cache_directory(environ),
+            cache_directory=cache_directory,
             set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
             progress=progress,
         )
-        daemon = Daemon(settings, load, environ=environ, on_ready=announce)
+        daemon = Daemon(
+            settings,
+            load,
+            environ=environ,
+            on_ready=announce,
+            measure=measure,
+            recall=startup_recall(cache_directory, model_path=settings.model.path),
+        )
         asyncio.run(daemon.run())
 
 
-def _welcome(url: str, engine: Engine) -> str:
+def _welcome(url: str, engine: Engine, decision: DecodeModeDecision | None) -> str:
     model = engine.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
     return (
         f"\nmachd {__version__} serves {model.model_id} ({where})\n"
         f"  OpenAI base URL  {url}/v1\n"
         f"  health, metrics  {url}/health  {url}/metrics\n"
+        f"{mode_lines(decision)}"
         f"Ctrl-C finishes running requests and stops.\n"
     )
+
+
+def mode_lines(decision: DecodeModeDecision | None) -> str:
+    """The decode mode, and why where it is not the one that was asked for."""
+    if decision is None:
+        return ""
+    line = f"  decode mode      {decision.active.value}\n"
+    if decision.is_as_requested:
+        return line
+    why = f"not {decision.requested.value}: {decision.reason}"
+    indent = " " * 19
+    return line + textwrap.fill(why, 80, initial_indent=indent, subsequent_indent=indent) + "\n"

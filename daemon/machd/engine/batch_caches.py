@@ -161,7 +161,7 @@ class BatchCaches:
                 cache.wipe(row)
 
     def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
-        from mlx_lm.models.cache import CacheList, KVCache  # noqa: PLC0415 - after import_mlx_lm()
+        from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
         if isinstance(single, CacheList):
             inner = batch.caches if batch is not None else [None] * len(single.caches)
@@ -170,19 +170,21 @@ class BatchCaches:
         if isinstance(single, SlabCache) or type(single) is KVCache:
             slab = batch if batch is not None else SlabCache(self._positions, self._max_rows)
             one = slice(row.index, row.index + 1)
-            if row.length:
+            if row.length and single.keys is not None:
                 keys, values = (
                     single.keys[one, :, : row.length],
                     single.values[one, :, : row.length],
                 )
                 slab.place(place, keys, values)
             else:
-                # A cache without positions need not have arrays yet.
+                # Without positions there need not be arrays yet, and a layer may never have any.
                 slab.place_empty(place)
             return slab
         merged = single.merge([single])
         if batch is None:
             return merged
+        if type(merged) is ArraysCache:
+            _widen_histories(batch, merged)
         batch.extend(merged)
         return batch
 
@@ -194,6 +196,21 @@ class BatchCaches:
                 self._keep(inner, order)
         else:
             cache.filter(order)
+
+
+def _widen_histories(batch: Cache, row: Cache) -> None:
+    """Bring the last tokens that two states remember to one width.
+
+    A row that is younger than the history is long has fewer. What lies before a text is 0 to the
+    models that look back at token ids, so zeros on the left change nothing.
+    """
+    for index, (ours, theirs) in enumerate(zip(batch.cache, row.cache, strict=True)):
+        if ours is None or theirs is None or not mx.issubdtype(ours.dtype, mx.integer):
+            continue  # of one that has no state yet, mlx-lm makes zeros
+        width = max(ours.shape[-1], theirs.shape[-1])
+        for cache, tokens in ((batch, ours), (row, theirs)):
+            missing = width - tokens.shape[-1]
+            cache[index] = mx.pad(tokens, [(0, 0), (missing, 0)]) if missing else tokens
 
 
 def padded_caches(

@@ -1,7 +1,10 @@
-"""What a loaded model's cache is, read from live cache objects after a short prompt.
+"""What a model's cache is, read from live cache objects after a short prompt.
 
 A configuration can change the kind of cache an architecture makes, so nothing is told from names
 in files: the objects that ``make_prompt_cache`` gives are asked, down into cache lists.
+
+The prompt can be traced instead of computed: shapes are known of arrays that nobody computed, and
+they are all that a cost is made of. So a model larger than the machine can be asked, too.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.untyped import Cache, LanguageModel
+from machd.errors import ModelArchitectureError
 
-__all__ = ["MeasuredModel", "cache_facts", "measure_model"]
+__all__ = ["MeasuredModel", "TracedModel", "cache_facts", "measure_model", "trace_model"]
 
 _PROMPT_TOKENS = 8
 
@@ -52,20 +56,112 @@ def measure_model(model: Module) -> MeasuredModel:
     The run also compiles what mlx compiles at run time, which the first request would wait for.
     """
     caches = _make_caches(model)
-    # Trimmable and the like are said of an empty cache: a short window is full after the run.
-    owners = _owners(model, caches)
-    layers = tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
-    prompt = mx.array([list(range(1, _PROMPT_TOKENS + 1))]) % _vocabulary_tokens(model)
+    layers = _layers(model, caches)
+    prompt = _prompt(model)
     logits = _run(model, prompt, caches)
     first_bytes = [_held_bytes(cache) for cache in _innermost(caches)]
     _run(model, prompt, caches)
     costs = [
         _cost(cache, before) for cache, before in zip(_innermost(caches), first_bytes, strict=True)
     ]
-    per_token_bytes = sum(cost.per_token_bytes for cost in costs)
-    per_sequence_bytes = sum(cost.per_sequence_bytes for cost in costs)
-    facts = CacheFacts(layers, per_token_bytes, per_sequence_bytes)
-    return MeasuredModel(facts, int(logits.shape[-1]))
+    return MeasuredModel(_cache_facts(layers, costs), int(logits.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """What a short prompt shows when nothing is computed.
+
+    Attributes:
+        note: What could not be seen and was worked out instead; empty where all was seen.
+    """
+
+    cache: CacheFacts
+    note: str = ""
+
+
+def trace_model(model: LanguageModel) -> TracedModel:
+    """What :func:`measure_model` says of the cache, without computing a single weight.
+
+    The forward pass runs as mlx traces a function to compile it: every array stays a shape, and a
+    model that wants to read one gets an exception from mlx instead of 100 GB of weights. Where
+    that happens, the layers that came before show what the others of their class cost.
+
+    Compilation must not be switched off in this process (``mx.disable_compile``), because mlx then
+    does not trace.
+
+    Raises:
+        ModelArchitectureError: The forward pass fails here, before a layer shows its cost.
+    """
+    caches = _make_caches(model)
+    layers = _layers(model, caches)
+    opened = _innermost(caches)
+    prompt = _prompt(model)
+    first_bytes: list[int] = []
+    failures: list[Exception] = []
+
+    def forward(tokens: mx.array) -> tuple[mx.array, ...]:
+        assert _is_traced(tokens), "compilation is switched off"
+        try:
+            model(tokens, cache=caches)
+            first_bytes.extend(_held_bytes(cache) for cache in opened)
+            model(tokens, cache=caches)
+        except Exception as error:  # noqa: BLE001 - whatever a model of mlx-lm's raises
+            failures.append(error)
+        return ()
+
+    mx.compile(forward)(prompt)
+    if not failures:
+        costs = [_cost(cache, before) for cache, before in zip(opened, first_bytes, strict=True)]
+        return TracedModel(_cache_facts(layers, costs))
+    costs, seen = _costs_of_their_class(opened, failures[0])
+    note = (
+        f"the model computes while it runs, so {seen} of its {len(opened)} caches were looked at "
+        "and the others counted like them"
+    )
+    return TracedModel(_cache_facts(layers, costs), note)
+
+
+def _is_traced(tokens: mx.array) -> bool:
+    """Whether mlx refuses to compute, as it does while it traces."""
+    try:
+        mx.eval(tokens)
+    except ValueError:
+        return True
+    return False
+
+
+def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[list[_Cost], int]:
+    """The costs of caches of which only the first were filled, and how many those are.
+
+    Raises:
+        ModelArchitectureError: A class of which none was filled with keys and values.
+    """
+    filled = [cache for cache in caches if isinstance(getattr(cache, "keys", None), mx.array)]
+    by_class = {type(cache): _cost(cache, 0) for cache in filled}
+    if any(type(cache) not in by_class for cache in caches):
+        raise ModelArchitectureError(
+            f"the model's forward pass does not work here: {type(failure).__name__}: {failure}"
+        ) from failure
+    return [by_class[type(cache)] for cache in caches], len(filled)
+
+
+def _layers(model: Module, caches: Sequence[Cache]) -> tuple[LayerCacheFacts, ...]:
+    """Facts of empty caches: trimmable is said of those, because a short window fills at once."""
+    owners = _owners(model, caches)
+    return tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
+
+
+def _prompt(model: Module) -> mx.array:
+    """Token ids (1, 8), inside the vocabulary."""
+    return mx.array([list(range(1, _PROMPT_TOKENS + 1))]) % _vocabulary_tokens(model)
+
+
+def _cache_facts(layers: tuple[LayerCacheFacts, ...], costs: Sequence[_Cost]) -> CacheFacts:
+    return CacheFacts(
+        layers,
+        sum(cost.per_token_bytes for cost in costs),
+        sum(cost.per_sequence_bytes for cost in costs),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError
 __all__ = ["Checkpoint", "read_checkpoint"]
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_MAX_JSON_BYTES = 64 << 20
+"""Of a configuration or an index; those of the largest models have some megabytes."""
+
 _INDEX = "model.safetensors.index.json"
 
 
@@ -28,6 +31,7 @@ class Checkpoint:
         config: ``config.json``.
         weight_files: Every safetensors file that mlx-lm will read, sorted.
         stored_bytes: The bytes of all tensors as stored.
+        tensor_count: How many tensors there are.
         code_files: Where the checkpoint names Python code of its own; empty for most.
     """
 
@@ -35,6 +39,7 @@ class Checkpoint:
     config: dict[str, object]
     weight_files: tuple[Path, ...]
     stored_bytes: int
+    tensor_count: int
     code_files: tuple[str, ...]
 
     @property
@@ -66,6 +71,7 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         config=config,
         weight_files=weight_files,
         stored_bytes=sum(header.tensor_bytes for header in headers),
+        tensor_count=sum(len(header.tensor_names) for header in headers),
         code_files=tuple(_code_files(path, config)),
     )
 
@@ -110,7 +116,11 @@ def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
 
 def _read_object(path: Path, *, missing: str) -> dict[str, object]:
     try:
-        value = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            text = file.read(_MAX_JSON_BYTES + 1)
+        if len(text) > _MAX_JSON_BYTES:
+            raise ModelFormatError(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB")
+        value = json.loads(text)
     except FileNotFoundError:
         raise ModelNotFoundError(
             f"{missing}; give a directory in mlx-lm layout (config.json, model*.safetensors, "

@@ -52,10 +52,15 @@ def fuse_layers(model: LanguageModel) -> int:
 
 
 def takes_mixed_caches(model: LanguageModel) -> bool:
-    """Whether every layer's attention can tell decoding rows from a prompt's tokens."""
+    """Whether every layer's attention can tell decoding rows from a prompt's tokens.
+
+    A layer with a window cannot: the window is in the mask, and a mixed pass has none.
+    """
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
     return bool(blocks) and all(
-        type(getattr(block, "self_attn", None)) is _Attention for block in blocks
+        type(getattr(block, "self_attn", None)) is _Attention
+        and not getattr(block, "use_sliding", False)
+        for block in blocks
     )
 
 
@@ -131,12 +136,15 @@ class _Attention(Module):
         values = heads[:, rotated:]
         if isinstance(cache, MixedCache):
             mixed = cache.attend(queries, keys, values, scale=self._scale)
-        elif isinstance(cache, SlabCache) and tokens == 1:
+        elif isinstance(cache, SlabCache) and tokens == 1 and cache.sees_all(mask):
             mixed = attend_rows(queries, keys, values, cache, scale=self._scale)
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)
-            mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
+            if isinstance(keys, mx.array):
+                mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
+            else:
+                mixed = _attend_quantised(queries, keys, values, cache, self._scale, mask)
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 
@@ -153,6 +161,25 @@ class _FeedForward(Module):
     def __call__(self, x: mx.array) -> mx.array:
         down: mx.array = self.down_proj(silu_product(self.gate_proj(x), self.up_proj(x)))
         return down
+
+
+def _attend_quantised(
+    queries: mx.array,
+    keys: object,
+    values: object,
+    cache: Cache,
+    scale: float,
+    mask: mx.array | str | None,
+) -> mx.array:
+    """Attention over keys and values that are no arrays but packed integers and their scales."""
+    from mlx_lm.models.base import (  # noqa: PLC0415 - after import_mlx_lm()
+        scaled_dot_product_attention,
+    )
+
+    mixed: mx.array = scaled_dot_product_attention(
+        queries, keys, values, cache=cache, scale=scale, mask=mask
+    )
+    return mixed
 
 
 def _projections(attention: Layer) -> list[Layer]:

@@ -18,7 +18,14 @@ from machd.engine.gguf_header import GgufHeader
 from machd.engine.progress import LoadProgress
 from machd.errors import ModelArchitectureError, ModelFormatError
 
-__all__ = ["GGUF_GROUP_SIZE", "GgufWeights", "check_gguf", "llama_config", "load_llama_weights"]
+__all__ = [
+    "GGUF_GROUP_SIZE",
+    "GgufWeights",
+    "check_gguf",
+    "lazy_llama_weights",
+    "llama_config",
+    "load_llama_weights",
+]
 
 GGUF_GROUP_SIZE = 32
 """Weights that share a scale in every type that mlx keeps quantised."""
@@ -173,6 +180,25 @@ def load_llama_weights(
         weights.arrays.update({f"{path}.{part}": array for part, array in parts.items()})
         progress.advance(tensor.size_bytes)
     return weights, None if factors is None else _floats(factors)
+
+
+def lazy_llama_weights(header: GgufHeader) -> GgufWeights:
+    """Zeros in the tensors' shapes, which nobody computes, and the bits they are stored with.
+
+    Args:
+        header: A header that :func:`check_gguf` let pass.
+    """
+    dtype = _stored_dtype(header)
+    weights = GgufWeights({}, {})
+    for tensor in header.tensors:
+        path = _module_path(tensor.name)
+        if path is None:
+            continue
+        weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, dtype)
+        bits = _KEPT_BITS.get(tensor.type_name)
+        if bits is not None:
+            weights.bits[path] = bits
+    return weights
 
 
 def _module_path(tensor_name: str) -> str | None:

@@ -6,7 +6,7 @@ the thread that first uses them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -29,13 +29,12 @@ from machd.engine.precision import (
     weights_bytes,
 )
 from machd.engine.progress import LoadProgress, SilentProgress
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol import ModelDescription, Tokenizer
 from machd.engine.source import ModelSource, SourceKind
-from machd.engine.tokenizer import MlxTokenizer
 from machd.engine.tokenizer_files import directory_tokenizer, gguf_tokenizer
 from machd.errors import ModelError, ModelFormatError
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "describe_model", "load_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class LoadedModel:
     """
 
     model: Module
-    tokenizer: MlxTokenizer
+    tokenizer: Tokenizer
     description: ModelDescription
     notes: tuple[str, ...] = ()
 
@@ -102,8 +101,17 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         architecture = architecture_name(model, checkpoint.model_type)
         written_path = checkpoint.weight_files[0]
     progress.stage("trying the model", None)
-    facts = _Facts(source.model_id, architecture, context, int(written_path.stat().st_mtime))
-    return LoadedModel(model, tokenizer, _describe(model, tokenizer, facts, blas), notes)
+    description = describe_model(
+        model,
+        model_id=source.model_id,
+        architecture=architecture,
+        context_tokens=context,
+        eos_token_ids=tokenizer.eos_token_ids,
+        blas=blas,
+    )
+    written_unix_s = int(written_path.stat().st_mtime)
+    description = replace(description, created_unix_s=written_unix_s)
+    return LoadedModel(model, tokenizer, description, notes)
 
 
 def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:
@@ -172,27 +180,24 @@ def _load_directory(
     return loaded
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the description takes from files and settings."""
-
-    model_id: str
-    architecture: str
-    context_tokens: int
-    created_unix_s: int
-
-
-def _describe(
-    model: Module, tokenizer: MlxTokenizer, facts: _Facts, blas: str | None
+def describe_model(
+    model: Module,
+    *,
+    model_id: str,
+    architecture: str,
+    context_tokens: int,
+    eos_token_ids: frozenset[int],
+    blas: str | None = None,
 ) -> ModelDescription:
+    """What is known of a model in memory; runs a short prompt through it."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
     measured = measure_model(model)
     backend = backend_name()
     return ModelDescription(
-        model_id=facts.model_id,
-        architecture=facts.architecture,
-        context_tokens=facts.context_tokens,
+        model_id=model_id,
+        architecture=architecture,
+        context_tokens=context_tokens,
         vocabulary_tokens=measured.logits_tokens,
         parameters=int(get_total_parameters(model)),
         weights_bytes=weights_bytes(model),
@@ -200,8 +205,8 @@ def _describe(
         quantization=describe_quantization(model),
         backend=backend,
         blas=blas if backend == "cpu" else None,
-        eos_token_ids=tokenizer.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         cache=measured.cache,
-        created_unix_s=facts.created_unix_s,
+        created_unix_s=0,
         device_memory_bytes=device_memory_bytes(),
     )

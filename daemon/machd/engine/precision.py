@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -17,10 +18,13 @@ from machd.engine.untyped import Layer
 from machd.errors import ModelMemoryError
 
 __all__ = [
+    "Quantization",
     "choose_dtype",
     "computed_dtype",
     "describe_quantization",
+    "hold_in",
     "materialise",
+    "quantization_of",
     "refuse_if_too_big",
     "weights_bytes",
 ]
@@ -34,6 +38,23 @@ _FLOAT32_SHARE = 0.6
 """Of the available memory that float32 weights may take on the CPU; the rest is for KV."""
 
 _GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a layer's weights are packed.
+
+    Attributes:
+        mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
+        group_size: Weights that share a scale.
+    """
+
+    mode: str
+    bits: int
+    group_size: int
+
+    def __str__(self) -> str:
+        return f"{self.mode} {self.bits}-bit, group {self.group_size}"
 
 
 def choose_dtype(
@@ -89,29 +110,36 @@ def materialise(model: Module, dtype: mx.Dtype | None, progress: LoadProgress) -
         progress: Advanced by the bytes of each module as stored.
     """
     leaves = _leaves(model)[::-1]
-    if dtype is not None and any(_is_foreign(module) for _, module in leaves):
-        dtype = None
+    dtype = _possible(dtype, leaves)
     makers = _plain_makers()
     while leaves:
         # Taken off the list, so that nothing holds the stored weights when they are replaced.
         path, module = leaves.pop()
         stored_bytes = weights_bytes(module)
-        make = makers.get(type(module))
-        if dtype is None:
-            mx.eval(module.parameters())
-        elif make is None:
-            _cast(module, dtype, path, model)
-            mx.eval(module.parameters())
-        else:
-            plain = _dequantised(module, make, dtype)
-            mx.eval(plain.parameters())
-            model.update_modules(tree_unflatten([(path, plain)]))
+        if dtype is not None:
+            module = _convert(module, path, model, dtype, makers)
+        mx.eval(module.parameters())
         progress.advance(stored_bytes)
     if dtype is not None:
         # Parameters that hang on a module with children are in no leaf.
         _cast(model, dtype, "", model)
     mx.eval(model.parameters())
     mx.clear_cache()
+
+
+def hold_in(model: Module, dtype: mx.Dtype | None) -> None:
+    """Make every weight what :func:`materialise` would make it, and compute nothing.
+
+    Shapes and dtypes are then those that the model would have in memory.
+    """
+    leaves = _leaves(model)
+    dtype = _possible(dtype, leaves)
+    if dtype is None:
+        return
+    makers = _plain_makers()
+    for path, module in leaves:
+        _convert(module, path, model, dtype, makers)
+    _cast(model, dtype, "", model)
 
 
 def computed_dtype(model: Module) -> str:
@@ -130,11 +158,17 @@ def weights_bytes(module: Module) -> int:
 
 def describe_quantization(model: Module) -> str | None:
     """Such as ``affine 4-bit, group 64``, of most layers; None when all weights are plain."""
-    kinds: Counter[str] = Counter()
+    found = quantization_of(model)
+    return None if found is None else str(found)
+
+
+def quantization_of(model: Module) -> Quantization | None:
+    """How most of the quantised layers are; None when all weights are plain."""
+    kinds: Counter[Quantization] = Counter()
     for _, module in model.named_modules():
         if "scales" in module and hasattr(module, "bits"):
-            mode = getattr(module, "mode", "affine")
-            kinds[f"{mode} {module.bits}-bit, group {module.group_size}"] += 1
+            mode = str(getattr(module, "mode", "affine"))
+            kinds[Quantization(mode, int(module.bits), int(module.group_size))] += 1
     return kinds.most_common(1)[0][0] if kinds else None
 
 
@@ -174,6 +208,28 @@ def _plain_makers() -> Mapping[type, Callable[[mx.array], Layer]]:
 def _is_foreign(module: Module) -> bool:
     """Whether the layer is quantised in a way that machd cannot undo."""
     return "scales" in module and type(module) not in _plain_makers()
+
+
+def _possible(dtype: mx.Dtype | None, leaves: list[tuple[str, Module]]) -> mx.Dtype | None:
+    """None where a layer is quantised in a way that machd cannot undo."""
+    return None if any(_is_foreign(module) for _, module in leaves) else dtype
+
+
+def _convert(
+    module: Module,
+    path: str,
+    model: Module,
+    dtype: mx.Dtype,
+    makers: Mapping[type, Callable[[mx.array], Layer]],
+) -> Module:
+    """The module with weights of the dtype, in the model, not computed yet."""
+    make = makers.get(type(module))
+    if make is None:
+        _cast(module, dtype, path, model)
+        return module
+    plain: Module = _dequantised(module, make, dtype)
+    model.update_modules(tree_unflatten([(path, plain)]))
+    return plain
 
 
 def _dequantised(module: Layer, make: Callable[[mx.array], Layer], dtype: mx.Dtype) -> Layer:

@@ -62,6 +62,8 @@ class SamplingParams:
         logit_bias: Pairs of token id and addend; ids are inside the vocabulary.
         top_logprobs: None for no log-probabilities, else how many alternatives (0 to 20).
             They are of the model's own distribution, before penalties and temperature.
+        forced_token_ids: The completion's first tokens, whatever the model says; empty leaves the
+            choice to it.
     """
 
     temperature: float = 1.0
@@ -74,6 +76,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     top_logprobs: int | None = None
+    forced_token_ids: tuple[int, ...] = ()
 
 
 class Lane(StrEnum):

@@ -159,6 +159,7 @@ class Sampler:
         self._penalised = [i for i, row in enumerate(rows) if row.counts is not None]
         self._biases = _bias_matrix(rows, vocabulary_tokens)
         self._filters = _filters(rows)
+        self._forced = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
         self._logprob_rows = tuple(
             i for i, row in enumerate(rows) if row.params.top_logprobs is not None
         )
@@ -188,6 +189,8 @@ class Sampler:
         usable = ~mx.isnan(chosen)
         if self._filters is not None:
             token_ids, usable = self._draw(adjusted, token_ids, usable, self._filters)
+        if self._forced:
+            token_ids = self._force(token_ids)
         self._advance(token_ids)
         selection = Selection(token_ids, usable)
         if self._logprob_rows:
@@ -238,6 +241,15 @@ class Sampler:
         greedy_ids[filters.rows] = drawn
         usable[filters.rows] = usable[filters.rows] & is_number
         return greedy_ids, usable
+
+    def _force(self, token_ids: mx.array) -> mx.array:
+        """Put the tokens that were decided beforehand in the place of those chosen."""
+        for i in self._forced:
+            row = self._rows[i]
+            forced = row.params.forced_token_ids[row.position : row.position + 1]
+            if forced:
+                token_ids[i] = forced[0]
+        return token_ids
 
     def _advance(self, token_ids: mx.array) -> None:
         for row in self._rows:

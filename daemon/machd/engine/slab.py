@@ -216,6 +216,10 @@ class SlabCache:
             return None if N == 1 else "causal"
         return positions.mask(window_size)
 
+    def sees_all(self, mask: mx.array | str | None) -> bool:
+        """Whether a mask of :meth:`make_mask` lets each row see all that it has."""
+        return mask is None or mask is self._positions.mask(None)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the step's tokens and give all that rows may look at.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import batch_generate
 
-from machd.engine.tokenizer import MlxTokenizer
+from machd.engine.protocol import Tokenizer
 
 __all__ = ["StaticBatch", "StaticReading"]
 
@@ -30,7 +30,7 @@ class StaticReading:
 class StaticBatch:
     """A model and its tokenizer, borrowed. Used on the thread that loaded the model."""
 
-    def __init__(self, model: Module, tokenizer: MlxTokenizer) -> None:
+    def __init__(self, model: Module, tokenizer: Tokenizer) -> None:
         """Borrow a loaded model."""
         self._model = model
         self._tokenizer = tokenizer
@@ -59,7 +59,7 @@ class _Endless:
 
     eos_token_ids: tuple[int, ...] = ()
 
-    def __init__(self, tokenizer: MlxTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def decode(self, token_ids: list[int]) -> str:

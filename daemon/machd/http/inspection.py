@@ -14,14 +14,13 @@ from machd.api.capabilities import (
     DecodeModeReport,
     Device,
     Features,
-    FeatureVerdict,
+    ModelCapabilities,
     ModelSummary,
     SpeculationReport,
-    Versions,
 )
 from machd.api.openapi import openapi_document
-from machd.capabilities.facts import KvCacheKind
-from machd.capabilities.rules import Verdict, continuous_batching
+from machd.capabilities.verdicts import judge
+from machd.capabilities.wire import wire_capabilities
 from machd.http.context import ServerContext
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import decide_decode_mode
@@ -36,25 +35,15 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     """What the loaded model can do here, and why."""
     service = context.service
     model = service.model
-    cache = model.cache
-    verdict = continuous_batching(cache)
+    verdicts = judge(model.cache, context.loop.probe_results, architecture=model.architecture)
     decision = decide_decode_mode(
-        is_batching_asked=context.settings.continuous_batching.enabled, verdict=verdict
+        is_batching_asked=context.settings.continuous_batching.enabled,
+        verdict=verdicts.continuous_batching,
     )
+    versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
+    row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
     return Capabilities(
-        architecture=model.architecture,
-        kv_cache_kind=cache.kind.value,
-        layers=cache.class_counts,
-        nested=list(cache.nested_classes) if cache.kind is KvCacheKind.NESTED else msgspec.UNSET,
-        continuous_batching=_wire_verdict(verdict),
-        trimmable=cache.trimmable,
-        versions=Versions(
-            machd=context.versions.machd,
-            mlx=context.versions.mlx,
-            mlx_lm=context.versions.mlx_lm,
-            backend=model.backend,
-            dtype=model.dtype,
-        ),
+        **msgspec.structs.asdict(row) | {"speculation": _speculation(row)},
         decode_mode=DecodeModeReport(
             requested=decision.requested.value,
             active=decision.active.value,
@@ -77,7 +66,6 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             reasoning=False,
             structured_output=False,
         ),
-        speculation=SpeculationReport(mode="off"),
         device=Device(
             backend=model.backend,
             memory_bytes=model.device_memory_bytes or None,
@@ -121,5 +109,7 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
     return Response(msgspec.json.encode(document), media_type="application/json")
 
 
-def _wire_verdict(verdict: Verdict) -> FeatureVerdict:
-    return FeatureVerdict(verdict=verdict.support.value, reason=verdict.reason, source="rule")
+def _speculation(row: ModelCapabilities) -> SpeculationReport:
+    """The verdicts, and what the daemon does."""
+    assert isinstance(row.speculation, SpeculationReport), "every model is judged"
+    return msgspec.structs.replace(row.speculation, mode="off")

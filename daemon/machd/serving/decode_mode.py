@@ -38,7 +38,7 @@ def decide_decode_mode(*, is_batching_asked: bool, verdict: Verdict) -> DecodeMo
 
     Args:
         is_batching_asked: ``continuous_batching.enabled``.
-        verdict: Of the rule on continuous batching.
+        verdict: On continuous batching, by its rule or measured.
     """
     if not is_batching_asked:
         return DecodeModeDecision(

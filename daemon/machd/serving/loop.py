@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from machd.capabilities.evidence import ProbeResult
 from machd.clock import Clock
 from machd.engine.protocol import Engine, MemoryReading, StepPlan
 from machd.errors import EngineFaultError, MachdError
@@ -26,6 +27,7 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.protocol import Scheduler
 from machd.serving.inbox import Abort, Inbox, Stop, Submit
+from machd.serving.startup_guard import Measure, nothing_known
 
 __all__ = ["EngineLoop", "LoopSnapshot"]
 
@@ -76,6 +78,7 @@ class EngineLoop:
         make_scheduler: Callable[[Engine], Scheduler],
         publish: Publish,
         clock: Clock,
+        probe: Measure = nothing_known,
         strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
@@ -85,6 +88,7 @@ class EngineLoop:
             make_scheduler: Makes the scheduler for the loaded engine.
             publish: Takes the events of a step; called on the engine thread.
             clock: Reads time.
+            probe: Measures the loaded engine before a scheduler is made for it.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
                 or are logged and counted while requests go on being answered.
         """
@@ -95,6 +99,8 @@ class EngineLoop:
         self._make_scheduler = make_scheduler
         self._publish = publish
         self._clock = clock
+        self._probe = probe
+        self._probe_results: tuple[ProbeResult, ...] = ()
         self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
         self._heartbeat_s = clock.monotonic_s()
@@ -104,6 +110,11 @@ class EngineLoop:
         self._snapshot = LoopSnapshot()
         self._idle_snapshot = LoopSnapshot()
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
+
+    @property
+    def probe_results(self) -> tuple[ProbeResult, ...]:
+        """What is measured of the loaded model; there before the scheduler is made."""
+        return self._probe_results
 
     @property
     def snapshot(self) -> LoopSnapshot:
@@ -141,6 +152,8 @@ class EngineLoop:
     def _main(self) -> None:
         try:
             engine = self._load()
+            self._beat()
+            self._probe_results = self._probe(engine)
             scheduler = self._make_scheduler(engine)
             self._note(engine, scheduler, idle=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it

@@ -32,6 +32,7 @@ __all__ = [
     "Mark",
     "MetricsSettings",
     "ModelSettings",
+    "ProbeSettings",
     "ServerSettings",
     "Settings",
     "SettingsSection",
@@ -249,6 +250,16 @@ class LoggingSettings(SettingsSection):
     )
 
 
+class ProbeSettings(SettingsSection):
+    """What is measured of the model that is served."""
+
+    on_start: Literal["facts", "measure", "auto", "off"] = Field(
+        default="auto",
+        description="When the loaded model is measured before it is batched: auto where its caches "
+        "do not tell, measure always, facts never; earlier results count. off goes by caches alone.",
+    )
+
+
 class Settings(SettingsSection):
     """Everything that can be set. Every key is optional."""
 
@@ -264,3 +275,4 @@ class Settings(SettingsSection):
     http: HttpSettings = Field(default_factory=HttpSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
+    probe: ProbeSettings = Field(default_factory=ProbeSettings)

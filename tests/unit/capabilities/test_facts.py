@@ -86,3 +86,37 @@ def test_one_cache_that_cannot_be_trimmed_spoils_all() -> None:
     assert _facts(KV, ROTATING).trimmable
     assert not _facts(KV, GATED_DELTA).trimmable
     assert not _facts(KV, NESTED).trimmable
+
+
+def test_what_windows_keep_is_told_once_each() -> None:
+    """Sizes and sink tokens of windows are sorted and without repeats, lists opened."""
+    sinks = LayerCacheFacts("RotatingKVCache", keep=4, window_tokens=64)
+    facts = _facts(KV, ROTATING, ROTATING, LayerCacheFacts("CacheList", nested=(sinks, MAMBA)))
+
+    assert facts.window_tokens == (64, 128)
+    assert facts.keep_tokens == (0, 4)
+    assert _facts(KV, MAMBA).window_tokens == _facts(KV, MAMBA).keep_tokens == ()
+
+
+def test_every_cache_is_seen_however_deep() -> None:
+    """Lists count among all caches and not among the innermost ones."""
+    deep = LayerCacheFacts("CacheList", nested=(NESTED, PRIVATE))
+    facts = _facts(deep, KV)
+
+    assert facts.every == (deep, NESTED, MAMBA, KV, PRIVATE, KV)
+    assert facts.innermost == (MAMBA, KV, PRIVATE, KV)
+    assert facts.private_classes == ("LayerCache",)
+
+
+def test_a_window_cannot_be_cut_at_any_length() -> None:
+    """A rotating cache says that it can be trimmed while it is empty; once full it cannot."""
+    assert _facts(KV).can_be_cut
+    assert _facts(KV, ROTATING).trimmable
+    assert not _facts(KV, ROTATING).can_be_cut
+    assert not _facts(KV, MAMBA).can_be_cut
+
+
+def test_one_cache_that_cannot_be_merged_spoils_all() -> None:
+    """A model's caches can be merged only where each of them can."""
+    assert _facts(KV, ROTATING).mergeable
+    assert not _facts(KV, CHUNKED).mergeable

@@ -1,13 +1,27 @@
-"""The rule on continuous batching: what every kind of cache gets, and why."""
+"""The rules: what every kind of cache gets of every feature, and why."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
-from machd.capabilities.rules import Support, continuous_batching
+from machd.capabilities.rules import (
+    DraftKind,
+    PrefixExtent,
+    Source,
+    Support,
+    Verdict,
+    batched_specdec,
+    chunked_prefill,
+    continuous_batching,
+    kv_quantization,
+    prefix_cache,
+    speculation,
+)
 
 KV = LayerCacheFacts("KVCache", owner="Attention")
 ROTATING = LayerCacheFacts("RotatingKVCache", owner="Attention", window_tokens=128)
@@ -89,3 +103,183 @@ def test_what_is_not_supported_says_what_is_done_instead() -> None:
 
         assert not reason.endswith(".")
         assert ("one at a time" in reason) == (support is not Support.SUPPORTED)
+
+
+# --- the other features -------------------------------------------------------------------------
+
+_STANDARD = [KV, KV]
+_WINDOWS = [KV, ROTATING]
+_GDN = [GATED_DELTA, KV]
+_HYBRID = [MAMBA, KV]
+_CHUNKED = [CHUNKED, KV]
+_PRIVATE = [replace(PRIVATE, trimmable=False), KV]
+_LISTS = [LayerCacheFacts("CacheList", nested=(KV, KV))]
+
+_FEATURES: list[tuple[Callable[[CacheFacts], Verdict], list[LayerCacheFacts], Support, str]] = [
+    (chunked_prefill, _STANDARD, Support.SUPPORTED, "chunks"),
+    (chunked_prefill, _WINDOWS, Support.SUPPORTED, "chunks"),
+    (chunked_prefill, _GDN, Support.SUPPORTED, "chunks"),
+    (chunked_prefill, _HYBRID, Support.UNKNOWN, "recurrent state"),
+    (chunked_prefill, [MAMBA], Support.UNKNOWN, "recurrent state"),
+    (chunked_prefill, _CHUNKED, Support.UNKNOWN, "ChunkedKVCache"),
+    (chunked_prefill, _PRIVATE, Support.UNKNOWN, "LayerCache"),
+    (chunked_prefill, _LISTS, Support.UNKNOWN, "KVCache"),
+    (chunked_prefill, [], Support.UNKNOWN, "no cache"),
+    (speculation, _STANDARD, Support.SUPPORTED, "cut back"),
+    (speculation, _WINDOWS, Support.SUPPORTED, "copy"),
+    (speculation, _GDN, Support.SUPPORTED, "copy"),
+    (speculation, _HYBRID, Support.UNKNOWN, "copy"),
+    (speculation, [MAMBA], Support.UNKNOWN, "copy"),
+    (speculation, _CHUNKED, Support.UNKNOWN, "ChunkedKVCache"),
+    (speculation, _PRIVATE, Support.BLOCKED, "LayerCache"),
+    (speculation, [replace(PRIVATE, trimmable=True)], Support.UNKNOWN, "LayerCache"),
+    (speculation, _LISTS, Support.UNKNOWN, "KVCache"),
+    (speculation, [], Support.UNKNOWN, "no cache"),
+    (kv_quantization, _STANDARD, Support.SUPPORTED, "standard"),
+    (kv_quantization, _WINDOWS, Support.BLOCKED, "sliding window"),
+    (kv_quantization, _GDN, Support.SUPPORTED, "standard"),
+    (kv_quantization, _HYBRID, Support.UNKNOWN, "recurrent state"),
+    (kv_quantization, [MAMBA, ROTATING], Support.BLOCKED, "sliding window"),
+    (kv_quantization, [MAMBA], Support.BLOCKED, "no keys and values"),
+    (kv_quantization, _CHUNKED, Support.BLOCKED, "ChunkedKVCache"),
+    (kv_quantization, _PRIVATE, Support.BLOCKED, "LayerCache"),
+    (kv_quantization, _LISTS, Support.UNKNOWN, "KVCache"),
+    (kv_quantization, [_nested(KV, ROTATING)], Support.BLOCKED, "sliding window"),
+    (kv_quantization, [], Support.UNKNOWN, "no cache"),
+]
+
+
+@pytest.mark.parametrize(("rule", "layers", "support", "words"), _FEATURES)
+def test_every_feature_has_its_verdict_on_every_kind(
+    rule: Callable[[CacheFacts], Verdict],
+    layers: list[LayerCacheFacts],
+    support: Support,
+    words: str,
+) -> None:
+    """A rule's answer is its own, in any order of layers, and the reason names what decides."""
+    for facts in (_facts(*layers), _facts(*reversed(layers))):
+        verdict = rule(facts)
+
+        assert verdict.support is support
+        assert words in verdict.reason
+        assert (verdict.source, verdict.evidence) == (Source.RULE, None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "support", "extent", "words"),
+    [
+        (_STANDARD, Support.SUPPORTED, PrefixExtent.FULL, "block by block"),
+        (_WINDOWS, Support.SUPPORTED, PrefixExtent.FULL, "window of 128 tokens"),
+        (_GDN, Support.SUPPORTED, PrefixExtent.SNAPSHOT, "copy"),
+        (_HYBRID, Support.SUPPORTED, PrefixExtent.SNAPSHOT, "copy"),
+        ([MAMBA, ROTATING], Support.SUPPORTED, PrefixExtent.SNAPSHOT, "copy"),
+        ([MAMBA], Support.SUPPORTED, PrefixExtent.SNAPSHOT, "copy"),
+        (_LISTS, Support.UNKNOWN, PrefixExtent.FULL, "KVCache"),
+        ([_nested(MAMBA, KV)], Support.UNKNOWN, PrefixExtent.SNAPSHOT, "ArraysCache"),
+        ([_nested(CHUNKED, KV)], Support.BLOCKED, PrefixExtent.NONE, "ChunkedKVCache"),
+        (_CHUNKED, Support.BLOCKED, PrefixExtent.NONE, "ChunkedKVCache"),
+        (_PRIVATE, Support.BLOCKED, PrefixExtent.NONE, "LayerCache"),
+        ([], Support.UNKNOWN, PrefixExtent.FULL, "no cache"),
+    ],
+)
+def test_a_prefix_is_kept_as_far_as_the_caches_allow(
+    layers: list[LayerCacheFacts], support: Support, extent: PrefixExtent, words: str
+) -> None:
+    """State can only be copied; chunks and private caches keep nothing that could be reused."""
+    for facts in (_facts(*layers), _facts(*reversed(layers))):
+        verdict = prefix_cache(facts)
+
+        assert (verdict.support, verdict.extent) == (support, extent)
+        assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("layers", "support", "words"),
+    [
+        (_STANDARD, Support.SUPPORTED, "row by row"),
+        (_WINDOWS, Support.BLOCKED, "sliding window"),
+        ([KV, SINKS], Support.BLOCKED, "attention sinks"),
+        (_GDN, Support.BLOCKED, "DFlash"),
+        ([GATED_DELTA, ROTATING], Support.BLOCKED, "sliding window"),
+        (_HYBRID, Support.BLOCKED, "recurrent state"),
+        ([MAMBA], Support.BLOCKED, "recurrent state"),
+        (_CHUNKED, Support.BLOCKED, "ChunkedKVCache"),
+        (_PRIVATE, Support.BLOCKED, "LayerCache"),
+        (_LISTS, Support.UNKNOWN, "several caches"),
+        ([_nested(MAMBA, KV)], Support.BLOCKED, "recurrent state"),
+        ([], Support.UNKNOWN, "no cache"),
+    ],
+)
+def test_guesses_of_a_batch_need_rows_that_are_cut_back_one_by_one(
+    layers: list[LayerCacheFacts], support: Support, words: str
+) -> None:
+    """Whatever guesses, what a batch cannot take back for one row alone it cannot verify."""
+    for draft in (None, *DraftKind):
+        verdict = batched_specdec(_facts(*layers), architecture="any", draft=draft)
+
+        assert verdict.support is support
+        assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("architecture", "draft", "support"),
+    [
+        ("qwen3_5_moe", DraftKind.DFLASH, Support.SUPPORTED),
+        ("qwen3_5_moe", None, Support.UNKNOWN),
+        ("qwen3_5_moe", DraftKind.DRAFT, Support.BLOCKED),
+        ("qwen3_5_moe", DraftKind.NGRAM, Support.BLOCKED),
+        ("qwen3_next", DraftKind.DFLASH, Support.BLOCKED),
+        ("", None, Support.BLOCKED),
+    ],
+)
+def test_gated_delta_state_needs_the_field_s_case(
+    architecture: str, draft: DraftKind | None, support: Support
+) -> None:
+    """Only a DFlash draft on qwen3_5_moe verifies in a batch beside gated-delta-net state."""
+    verdict = batched_specdec(_facts(*_GDN), architecture=architecture, draft=draft)
+
+    assert verdict.support is support
+    assert "DFlash" in verdict.reason
+
+
+def test_no_window_hides_behind_the_architecture_s_name() -> None:
+    """The field's case has no sliding window; with one it is judged by the window."""
+    facts = _facts(GATED_DELTA, ROTATING)
+    verdict = batched_specdec(facts, architecture="qwen3_5_moe", draft=DraftKind.DFLASH)
+
+    assert verdict.support is Support.BLOCKED
+
+
+# --- what the docs say --------------------------------------------------------------------------
+
+_PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "capabilities.md"
+_OF_KIND = {
+    KvCacheKind.STANDARD: _STANDARD,
+    KvCacheKind.ROTATING: _WINDOWS,
+    KvCacheKind.HYBRID_GDN: _GDN,
+    KvCacheKind.HYBRID: _HYBRID,
+    KvCacheKind.RECURRENT: [MAMBA],
+    KvCacheKind.CHUNKED: _CHUNKED,
+    KvCacheKind.COMPRESSED: _PRIVATE,
+}
+
+
+@pytest.mark.parametrize("kind", _OF_KIND)
+def test_the_page_s_table_is_what_the_rules_say(kind: KvCacheKind) -> None:
+    """Each kind's row names the verdicts on it, and the extent of a prefix that is kept."""
+    lines = _PAGE.read_text("utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith(f"| `{kind}` |"))
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    facts = _facts(*_OF_KIND[kind])
+    prefix = prefix_cache(facts)
+    is_kept = prefix.support is Support.SUPPORTED
+
+    assert facts.kind is kind
+    assert cells == [
+        continuous_batching(facts).support,
+        batched_specdec(facts).support,
+        speculation(facts).support,
+        f"{prefix.support} ({prefix.extent})" if is_kept else prefix.support,
+        kv_quantization(facts).support,
+        chunked_prefill(facts).support,
+    ]

@@ -8,8 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_driver import Join
-from parity import MIXED, differences, random_prompt
+from machd_probes.play import Join
+from machd_probes.scripts import MIXED, random_prompt
+from parity import differences
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
-from parity import random_prompt
+from machd_probes.scripts import random_prompt
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.fused import fuse_layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from parity import random_prompt
+from machd_probes.scripts import random_prompt
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.mlx_engine import MlxEngine

@@ -19,6 +19,7 @@ from machd.engine.sampling import RowSampling, Sampler, uniform_draw
 
 VOCABULARY = 64
 Floats = npt.NDArray[np.float32]
+GREEDY_PARAMS = SamplingParams(temperature=0.0)
 
 
 def logits_of(rows: int, seed: int = 0) -> Floats:
@@ -180,6 +181,19 @@ def test_logprobs_are_the_models_own() -> None:
     assert [entry.logprob for entry in tokens[1].top_logprobs] == pytest.approx(
         reference[best], abs=1e-5
     )
+
+
+def test_a_forced_row_says_what_it_is_told_and_no_other_row_does() -> None:
+    """Forced tokens come in order, then the model's choice; neighbours and logprobs are untouched."""
+    logits = logits_of(3)
+    free = [GREEDY_PARAMS, SamplingParams(temperature=1.0, seed=4), GREEDY_PARAMS]
+    forced = [free[0], replace(free[1], forced_token_ids=(63, 0)), free[2]]
+
+    unforced_steps = choose(free, logits, steps=3)
+    steps = choose(forced, logits, steps=3)
+
+    assert [step[1] for step in steps] == [63, 0, unforced_steps[2][1]]
+    assert [(step[0], step[2]) for step in steps] == [(one[0], one[2]) for one in unforced_steps]
 
 
 def test_a_poisoned_row_is_named_and_the_others_go_on() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from engine_driver import Join
+from machd_probes.play import Join
 from mlx.utils import tree_flatten
-from parity import random_prompt
+from machd_probes.scripts import random_prompt
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model, tiny_tokenizer
 

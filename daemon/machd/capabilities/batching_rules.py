@@ -1,0 +1,141 @@
+"""The two rules on rows that share a batch: plain decoding, and verifying guesses together."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+
+from machd.capabilities.facts import CacheFacts, KvCacheKind
+from machd.capabilities.verdict import Support, Verdict
+
+__all__ = ["DraftKind", "batched_specdec", "continuous_batching"]
+
+
+class DraftKind(StrEnum):
+    """What guesses tokens ahead."""
+
+    NGRAM = "ngram"
+    DRAFT = "draft"
+    DFLASH = "dflash"
+
+
+_MEASURE = "requests are served one at a time until it has been measured"
+_ALONE = "requests are served one at a time"
+_ROWS_ALONE = "rows verify guesses alone"
+_NO_CACHE = "the model keeps no cache that could be judged"
+
+_DFLASH_BATCHED = frozenset({"qwen3_5_moe"})
+"""Gated-delta-net architectures whose state a DFlash draft puts right after each verification."""
+
+_UNKNOWN = MappingProxyType(
+    {
+        KvCacheKind.ROTATING: "layers keep a sliding window, and whether rows with windows of different "
+        "length answer as they would alone is not known from the cache",
+        KvCacheKind.HYBRID: "layers keep recurrent state, and whether padding of shorter prompts leaks "
+        "into it depends on the model's code",
+        KvCacheKind.RECURRENT: "every layer keeps recurrent state, and whether padding of shorter "
+        "prompts leaks into it depends on the model's code",
+        KvCacheKind.NESTED: "layers keep several caches each, and how the model uses them in a batch is "
+        "not known from the caches",
+    }
+)
+
+
+def continuous_batching(facts: CacheFacts) -> Verdict:
+    """Whether rows of different length can share a batch and each get what it would get alone.
+
+    Judged by the most restrictive cache anywhere, inside cache lists too.
+    """
+    obstacle = _batch_obstacle(facts)
+    if obstacle:
+        return Verdict(Support.BLOCKED, f"{obstacle}; {_ALONE}")
+    kind = facts.kind
+    if not facts.layers:
+        return Verdict(Support.UNKNOWN, f"{_NO_CACHE}; {_MEASURE}")
+    if kind is KvCacheKind.STANDARD:
+        return Verdict(
+            Support.SUPPORTED,
+            "every layer keeps a standard KV cache, which a batch keeps row by row",
+        )
+    if kind is KvCacheKind.HYBRID_GDN and not facts.window_tokens:
+        return Verdict(
+            Support.SUPPORTED,
+            "gated-delta-net state beside standard KV caches: both are kept row by row, and padding "
+            "is masked out of the state",
+        )
+    # Gated-delta-net beside windows is as unknown as the windows are.
+    reason = _UNKNOWN.get(kind, _UNKNOWN[KvCacheKind.ROTATING])
+    return Verdict(Support.UNKNOWN, f"{reason}; {_MEASURE}")
+
+
+def batched_specdec(
+    facts: CacheFacts, *, architecture: str = "", draft: DraftKind | None = None
+) -> Verdict:
+    """Whether rows of a batch can verify guesses together: each takes back its own wrong ones.
+
+    Args:
+        facts: Of the target's caches.
+        architecture: mlx-lm's name of the target's; empty where it is not known.
+        draft: What guesses; None where none has been chosen.
+    """
+    obstacle = _batch_obstacle(facts)
+    if obstacle:
+        return Verdict(Support.BLOCKED, f"{obstacle}; {_ROWS_ALONE}")
+    if facts.kind is KvCacheKind.HYBRID_GDN and not facts.window_tokens:
+        return _gated_delta_specdec(architecture, draft)
+    if not facts.layers:
+        return Verdict(Support.UNKNOWN, f"{_NO_CACHE}; {_ROWS_ALONE}")
+    if not facts.can_be_cut:
+        return Verdict(
+            Support.BLOCKED,
+            "rows accept different numbers of guesses, and a sliding window or recurrent state "
+            f"cannot be cut back for one row of a batch; {_ROWS_ALONE}",
+        )
+    if facts.kind is KvCacheKind.NESTED:
+        return Verdict(
+            Support.UNKNOWN,
+            "layers keep several caches each, and whether one row's wrong guesses can be taken out "
+            f"of them is not known; {_ROWS_ALONE}",
+        )
+    return Verdict(
+        Support.SUPPORTED,
+        "every layer keeps a standard KV cache, which is cut back row by row after verification",
+    )
+
+
+def _gated_delta_specdec(architecture: str, draft: DraftKind | None) -> Verdict:
+    if architecture not in _DFLASH_BATCHED or draft not in {DraftKind.DFLASH, None}:
+        return Verdict(
+            Support.BLOCKED,
+            "gated-delta-net state cannot be cut back for one row of a batch, which only a DFlash "
+            f"draft on {', '.join(sorted(_DFLASH_BATCHED))} makes good; {_ROWS_ALONE}",
+        )
+    if draft is None:
+        return Verdict(
+            Support.UNKNOWN,
+            "it takes a DFlash draft to verify guesses beside gated-delta-net state in a batch, and "
+            f"none has been named (speculation.draft_model); {_ROWS_ALONE}",
+        )
+    return Verdict(Support.SUPPORTED, "a DFlash draft brings gated-delta-net state back row by row")
+
+
+def _batch_obstacle(facts: CacheFacts) -> str | None:
+    """What keeps rows out of a batch for certain; None where nothing does."""
+    every = facts.every
+    if facts.private_classes:
+        names = ", ".join(facts.private_classes)
+        return (
+            f"the model keeps a cache class of its own ({names}), and nothing is "
+            "known about merging it into a batch"
+        )
+    if any(layer.class_name == "ChunkedKVCache" for layer in every):
+        return "layers attend in chunks (ChunkedKVCache), which mlx-lm cannot merge"
+    if any(layer.keep for layer in every):
+        return (
+            "a rotating cache keeps the first tokens for good (attention sinks), and merging it "
+            "loses them"
+        )
+    unmergeable = sorted({layer.class_name for layer in every if not layer.mergeable})
+    if unmergeable:
+        return f"mlx-lm cannot merge caches of {', '.join(unmergeable)} into a batch"
+    return None

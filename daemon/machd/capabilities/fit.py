@@ -1,0 +1,148 @@
+"""Whether a model fits into a device's memory, and how long its context may get there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Fit", "FitVerdict", "MemoryNeeds", "judge_fit"]
+
+_GB = 1_000_000_000
+
+
+class Fit(StrEnum):
+    """How weights, working memory and KV budget go with what the device can hold."""
+
+    FITS = "fits"
+    """All of it, out of what is free now."""
+
+    TIGHT = "tight"
+    """The model runs, but not with the whole KV budget, or only once memory is freed."""
+
+    WONT_FIT = "wont_fit"
+    """Weights, working memory and one short sequence are more than the device can ever hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What a model would take.
+
+    Attributes:
+        weights_bytes: Of the weights as they would lie in memory.
+        working_bytes: Beside weights and KV cache, while it computes.
+        kv_budget_bytes: What running sequences may take together.
+        bytes_per_token: What one more position costs in one sequence.
+        bytes_per_sequence: What a sequence costs whatever its length.
+        context_tokens: Positions that the model has.
+    """
+
+    weights_bytes: int
+    working_bytes: int
+    kv_budget_bytes: int
+    bytes_per_token: int
+    bytes_per_sequence: int
+    context_tokens: int
+
+    @property
+    def base_bytes(self) -> int:
+        """Weights and working memory."""
+        return self.weights_bytes + self.working_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, the whole KV budget included."""
+        return self.base_bytes + self.kv_budget_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """What one sequence of one position needs."""
+        return self.base_bytes + self.bytes_per_sequence + self.bytes_per_token
+
+    def tokens_in(self, kv_bytes: int) -> int:
+        """Positions of one sequence alone for which so much KV cache is enough."""
+        left_bytes = kv_bytes - self.bytes_per_sequence
+        if left_bytes < self.bytes_per_token:
+            return 0
+        if not self.bytes_per_token:
+            return self.context_tokens
+        return min(left_bytes // self.bytes_per_token, self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class FitVerdict:
+    """The answer, and why, for a person who wants to do something.
+
+    Attributes:
+        budget_context_tokens: Positions of one sequence that the KV budget allows.
+        fitting_context_tokens: The same, where the device leaves less than the budget.
+    """
+
+    fit: Fit
+    reason: str
+    budget_context_tokens: int
+    fitting_context_tokens: int
+
+
+def judge_fit(needs: MemoryNeeds, *, device_memory_bytes: int, available_bytes: int) -> FitVerdict:
+    """Compare what a model needs with a device.
+
+    Args:
+        needs: Of the model.
+        device_memory_bytes: What the device can hold in all.
+        available_bytes: What of it could be taken now.
+    """
+    budget_tokens = needs.tokens_in(needs.kv_budget_bytes)
+    left_bytes = max(device_memory_bytes - needs.base_bytes, 0)
+    fitting_tokens = needs.tokens_in(min(needs.kv_budget_bytes, left_bytes))
+    fit, reason = _compared(needs, device_memory_bytes, available_bytes)
+    if fit is not Fit.WONT_FIT and fitting_tokens < needs.context_tokens:
+        reason += (
+            f"; one sequence may have {fitting_tokens:,} tokens of the model's "
+            f"{needs.context_tokens:,}"
+        )
+    return FitVerdict(fit, reason, budget_tokens, fitting_tokens)
+
+
+def _compared(needs: MemoryNeeds, device_bytes: int, available_bytes: int) -> tuple[Fit, str]:
+    weights, working = _gb(needs.weights_bytes), _gb(needs.working_bytes)
+    budget = _gb(needs.kv_budget_bytes)
+    if needs.least_bytes > device_bytes:
+        return (
+            Fit.WONT_FIT,
+            (
+                f"weights ({weights}) and working memory ({working}) need {_gb(needs.least_bytes)} and "
+                f"the device holds {_gb(device_bytes)}: take a smaller or more strongly quantised "
+                "model, or a larger device"
+            ),
+        )
+    if needs.total_bytes > device_bytes:
+        left = _gb(device_bytes - needs.base_bytes)
+        return (
+            Fit.TIGHT,
+            (
+                f"weights ({weights}) and working memory ({working}) leave {left} of the device's "
+                f"{_gb(device_bytes)}, less than the KV budget of {budget}: lower "
+                "continuous_batching.kv_budget_gb"
+            ),
+        )
+    if needs.total_bytes > available_bytes:
+        return (
+            Fit.TIGHT,
+            (
+                f"{_gb(needs.total_bytes)} are needed with the whole KV budget and "
+                f"{_gb(available_bytes)} of the device's {_gb(device_bytes)} are free now: free some "
+                "memory before serving"
+            ),
+        )
+    return (
+        Fit.FITS,
+        (
+            f"weights ({weights}), working memory ({working}) and a KV budget of {budget} come to "
+            f"{_gb(needs.total_bytes)} of {_gb(device_bytes)}"
+        ),
+    )
+
+
+def _gb(size_bytes: int) -> str:
+    """In units of 10^9 bytes, as the KV budget is given."""
+    return f"{size_bytes / _GB:.2f} GB"

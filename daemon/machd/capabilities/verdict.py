@@ -1,0 +1,105 @@
+"""A verdict, and what measuring may do to it.
+
+A rule answers from facts. What was measured overrides it in one direction only: it may turn unknown
+into an answer and supported into blocked. What a rule blocks stays blocked until the rule changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+
+__all__ = ["Source", "Support", "Verdict", "measured"]
+
+
+class Support(StrEnum):
+    """Whether a feature works with a model."""
+
+    SUPPORTED = "supported"
+    BLOCKED = "blocked"
+    UNKNOWN = "unknown"
+
+
+class Source(StrEnum):
+    """What a verdict stands on."""
+
+    RULE = "rule"
+    """Facts of the caches, and a predicate over them."""
+
+    MEASURED = "measured"
+    """Probes that ran the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer, and why that is the answer, for a person who wants to do something.
+
+    Attributes:
+        evidence: Figures of the probes; None where the verdict is a rule's.
+    """
+
+    support: Support
+    reason: str
+    source: Source = Source.RULE
+    evidence: Evidence | None = None
+
+
+AnyVerdict = TypeVar("AnyVerdict", bound=Verdict)
+
+
+def measured(
+    rule: AnyVerdict, results: Sequence[ProbeResult], *, consequence: str = ""
+) -> AnyVerdict:
+    """What a rule's verdict becomes with what probes of the feature say.
+
+    One that failed blocks. Without any, those that passed support, unless one ended in an error:
+    what crashed may have been the case that matters. All else says nothing.
+
+    Args:
+        rule: A rule's verdict.
+        results: Of the probes that the feature depends on, of no others.
+        consequence: What happens where the feature is blocked; it ends the reason.
+    """
+    assert rule.source is Source.RULE, "evidence is weighed against the rule, all of it at once"
+    if rule.support is Support.BLOCKED:
+        return rule
+    failed = _ended(results, Outcome.FAILED)
+    if failed:
+        return _answered(rule, Support.BLOCKED, _failure(failed, consequence), failed)
+    passed = _ended(results, Outcome.PASSED)
+    if not passed or _ended(results, Outcome.ERRORED):
+        return rule
+    return _answered(rule, Support.SUPPORTED, _success(passed), passed)
+
+
+def _ended(results: Sequence[ProbeResult], outcome: Outcome) -> list[ProbeResult]:
+    return [result for result in results if result.outcome is outcome]
+
+
+def _answered(
+    rule: AnyVerdict, support: Support, reason: str, results: Sequence[ProbeResult]
+) -> AnyVerdict:
+    evidence = Evidence.together(result.evidence for result in results)
+    return replace(rule, support=support, reason=reason, source=Source.MEASURED, evidence=evidence)
+
+
+def _failure(failed: Sequence[ProbeResult], consequence: str) -> str:
+    found = "; ".join(f"{one.probe} failed: {one.detail or _figures([one])}" for one in failed)
+    return f"measured: {found}; {consequence}" if consequence else f"measured: {found}"
+
+
+def _success(passed: Sequence[ProbeResult]) -> str:
+    names = ", ".join(dict.fromkeys(one.probe for one in passed))
+    return f"measured: {names} passed, {_figures(passed)}"
+
+
+def _figures(results: Sequence[ProbeResult]) -> str:
+    together = Evidence.together(result.evidence for result in results)
+    return (
+        f"{together.token_mismatches} tokens differ in {together.cases} cases, log-probabilities "
+        f"by at most {together.max_logprob_diff:.2g} nats (noise {together.noise_floor:.2g})"
+    )

@@ -1,0 +1,147 @@
+"""Every feature's verdict on one model: its rule, and what probes measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.facts import CacheFacts
+from machd.capabilities.rules import (
+    DraftKind,
+    PrefixExtent,
+    PrefixVerdict,
+    batched_specdec,
+    chunked_prefill,
+    continuous_batching,
+    kv_quantization,
+    prefix_cache,
+    speculation,
+)
+from machd.capabilities.verdict import Support, Verdict, measured
+
+__all__ = ["ModelVerdicts", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVerdicts:
+    """One verdict a feature; the names are those of ``/v1/capabilities`` and of the metrics."""
+
+    continuous_batching: Verdict
+    batched_specdec: Verdict
+    speculation: Verdict
+    prefix_cache: PrefixVerdict
+    kv_quantization: Verdict
+    chunked_prefill: Verdict
+
+    def by_feature(self) -> dict[str, Verdict]:
+        """Verdicts by the feature's name."""
+        return {
+            "continuous_batching": self.continuous_batching,
+            "batched_specdec": self.batched_specdec,
+            "speculation": self.speculation,
+            "prefix_cache": self.prefix_cache,
+            "kv_quantization": self.kv_quantization,
+            "chunked_prefill": self.chunked_prefill,
+        }
+
+
+def judge(
+    facts: CacheFacts,
+    results: Sequence[ProbeResult] = (),
+    *,
+    architecture: str = "",
+    draft: DraftKind | None = None,
+) -> ModelVerdicts:
+    """Ask every rule, and weigh what was measured against each.
+
+    Args:
+        facts: Of the model's caches.
+        results: Of any probes; those that no feature depends on change nothing.
+        architecture: mlx-lm's name of it; empty where it is not known.
+        draft: What guesses tokens ahead; None where none has been chosen.
+    """
+    batching = _batching(facts, results)
+    guessing = _guessing(facts, results)
+    return ModelVerdicts(
+        continuous_batching=batching,
+        batched_specdec=_both(
+            batched_specdec(facts, architecture=architecture, draft=draft), batching, guessing
+        ),
+        speculation=guessing,
+        prefix_cache=_prefix(facts, results),
+        kv_quantization=measured(
+            kv_quantization(facts),
+            _fed(results, "quantized_kv"),
+            consequence="keys and values are kept as they are",
+        ),
+        chunked_prefill=measured(
+            chunked_prefill(facts),
+            _fed(results, "chunked_prefill"),
+            consequence="the answer depends on how the prompt is cut",
+        ),
+    )
+
+
+def _batching(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
+    """What a window forgets shows only once it is full, so with windows that has to be seen."""
+    fed = _fed(
+        results,
+        "batch_parity",
+        "window_overflow",
+        "rope_positions",
+        "sampling_isolation",
+        is_enough=lambda done: (
+            not facts.window_tokens
+            or done.get("window_overflow") in {Outcome.PASSED, Outcome.UNSUPPORTED}
+        ),
+    )
+    return measured(
+        continuous_batching(facts), fed, consequence="requests are served one at a time"
+    )
+
+
+def _guessing(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
+    fed = _fed(results, "trim" if facts.can_be_cut else "state_snapshot")
+    return measured(speculation(facts), fed, consequence="decode without speculation")
+
+
+def _prefix(facts: CacheFacts, results: Sequence[ProbeResult]) -> PrefixVerdict:
+    rule = prefix_cache(facts)
+    probes = (
+        ("state_snapshot",) if rule.extent is PrefixExtent.SNAPSHOT else ("cache_reuse", "trim")
+    )
+    verdict = measured(rule, _fed(results, *probes), consequence="every prompt is computed anew")
+    is_blocked = verdict.support is Support.BLOCKED
+    return replace(verdict, extent=PrefixExtent.NONE) if is_blocked else verdict
+
+
+def _both(rule: Verdict, batching: Verdict, guessing: Verdict) -> Verdict:
+    """The rule's verdict; measured to be wrong is also what one of its two halves is.
+
+    Passing does not add up: nothing has measured the two together.
+    """
+    if rule.support is Support.BLOCKED:
+        return rule
+    for half in (batching, guessing):
+        if half.support is Support.BLOCKED:
+            return replace(half, reason=f"{half.reason}; rows verify no guesses together")
+    return rule
+
+
+def _fed(
+    results: Sequence[ProbeResult],
+    needed: str,
+    *others: str,
+    is_enough: Callable[[dict[str, Outcome]], bool] = lambda _done: True,
+) -> list[ProbeResult]:
+    """The results that a feature depends on.
+
+    What passed counts only where ``needed`` passed and the rest ``is_enough``: probes of details
+    prove nothing where the main one saw nothing.
+    """
+    fed = [result for result in results if result.probe in {needed, *others}]
+    done = {result.probe: result.outcome for result in fed}
+    if done.get(needed) is Outcome.PASSED and is_enough(done):
+        return fed
+    return [result for result in fed if result.outcome is not Outcome.PASSED]

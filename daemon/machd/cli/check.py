@@ -1,0 +1,169 @@
+"""``machd check``: will this model run here, and how; or, what can which architecture do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+import msgspec
+from rich.console import Console
+
+from machd.api.check import ModelCheck
+from machd.capabilities.evidence import ProbeResult
+from machd.cli.options import SettingsCommand, model_argument, settings_options
+from machd.cli.progress import ProgressBar
+from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.embedded import user_cache_directory
+from machd.engine.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.source import resolve_model
+from machd.settings.sources import LoadedSettings, OriginKind, process_environ
+
+__all__ = ["check"]
+
+_HOLDS = 0
+_HOLDS_NOT = 1
+
+
+@click.command(cls=SettingsCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--require",
+    type=click.Choice(["batched"]),
+    help="Exit with 1 unless continuous batching is supported.",
+)
+@click.option("--measure", is_flag=True, help="Load the weights and run the probes on them.")
+@click.option("--all-archs", is_flag=True, help="Measure every architecture of mlx-lm.")
+@click.option(
+    "--arch", "archs", multiple=True, metavar="NAME", help="Measure this one; may be repeated."
+)
+@click.option("--no-cache", is_flag=True, help="Measure architectures anew, and keep nothing.")
+@model_argument
+@settings_options
+@click.pass_context
+def check(
+    ctx: click.Context,
+    loaded: LoadedSettings,
+    *,
+    as_json: bool,
+    require: str | None,
+    measure: bool,
+    all_archs: bool,
+    archs: tuple[str, ...],
+    no_cache: bool,
+) -> None:
+    """Check whether MODEL will run here, and how.
+
+    Reads the configuration, the headers of the weights and the tokenizer, and loads nothing, unless
+    --measure says so. MODEL is what serve takes; without it the embedded default is checked. With
+    the options of serve it answers for a daemon that is started with them.
+
+    With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead.
+    """
+    is_model_given = loaded.origins["model.path"].kind is OriginKind.FLAG
+    _refuse_conflicts(
+        {
+            "MODEL": is_model_given,
+            "--measure": measure,
+            "--all-archs": all_archs,
+            "--arch": bool(archs),
+        },
+        no_cache=no_cache,
+    )
+    if all_archs or archs:
+        from machd_probes.command import check_architectures  # noqa: PLC0415 - only here
+
+        exit_code = check_architectures(
+            archs or None,
+            as_json=as_json,
+            use_cache=not no_cache,
+            require_batched=require is not None,
+        )
+        ctx.exit(exit_code)
+    found = _checked(loaded, measure=measure)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        from machd.cli.check_table import print_check  # noqa: PLC0415 - a table is not always wanted
+
+        print_check(found, Console(highlight=False))
+    ctx.exit(_HOLDS if require is None or _is_batched(found) else _HOLDS_NOT)
+
+
+def _refuse_conflicts(given: dict[str, bool], *, no_cache: bool) -> None:
+    """MODEL and --measure are about one model, the others about architectures.
+
+    Raises:
+        UsageError: Two were given that do not go together.
+    """
+    of_model = [name for name in ("MODEL", "--measure") if given[name]]
+    of_archs = [name for name in ("--all-archs", "--arch") if given[name]]
+    if of_archs and (of_model or len(of_archs) > 1):
+        first, second = (*of_model, *of_archs)[:2]
+        raise click.UsageError(f"{first} and {second} do not go together.")
+    if no_cache and not of_archs:
+        raise click.UsageError("--no-cache goes with --all-archs or --arch.")
+
+
+def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
+    settings = loaded.settings
+    cache_directory = user_cache_directory(process_environ())
+    # Both before anything imports mlx, as serve does.
+    blas = choose_blas(settings.engine.blas)
+    use_scratch_directory(
+        private_scratch_directory(cache_directory / "machd"),
+        os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+    )
+    with ProgressBar() as progress:
+        progress.stage("reading the model's files", None)
+        source = resolve_model(
+            settings.model.path,
+            offline=settings.model.offline,
+            cache_directory=cache_directory,
+            progress=progress,
+        )
+        from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
+        from machd.engine.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+
+        found = inspect_model(
+            source,
+            dtype=settings.model.dtype,
+            max_context_tokens=settings.model.max_context_tokens,
+            chat_template=settings.model.chat_template,
+        )
+        results = _measured(loaded, progress) if measure else ()
+    return model_check(
+        found,
+        results,
+        kv_budget_gb=settings.continuous_batching.kv_budget_gb,
+        blas=measure_blas(blas).name,
+    )
+
+
+def _measured(loaded: LoadedSettings, progress: ProgressBar) -> Sequence[ProbeResult]:
+    """Load the model as serve does, and run the probes that decide on batching."""
+    # Imported here, because without --measure they would be a tenth of the time.
+    from machd.engine.opening import engine_loader  # noqa: PLC0415
+    from machd.telemetry.logs import configure_logs  # noqa: PLC0415
+    from machd_probes.prober import measure_engine  # noqa: PLC0415
+
+    # Standard output is the answer's; what loading has to say is not part of it.
+    configure_logs(level="warning", log_format=loaded.settings.logging.format)
+    load = engine_loader(
+        loaded.settings,
+        cache_directory=user_cache_directory(process_environ()),
+        set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+        progress=progress,
+    )
+    engine = load()
+    try:
+        progress.stage("measuring", None)
+        results: tuple[ProbeResult, ...] = measure_engine(engine)
+        return results
+    finally:
+        engine.close()
+
+
+def _is_batched(found: ModelCheck) -> bool:
+    verdict = found.continuous_batching
+    return verdict is not None and verdict.verdict == "supported"

@@ -1,0 +1,128 @@
+"""What ``machd check MODEL`` found, in the words of its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+
+import machd
+from machd.api.capabilities import Device, Versions
+from machd.api.check import ChatTemplateReport, MemoryFit, ModelCheck, QuantizationReport
+from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.fit import MemoryNeeds, judge_fit
+from machd.capabilities.verdicts import judge
+from machd.capabilities.wire import wire_capabilities
+from machd.engine.inspection import ModelInspection
+from machd.engine.template_abilities import TemplateAbilities
+from machd.serving.kv_memory import effective_budget_bytes
+
+__all__ = ["model_check"]
+
+
+def model_check(
+    found: ModelInspection,
+    results: Sequence[ProbeResult] = (),
+    *,
+    kv_budget_gb: float,
+    blas: str | None,
+) -> ModelCheck:
+    """Judge what was found.
+
+    Args:
+        found: Of the model's files.
+        results: Of probes on the loaded model; none where it was not loaded.
+        kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
+        blas: The CPU's matrix library; None on other backends.
+    """
+    facts = found.cache
+    needs = MemoryNeeds(
+        weights_bytes=found.weights_bytes,
+        working_bytes=found.working_bytes,
+        kv_budget_bytes=effective_budget_bytes(kv_budget_gb, found.device_memory_bytes),
+        bytes_per_token=facts.bytes_per_token,
+        bytes_per_sequence=facts.bytes_per_sequence,
+        context_tokens=found.context_tokens,
+    )
+    fit = judge_fit(
+        needs,
+        device_memory_bytes=found.device_memory_bytes,
+        available_bytes=found.available_bytes,
+    )
+    verdicts = judge(facts, results, architecture=found.architecture)
+    row = wire_capabilities(found.architecture, facts, verdicts, _versions(found))
+    return ModelCheck(
+        **{name: getattr(row, name) for name in row.__struct_fields__},
+        model=found.model_id,
+        fit=MemoryFit(
+            verdict=fit.fit.value,
+            reason=fit.reason,
+            weights_bytes=needs.weights_bytes,
+            working_bytes=needs.working_bytes,
+            kv_budget_bytes=needs.kv_budget_bytes,
+            total_bytes=needs.total_bytes,
+            device_memory_bytes=found.device_memory_bytes,
+            available_bytes=found.available_bytes,
+        ),
+        bytes_per_token=facts.bytes_per_token,
+        bytes_per_sequence=facts.bytes_per_sequence,
+        context_tokens=found.context_tokens,
+        budget_context_tokens=fit.budget_context_tokens,
+        fitting_context_tokens=fit.fitting_context_tokens,
+        parameters=found.parameters,
+        weights_bytes=found.weights_bytes,
+        stored_bytes=found.stored_bytes,
+        quantization=_quantization(found),
+        native_quantization=found.native_modes,
+        chat_template=_chat_template(found.template),
+        device=Device(
+            backend=found.backend,
+            memory_bytes=found.device_memory_bytes,
+            blas=blas if found.backend == "cpu" else None,
+        ),
+        notes=list(found.notes),
+    )
+
+
+def _quantization(found: ModelInspection) -> QuantizationReport | None:
+    stored = found.quantization
+    if stored is None:
+        return None
+    return QuantizationReport(
+        mode=stored.mode,
+        bits=stored.bits,
+        group_size=stored.group_size,
+        native=found.native_modes.get(stored.mode, False),
+        kept=found.keeps_quantized,
+    )
+
+
+def _chat_template(abilities: TemplateAbilities) -> ChatTemplateReport:
+    tags = abilities.reasoning_tags
+    return ChatTemplateReport(
+        present=abilities.present,
+        system_role=abilities.system_role,
+        tools=abilities.tools,
+        tool_format=abilities.tool_format,
+        reasoning=tags is not None,
+        reasoning_tags=None if tags is None else list(tags),
+        reasoning_switch=abilities.reasoning_switch,
+        reason=abilities.problem or None,
+    )
+
+
+def _versions(found: ModelInspection) -> Versions:
+    return Versions(
+        machd=machd.__version__,
+        mlx=_version("mlx"),
+        mlx_lm=_version("mlx-lm"),
+        backend=found.backend,
+        dtype=found.dtype,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return distribution_version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,172 @@
+"""What ``machd check MODEL`` found, as a table for a person: 80 columns, and no colour in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+from msgspec import UNSET, UnsetType
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from machd.api.capabilities import Evidence, FeatureVerdict, SpeculationReport
+from machd.api.check import ChatTemplateReport, ModelCheck
+
+__all__ = ["print_check"]
+
+_GB = 1_000_000_000
+_STYLES = {
+    "fits": "bold green",
+    "tight": "bold yellow",
+    "wont_fit": "bold red",
+    "supported": "green",
+    "unknown": "yellow",
+    "blocked": "red",
+}
+
+
+def print_check(check: ModelCheck, console: Console) -> None:
+    """Write one line for each thing that was found; long ones are folded under themselves."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for label, text in _lines(check):
+        table.add_row(label, text)
+    with console.capture() as written:
+        console.print(table)
+    # rich fills every line up to the width, which a file or a pipe does not want.
+    lines = (line.rstrip() for line in written.get().splitlines())
+    click.echo("\n".join(lines), color=True)
+
+
+def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
+    yield "model", Text(f"{check.model} ({check.architecture}, {_parameters(check.parameters)})")
+    yield "memory", _marked(check.fit.verdict, check.fit.reason)
+    yield "weights", Text(_weights(check))
+    yield "KV cache", Text(_kv_cache(check))
+    yield "context", Text(_context(check))
+    yield from _verdict_lines(check)
+    yield "chat", Text(_chat(check.chat_template))
+    yield "multiplied packed", Text(_native(check))
+    yield "device", Text(_device(check))
+    yield "versions", Text(_versions(check))
+    for note in check.notes:
+        yield "note", Text(note)
+
+
+def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
+    verdicts: tuple[tuple[str, FeatureVerdict | SpeculationReport | UnsetType | None], ...] = (
+        ("batching", check.continuous_batching),
+        ("speculation", check.speculation),
+        ("  in a batch", check.batched_specdec),
+        ("prefix cache", check.prefix_cache),
+        ("quantised KV", check.kv_quantization),
+        ("chunked prefill", check.chunked_prefill),
+    )
+    for label, verdict in verdicts:
+        if isinstance(verdict, FeatureVerdict | SpeculationReport) and verdict.verdict is not UNSET:
+            yield label, _marked(str(verdict.verdict), f"{verdict.reason}")
+            if isinstance(verdict.evidence, Evidence):
+                yield "  evidence", Text(_evidence(verdict.evidence))
+
+
+def _marked(verdict: str, reason: str) -> Text:
+    return Text.assemble((verdict, _STYLES.get(verdict, "")), f": {reason}")
+
+
+def _evidence(evidence: Evidence) -> str:
+    return (
+        f"token mismatches {evidence.token_mismatches}, largest log-probability difference "
+        f"{evidence.max_logprob_diff:.2g} nats, noise floor {evidence.noise_floor:.2g}, "
+        f"cases {evidence.cases}"
+    )
+
+
+def _weights(check: ModelCheck) -> str:
+    stored = check.quantization
+    kind = (
+        "plain" if stored is None else f"{stored.mode} {stored.bits}-bit, group {stored.group_size}"
+    )
+    held = f"{_gb(check.weights_bytes)} in {check.versions.dtype}"
+    if stored is not None and stored.kept:
+        held = f"{_gb(check.weights_bytes)}, kept packed"
+    return f"{_gb(check.stored_bytes)} on disk ({kind}), {held} in memory"
+
+
+def _kv_cache(check: ModelCheck) -> str:
+    layers = ", ".join(f"{count} {name}" for name, count in (check.layers or {}).items())
+    inside = "" if isinstance(check.nested, UnsetType) else f" of {', '.join(check.nested)}"
+    cost = f"{check.bytes_per_token:,} bytes a token"
+    if check.bytes_per_sequence:
+        cost += f" and {check.bytes_per_sequence:,} a sequence"
+    return f"{check.kv_cache_kind} ({layers}{inside}); {cost}"
+
+
+def _context(check: ModelCheck) -> str:
+    text = (
+        f"{check.context_tokens:,} tokens; the KV budget of {_gb(check.fit.kv_budget_bytes)} allows "
+        f"one sequence {check.budget_context_tokens:,}"
+    )
+    if check.fitting_context_tokens < check.budget_context_tokens:
+        text += f", the device's memory {check.fitting_context_tokens:,}"
+    return text
+
+
+def _chat(template: ChatTemplateReport) -> str:
+    if template.reason is not None:
+        return template.reason
+    parts = [
+        f"system role {_yes(template.system_role)}",
+        f"tools {_tools(template)}",
+        f"reasoning {_reasoning(template)}",
+    ]
+    return "; ".join(parts)
+
+
+def _tools(template: ChatTemplateReport) -> str:
+    if not template.tools:
+        return "no"
+    if template.tool_format is None:
+        return "shown to the model, but mlx-lm does not know how it writes calls"
+    return f"yes ({template.tool_format})"
+
+
+def _reasoning(template: ChatTemplateReport) -> str:
+    if template.reasoning_tags is None:
+        return "no"
+    switch = ", switched by enable_thinking" if template.reasoning_switch else ""
+    return f"yes ({' … '.join(template.reasoning_tags)}{switch})"
+
+
+def _native(check: ModelCheck) -> str:
+    return ", ".join(f"{mode} {_yes(works)}" for mode, works in check.native_quantization.items())
+
+
+def _device(check: ModelCheck) -> str:
+    parts = (
+        check.device.backend,
+        f"{_gb(check.fit.device_memory_bytes)} ({_gb(check.fit.available_bytes)} free now)",
+        check.device.blas,
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _versions(check: ModelCheck) -> str:
+    versions = check.versions
+    return f"machd {versions.machd}, mlx {versions.mlx}, mlx-lm {versions.mlx_lm}"
+
+
+def _parameters(count: int) -> str:
+    if count < _GB:
+        return f"{count / 1_000_000:.1f} million parameters"
+    return f"{count / _GB:.1f} billion parameters"
+
+
+def _gb(size_bytes: int) -> str:
+    """In units of 10^9 bytes, as the KV budget is given."""
+    return f"{size_bytes / _GB:.2f} GB"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,214 @@
+"""Layers of mlx-lm's that are wrong, or raise, with several rows of different length: made right.
+
+A mended layer keeps its weights and gets a subclass of its own class. What is mended, of
+mlx-lm 0.32.2:
+
+- masks of four axes against scores of five (gemma2, phi3small);
+- positions taken from how wide the cache is, or as one number for all rows (afm7, gpt_bigcode,
+  phi3small, rotations that grow with the length);
+- a first token told from others by there being no state at all (recurrent_gemma).
+
+phi3small is mended for a row alone too: mlx-lm adds a mask of truth values to its scores, so that
+its sparse layers see what comes after a token, and places blocks by where a chunk of the prompt ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from machd.engine.untyped import Cache, LanguageModel, Layer
+
+__all__ = ["make_batchable"]
+
+Positions = int | mx.array
+"""Where a pass begins: for all rows, or int32 [rows]."""
+
+
+def make_batchable(model: LanguageModel) -> int:
+    """Mend a model's layers in place; most models have none that need it.
+
+    Returns:
+        How many layers were mended.
+    """
+    count = 0
+    for module in model.modules():
+        name = (type(module).__module__.rpartition(".")[2], type(module).__name__)
+        if name in _MENDED:
+            _MENDED[name](module)
+            count += 1
+    return count
+
+
+def _take_class(layer: Layer, methods: dict[str, Callable[..., object]]) -> type:
+    """Give a layer a subclass of its own class with other methods; returns its former class."""
+    former = type(layer)
+    layer.__class__ = type(f"Batchable{former.__name__}", (former,), methods)
+    return former
+
+
+def _gemma2_attention(attention: Layer) -> None:
+    """Its scores are [rows, kv_heads, repeats, tokens, width]."""
+
+    def call(
+        self: Layer, x: mx.array, mask: mx.array | None = None, cache: Cache = None
+    ) -> mx.array:
+        if self.repeats > 1 and isinstance(mask, mx.array) and mask.ndim == 4:
+            mask = mx.expand_dims(mask, 2)
+        mixed: mx.array = former.__call__(self, x, mask, cache)
+        return mixed
+
+    former = _take_class(attention, {"__call__": call})
+
+
+class _OwnRotation:
+    """A rotation that is told where the pass begins, and does not believe its caller."""
+
+    def __init__(self, rope: Layer) -> None:
+        self._rope = rope
+        self.begin: Positions = 0
+
+    def __call__(self, heads: mx.array, offset: Positions = 0) -> mx.array:
+        del offset
+        rotated: mx.array = self._rope(heads, offset=self.begin)
+        return rotated
+
+
+def _afm7_model(model: Layer) -> None:
+    """Its last layers reuse keys, and place a query by how many keys there are."""
+    rotations = [_OwnRotation(layer.self_attn.rope) for layer in model.kv_reuse_layers]
+    for layer, rotation in zip(model.kv_reuse_layers, rotations, strict=True):
+        layer.self_attn.rope = rotation
+
+    def call(self: Layer, inputs: mx.array, cache: list[Cache] | None = None) -> mx.array:
+        for rotation in rotations:
+            rotation.begin = 0 if cache is None else cache[0].offset
+        hidden: mx.array = former.__call__(self, inputs, cache)
+        return hidden
+
+    former = _take_class(model, {"__call__": call})
+
+
+def _gpt_bigcode_model(model: Layer) -> None:
+    """It counts the positions of all rows from one number."""
+    from mlx_lm.models.base import create_attention_mask  # noqa: PLC0415 - after import_mlx_lm()
+
+    def call(self: Layer, inputs: mx.array, cache: list[Cache] | None = None) -> mx.array:
+        caches = cache or [None] * len(self.h)
+        begin = 0 if cache is None else cache[0].offset
+        hidden = self.wte(inputs) + self.wpe(_positions(begin, inputs.shape[1]))
+        mask = create_attention_mask(hidden, caches[0])
+        for layer, one in zip(self.h, caches, strict=True):
+            hidden = layer(hidden, mask, cache=one)
+        normed: mx.array = self.ln_f(hidden)
+        return normed
+
+    _take_class(model, {"__call__": call})
+
+
+def _phi3small_attention(attention: Layer) -> None:
+    """Blocks and masks by each token's own position."""
+    if not attention.block_sparse:
+        return
+
+    def call(
+        self: Layer, x: mx.array, mask: mx.array | None = None, cache: Cache = None
+    ) -> mx.array:
+        # As wide as what the pass writes and sees; the mask says which of it each row has.
+        self.mended.begin = 0 if cache is None else cache.offset
+        mixed: mx.array = former.__call__(self, x, mask, cache)
+        return mixed
+
+    def sparse(
+        self: Layer,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+    ) -> mx.array:
+        rows, _, tokens, _ = queries.shape
+        grouped = (scale * queries).reshape(rows, self.n_kv_heads, self.n_q_per_kv, tokens, -1)
+        scores = grouped @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
+        sees = _block_sparse(self, self.mended.begin, tokens, keys.shape[2])
+        if isinstance(mask, mx.array):
+            sees = sees & (mask[:, :, None] if mask.ndim == 4 else mask)
+        weights = mx.softmax(mx.where(sees, scores, -mx.inf), axis=-1, precise=True)
+        mixed: mx.array = (weights @ mx.expand_dims(values, 2)).reshape(
+            rows, self.n_heads, tokens, -1
+        )
+        return mixed
+
+    attention.mended = _OwnRotation(attention.rope)
+    former = _take_class(attention, {"__call__": call, "_block_sparse_attention": sparse})
+
+
+def _block_sparse(attention: Layer, begin: Positions, tokens: int, width: int) -> mx.array:
+    """Which columns a head's token may see, were it not for what comes after it.
+
+    Returns:
+        bool [rows or 1, kv_heads, repeats, tokens, width].
+    """
+    block = attention.blocksparse_block_size
+    own = _positions(begin, tokens).reshape(-1, 1, tokens, 1) // block
+    column = mx.arange(width) // block
+    head = mx.arange(1, attention.n_heads + 1)[:, None, None]
+    is_near = own - column < attention.blocksparse_num_local_blocks
+    is_stride = (column + head) % attention.blocksparse_vert_stride == 0
+    sees = (own >= column) & (is_near | is_stride)
+    return sees.reshape(-1, attention.n_kv_heads, attention.n_q_per_kv, tokens, width)
+
+
+def _recurrent_gemma_unit(unit: Layer) -> None:
+    """A row of a batch that has no state yet has zeros, which no row has later on."""
+
+    def call(self: Layer, x: mx.array, cache: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        output, state = former.__call__(self, x, cache)
+        if cache is None or x.shape[1] > 1:
+            return output, state
+        first_output, first_state = former.__call__(self, x, None)
+        is_first = mx.all(cache == 0, axis=-1)
+        return (
+            mx.where(is_first[:, None, None], first_output, output),
+            mx.where(is_first[:, None], first_state, state),
+        )
+
+    former = _take_class(unit, {"__call__": call})
+
+
+def _growing_rotation(rope: Layer) -> None:
+    """Rotations whose base grows with the length beyond what the model was trained on.
+
+    Rows of a batch have one base: the model's own, which is right up to ``max_position_embeddings``,
+    and no row of machd's becomes longer.
+    """
+    base = getattr(rope, "original_base", None) or rope.base
+    scale = getattr(rope, "scale", 1.0)
+
+    def call(self: Layer, x: mx.array, offset: Positions = 0) -> mx.array:
+        if not isinstance(offset, mx.array):
+            alone: mx.array = former.__call__(self, x, offset)
+            return alone
+        return mx.fast.rope(
+            x, self.dims, traditional=self.traditional, base=base, scale=scale, offset=offset
+        )
+
+    former = _take_class(rope, {"__call__": call})
+
+
+def _positions(begin: Positions, tokens: int) -> mx.array:
+    """int32 [tokens], or [rows, tokens] where each row begins elsewhere."""
+    steps = mx.arange(tokens, dtype=mx.int32)
+    return begin[:, None] + steps if isinstance(begin, mx.array) and begin.ndim else begin + steps
+
+
+_MENDED: dict[tuple[str, str], Callable[[Layer], None]] = {
+    ("afm7", "AFMModel"): _afm7_model,
+    ("gemma2", "Attention"): _gemma2_attention,
+    ("gpt_bigcode", "GPTBigCodeModel"): _gpt_bigcode_model,
+    ("internlm3", "DynamicNTKScalingRoPE"): _growing_rotation,
+    ("phi3small", "Attention"): _phi3small_attention,
+    ("recurrent_gemma", "RGLRU"): _recurrent_gemma_unit,
+    ("rope_utils", "DynamicNTKScalingRoPE"): _growing_rotation,
+}

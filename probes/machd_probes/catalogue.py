@@ -1,0 +1,54 @@
+"""What is probed: mlx-lm's architectures, and the checks in the order in which they run."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["CHECK_NAMES", "SERVING_CHECKS", "architecture_names"]
+
+SERVING_CHECKS = ("batch_parity", "window_overflow", "rope_positions", "sampling_isolation")
+"""What decides on continuous batching. They need the engine alone."""
+
+CHECK_NAMES = (
+    "without_cache",
+    "alone",
+    *SERVING_CHECKS,
+    "chunked_prefill",
+    "cache_reuse",
+    "trim",
+    "state_snapshot",
+    "quantized_kv",
+    "memory_baseline",
+    "mlx_lm_batch",
+)
+"""Every check: a module of ``machd_probes.checks`` with a function ``probe``."""
+
+
+def architecture_names() -> list[str]:
+    """Every architecture of the installed mlx-lm, sorted: its modules with a class ``Model``.
+
+    The modules are read, not imported: some fail to import, and importing takes seconds.
+    """
+    spec = find_spec("mlx_lm.models")
+    assert spec is not None, "mlx-lm is a dependency"
+    folders = spec.submodule_search_locations or []
+    paths = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
+    return [path.stem for path in paths if _has_model(path)]
+
+
+def _has_model(path: Path) -> bool:
+    source = path.read_text(encoding="utf-8")
+    if "Model" not in source:
+        return False
+    names = {name for node in ast.parse(source).body for name in _defined(node)}
+    return {"Model", "ModelArgs"} <= names
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    return []

@@ -1,0 +1,37 @@
+"""A row alone in machd says what mlx-lm's own model says: what others are compared with is right."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from machd.engine.protocol import SampledToken
+from machd_probes.finding import Finding
+from machd_probes.passes import Logprobs, Passes
+from machd_probes.play import Join
+from machd_probes.subject import Subject
+
+__all__ = ["probe"]
+
+
+def probe(subject: Subject) -> Finding:
+    """Completions in the engine against the plain model's, which says the same tokens."""
+    passes = Passes(subject.plain)
+    pairs = []
+    for prompt in subject.prompts:
+        said = subject.alone(Join(prompt, subject.extent.tokens))
+        caches = passes.new_caches()
+        if len(prompt) > 1:
+            passes.feed(prompt[:-1], caches)
+        fed = (prompt[-1], *(token.token_id for token in said[:-1]))
+        expected = passes.continued(fed, caches)
+        pairs.append((expected, _heard(said, expected)))
+    return subject.judged_passes(pairs, "a row alone says something else than mlx-lm's own model")
+
+
+def _heard(said: list[SampledToken], expected: Logprobs) -> Logprobs:
+    """What the row's likeliest tokens got; for the others, which it does not tell, the expected."""
+    heard = expected.copy()
+    for position, token in enumerate(said):
+        for top in token.top_logprobs:
+            heard[position, top.token_id] = top.logprob
+    return np.asarray(heard)

@@ -1,0 +1,28 @@
+"""Rows of a batch say what they say alone, whoever joins and leaves."""
+
+from __future__ import annotations
+
+from machd_probes.finding import Finding
+from machd_probes.play import Join
+from machd_probes.scripts import Script, scripts
+from machd_probes.subject import Subject
+
+__all__ = ["probe"]
+
+_LONG_TOKENS = 250
+"""Just below 256 positions, where caches are enlarged."""
+
+
+def probe(subject: Subject) -> Finding:
+    """Unequal lengths together and staggered, leaves early and late, down to one row and up again.
+
+    Widths are 2, 3, 4 and as many as there are prompts; prompts come whole and in chunks.
+    """
+    extent = subject.extent
+    every = scripts(subject.prompts, extent.tokens)
+    chosen = {name: every[name] for name in extent.scripts}
+    if extent.has_long_row:
+        rows = [Join(prompt, extent.tokens) for prompt in subject.prompts[1:4]]
+        long_row = Join(subject.prompt(_LONG_TOKENS, 99), extent.tokens, at_step=3)
+        chosen["across an enlargement"] = Script((*rows, long_row))
+    return subject.found(chosen)

@@ -1,0 +1,32 @@
+"""A row's sampling is its own: parameters, seed and penalties reach no neighbour."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from machd_probes.finding import Finding
+from machd_probes.play import Join
+from machd_probes.scripts import MIXED, Script
+from machd_probes.subject import Subject
+
+__all__ = ["probe"]
+
+_FINEST_FLOOR = 1e-3
+"""In nats. With coarser rounding a draw may fall on the other side of an edge."""
+
+
+def probe(subject: Subject) -> Finding:
+    """Rows as different as parameters can be choose, together, what they choose alone."""
+    pairs = list(zip(subject.prompts, MIXED, strict=True))
+    if subject.noise_floor > _FINEST_FLOOR:
+        pairs = [pair for pair in pairs if pair[1].temperature == 0]
+    rows = [Join(prompt, subject.extent.tokens, sampling) for prompt, sampling in pairs]
+    return subject.found(
+        {
+            "together": Script(tuple(rows)),
+            "joining in turn": Script(
+                tuple(replace(row, at_step=2 * number) for number, row in enumerate(rows))
+            ),
+        },
+        is_forced=False,
+    )

@@ -1,0 +1,26 @@
+"""A row can be taken back to an earlier moment by the states it had then."""
+
+from __future__ import annotations
+
+from machd_probes.finding import Finding
+from machd_probes.passes import Passes, restored, snapshot
+from machd_probes.subject import Subject
+
+__all__ = ["probe"]
+
+
+def probe(subject: Subject) -> Finding:
+    """Go on with other tokens, restore, and go on with the right ones, below and above a window."""
+    passes = Passes(subject.module)
+    pairs = []
+    for length in (6, 41):
+        prefix, astray, suffix = (subject.prompt(one, one) for one in (length, 11, 8))
+        fresh = passes.new_caches()
+        passes.feed(prefix, fresh)
+        expected = passes.continued(suffix, fresh)
+        caches = passes.new_caches()
+        passes.feed(prefix, caches)
+        state = snapshot(caches)
+        passes.continued(astray, caches)
+        pairs.append((expected, passes.continued(suffix, restored(caches, state))))
+    return subject.judged_passes(pairs, "a restored state goes on differently")

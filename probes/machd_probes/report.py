@@ -1,0 +1,218 @@
+"""The matrix as data; ``machd check --all-archs --json`` writes it as it stands here.
+
+::
+
+    {"versions": {"machd", "mlx", "mlx_lm", "backend", "dtype", "blas"},
+     "architectures": [row…],
+     "summary": {"supported", "blocked", "unknown"},
+     "complete": true}
+
+A row is what ``/v1/capabilities`` says of a model, and ``"probes": [{"probe", "outcome",
+"detail", "evidence", "duration_s"}]``, and ``"problem"`` where there was nothing to judge. What is
+empty is left out. The summary counts verdicts on continuous batching. Rows are sorted by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from machd.api.capabilities import Evidence, FeatureVerdict, ModelCapabilities, Versions
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.verdicts import judge
+from machd.capabilities.wire import wire_capabilities
+from machd_probes.versions import ProbeBasis
+
+__all__ = [
+    "MLX_LM_PROBE",
+    "MatrixReport",
+    "MatrixRow",
+    "MatrixSummary",
+    "MatrixVersions",
+    "ProbeRow",
+    "decode_matrix",
+    "encode_kept",
+    "encode_matrix",
+    "matrix_of",
+    "rounded",
+]
+
+MLX_LM_PROBE = "mlx_lm_batch"
+"""The probe of mlx-lm's own batch path, which machd does not use: a finding, never our error."""
+
+_DIGITS = 2
+
+
+class MatrixVersions(Versions, frozen=True, kw_only=True):
+    """What the matrix was measured on.
+
+    Attributes:
+        blas: The library that multiplies matrices on the CPU; null elsewhere.
+    """
+
+    blas: str | None = None
+
+
+class ProbeRow(Struct, frozen=True, kw_only=True):
+    """What one probe says of one architecture; ``ProbeResult`` says what each field means."""
+
+    probe: str
+    outcome: Outcome
+    detail: str | UnsetType = UNSET
+    evidence: Evidence | UnsetType = UNSET
+    duration_s: float | UnsetType = UNSET
+
+
+class MatrixRow(ModelCapabilities, frozen=True, kw_only=True):
+    """One architecture.
+
+    Attributes:
+        probes: Results, in the order of the catalogue.
+        problem: Why there was nothing to judge, or what broke the run off.
+    """
+
+    probes: tuple[ProbeRow, ...] = ()
+    problem: str | UnsetType = UNSET
+
+    @property
+    def errors(self) -> Iterator[ProbeRow]:
+        """Probes that raised, crashed or took too long."""
+        return (
+            probe
+            for probe in self.probes
+            if probe.outcome is Outcome.ERRORED and probe.probe != MLX_LM_PROBE
+        )
+
+
+class MatrixSummary(Struct, frozen=True, kw_only=True):
+    """How many architectures have which verdict on continuous batching."""
+
+    supported: int
+    blocked: int
+    unknown: int
+
+
+class MatrixReport(Struct, frozen=True, kw_only=True):
+    """The whole matrix, or the rows that were asked for.
+
+    Attributes:
+        complete: Whether every architecture that was asked for has a row.
+    """
+
+    versions: MatrixVersions
+    architectures: list[MatrixRow]
+    summary: MatrixSummary
+    complete: bool = True
+
+
+def matrix_of(
+    reports: Iterable[ArchitectureReport], basis: ProbeBasis, *, complete: bool = True
+) -> MatrixReport:
+    """Judge what was measured.
+
+    Args:
+        reports: One for each architecture, in any order.
+        basis: What they hold for.
+        complete: Whether they are all that was asked for.
+    """
+    ordered = sorted(reports, key=lambda one: (one.architecture.lower(), one.architecture))
+    rows = [_row(report, basis.versions) for report in ordered]
+    counts = Counter(verdict.verdict for row in rows if (verdict := row.continuous_batching))
+    return MatrixReport(
+        versions=MatrixVersions(**_fields(basis.versions), blas=basis.blas),
+        architectures=rows,
+        summary=MatrixSummary(
+            supported=counts["supported"], blocked=counts["blocked"], unknown=counts["unknown"]
+        ),
+        complete=complete,
+    )
+
+
+def rounded(report: ArchitectureReport) -> ArchitectureReport:
+    """With figures of two digits and without durations, so that reruns rarely differ."""
+    return dataclasses.replace(report, results=tuple(_rounded(one) for one in report.results))
+
+
+def encode_matrix(matrix: MatrixReport) -> bytes:
+    """JSON for people and programs, its last line ended."""
+    return msgspec.json.format(msgspec.json.encode(matrix), indent=2) + b"\n"
+
+
+def encode_kept(matrix: MatrixReport) -> bytes:
+    """The same for a file that is kept: a line for each row, figures of what passed left out.
+
+    The figures behind each verdict stay.
+    """
+    head, rows = msgspec.structs.replace(matrix, architectures=[]), matrix.architectures
+    lines = b",\n".join(msgspec.json.encode(_without_passed_figures(row)) for row in rows)
+    empty = b'"architectures":[]'
+    return msgspec.json.encode(head).replace(empty, empty[:-1] + b"\n" + lines + b"\n]") + b"\n"
+
+
+def decode_matrix(text: bytes) -> MatrixReport:
+    """What :func:`encode_matrix` or :func:`encode_kept` wrote.
+
+    Raises:
+        msgspec.DecodeError: It is something else, or of another version.
+    """
+    return msgspec.json.decode(text, type=MatrixReport)
+
+
+def _row(report: ArchitectureReport, versions: Versions) -> MatrixRow:
+    return MatrixRow(
+        **_fields(_capabilities(report, versions)),
+        probes=tuple(_probe_row(result) for result in report.results),
+        problem=report.problem or UNSET,
+    )
+
+
+def _capabilities(report: ArchitectureReport, versions: Versions) -> ModelCapabilities:
+    name = report.architecture
+    if report.facts is not None:
+        verdicts = judge(report.facts, report.results, architecture=name)
+        return wire_capabilities(name, report.facts, verdicts, versions)
+    reason = report.problem or "nothing was measured"
+    verdict = FeatureVerdict(verdict="unknown", reason=reason, source="rule")
+    return ModelCapabilities(architecture=name, continuous_batching=verdict, versions=versions)
+
+
+def _probe_row(result: ProbeResult) -> ProbeRow:
+    measured = result.evidence
+    return ProbeRow(
+        probe=result.probe,
+        outcome=result.outcome,
+        detail=result.detail or UNSET,
+        evidence=Evidence(**dataclasses.asdict(measured)) if measured.cases else UNSET,
+        duration_s=round(result.duration_s, 3) or UNSET,
+    )
+
+
+def _without_passed_figures(row: MatrixRow) -> MatrixRow:
+    probes = tuple(
+        msgspec.structs.replace(probe, evidence=UNSET) if probe.outcome is Outcome.PASSED else probe
+        for probe in row.probes
+    )
+    return msgspec.structs.replace(row, probes=probes)
+
+
+def _rounded(result: ProbeResult) -> ProbeResult:
+    evidence = dataclasses.replace(
+        result.evidence,
+        max_logprob_diff=_two_digits(result.evidence.max_logprob_diff),
+        noise_floor=_two_digits(result.evidence.noise_floor),
+    )
+    return dataclasses.replace(result, evidence=evidence, duration_s=0.0)
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _fields(struct: Struct) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}

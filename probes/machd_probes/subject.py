@@ -1,0 +1,256 @@
+"""What a probe is given: a loaded model, the engine around it, and what its rows say alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from mlx.nn.layers.base import Module
+
+from machd.capabilities.evidence import Evidence, Outcome
+from machd.capabilities.facts import LayerCacheFacts
+from machd.engine.protocol import Engine, Lane, ModelDescription, SampledToken, SamplingParams
+from machd_probes.bounded import OutOfTimeError
+from machd_probes.comparison import compared, largest_difference, tolerated
+from machd_probes.finding import Finding, no_data
+from machd_probes.passes import Logprobs, compared_passes
+from machd_probes.play import Join, play
+from machd_probes.scripts import LENGTHS, Script, random_prompt
+
+__all__ = ["Extent", "Subject", "is_equal", "told"]
+
+_COARSEST_FLOOR = 0.5
+"""In nats. Above it what a prompt's chunks change is no rounding, so it is no floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much a probe may compute.
+
+    Attributes:
+        tokens: Of each row's completion.
+        top_logprobs: The likeliest tokens that are compared at each position.
+        lengths: Tokens of the rows' prompts; as many as :data:`~machd_probes.scripts.LENGTHS`.
+        scripts: Names of the ways in which rows share a batch.
+        has_long_row: Whether one prompt is long enough to make caches grow.
+    """
+
+    tokens: int = 10
+    top_logprobs: int = 32
+    lengths: tuple[int, ...] = LENGTHS
+    scripts: tuple[str, ...] = (
+        "two",
+        "three",
+        "four",
+        "seven",
+        "early leaves",
+        "down to one and up again",
+        "slots taken again",
+        "chunked prefill",
+        "prompts of one token",
+    )
+    has_long_row: bool = True
+
+
+class Subject:
+    """One model under test. Lives on the thread that loaded it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        extent: Extent,
+        *,
+        model: Module | None = None,
+        plain: Module | None = None,
+    ) -> None:
+        """Take over an engine without rows.
+
+        Args:
+            engine: What will serve.
+            extent: How much to compute.
+            model: The engine's model, for checks of its caches.
+            plain: The same model as mlx-lm builds it, which no engine has touched.
+        """
+        self.engine = engine
+        self._model = model
+        self._plain = plain
+        self.extent = extent
+        self._known: dict[Join, list[SampledToken]] = {}
+
+    @property
+    def description(self) -> ModelDescription:
+        """What is loaded."""
+        return self.engine.model
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The smallest window of any cache; None where none has one."""
+        return min(_windows(self.description.cache.layers), default=None)
+
+    @property
+    def module(self) -> Module:
+        """The engine's model. Checks that need it are not among those of a loaded one."""
+        assert self._model is not None, "the prober gave a model"
+        return self._model
+
+    @property
+    def plain(self) -> Module:
+        """The model as mlx-lm builds it."""
+        assert self._plain is not None, "the prober gave a plain model"
+        return self._plain
+
+    @cached_property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """One prompt for each length of the extent, the same every time."""
+        return [self.prompt(length, number) for number, length in enumerate(self.extent.lengths)]
+
+    def prompt(self, length: int, seed: int) -> tuple[int, ...]:
+        """A prompt of random tokens."""
+        vocabulary = min(self.description.vocabulary_tokens, 256)
+        return random_prompt(length, seed, vocabulary)
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """What rounding alone changes of a log-probability, in nats.
+
+        The row alone with its prompt in other chunks. Where that changes more than rounding could,
+        the model's answer depends on the chunks and this is no floor: then it is 0.
+        """
+        rows = [Join(prompt, self.extent.tokens) for prompt in self.prompts if len(prompt) > 4]
+        floor = max(
+            (self.chunking_difference(row, len(row.prompt) // 3) for row in rows[-2:]), default=0.0
+        )
+        return floor if floor < self._floor_limit else 0.0
+
+    @property
+    def _floor_limit(self) -> float:
+        """Rounding of float32 is far below what half as many bits make of it."""
+        return _COARSEST_FLOOR if self.description.dtype != "float32" else _COARSEST_FLOOR / 100
+
+    def chunking_difference(self, row: Join, chunk_tokens: int) -> float:
+        """What other chunks of the prompt change of the row alone, in nats."""
+        other = self._forced(replace(row, chunk_tokens=chunk_tokens, lane=Lane.SERIAL))
+        return largest_difference(self.alone(row), play(self.engine, [other])[0])
+
+    def alone(self, row: Join) -> list[SampledToken]:
+        """What a row says with nobody beside it, in the model's own caches, its prompt cut alike."""
+        plain = replace(
+            row,
+            at_step=0,
+            tokens=row.given_tokens,
+            leaves_after=None,
+            lane=Lane.SERIAL,
+            sampling=self._asking(row.sampling),
+        )
+        if plain not in self._known:
+            self._known[plain] = play(self.engine, [plain])[0]
+        return self._known[plain]
+
+    def parity(self, script: Script, *, is_forced: bool = True) -> Evidence:
+        """Play a script, and compare each of its rows with the same row alone.
+
+        Args:
+            script: Rows that join and leave.
+            is_forced: Rows say what they said alone; otherwise what they choose is compared.
+
+        Raises:
+            Exception: What the engine raises with the rows together.
+        """
+        alone = [self.alone(join) for join in script.joins]
+        turn = self._forced if is_forced else self._free
+        joins = tuple(turn(join) for join in script.joins)
+        together = replace(script, joins=joins).play(self.engine)
+        compare = compared if is_forced else compared_choices
+        return Evidence.together(
+            compare(one, other, self.noise_floor)
+            for one, other in zip(alone, together, strict=True)
+        )
+
+    def found(self, scripts: Mapping[str, Script], *, is_forced: bool = True) -> Finding:
+        """Play scripts, and say which of them are not as the rows alone.
+
+        Args:
+            scripts: By a name that a person understands.
+            is_forced: As of :meth:`parity`.
+        """
+        parts: list[Evidence] = []
+        wrong: list[str] = []
+        for name, script in scripts.items():
+            try:
+                parts.append(self.parity(script, is_forced=is_forced))
+            except OutOfTimeError:
+                self.engine.reset()
+                break
+            except MemoryError:
+                raise  # says more of the machine than of the model
+            except Exception as error:  # noqa: BLE001 - whatever a model raises in company
+                self.engine.reset()
+                wrong.append(f"{name}: {told(error)}")
+            else:
+                if not is_equal(parts[-1]):
+                    wrong.append(f"{name}: {_figures(parts[-1])}")
+        if not parts and not wrong:
+            return no_data("there was no time for it")
+        return _finding(parts, wrong)
+
+    def judged_passes(self, pairs: Sequence[tuple[Logprobs, Logprobs]], wrong: str) -> Finding:
+        """Compare pairs of passes, the reference first; ``wrong`` says what a difference means."""
+        slack = tolerated(self.noise_floor)
+        parts = [compared_passes(one, other, self.noise_floor, slack) for one, other in pairs]
+        together = Evidence.together(parts)
+        return _finding(parts, [] if is_equal(together) else [f"{wrong}: {_figures(together)}"])
+
+    def _forced(self, row: Join) -> Join:
+        said = tuple(token.token_id for token in self.alone(row))
+        sampling = replace(self._asking(row.sampling), forced_token_ids=said)
+        return replace(row, sampling=sampling)
+
+    def _free(self, row: Join) -> Join:
+        return replace(row, sampling=self._asking(row.sampling))
+
+    def _asking(self, sampling: SamplingParams) -> SamplingParams:
+        count = min(self.extent.top_logprobs, self.description.vocabulary_tokens)
+        return replace(sampling, top_logprobs=count)
+
+
+def is_equal(evidence: Evidence) -> bool:
+    """Whether all that was compared is equal but for rounding."""
+    within = tolerated(evidence.noise_floor)
+    return evidence.token_mismatches == 0 and evidence.max_logprob_diff <= within
+
+
+def _finding(parts: Sequence[Evidence], wrong: Sequence[str]) -> Finding:
+    outcome = Outcome.FAILED if wrong else Outcome.PASSED
+    return Finding(outcome, "; ".join(wrong), Evidence.together(parts))
+
+
+def _figures(evidence: Evidence) -> str:
+    return (
+        f"{evidence.token_mismatches} other tokens, log-probabilities off by up to "
+        f"{evidence.max_logprob_diff:.2g} nats (rounding: {evidence.noise_floor:.1g})"
+    )
+
+
+def told(error: BaseException) -> str:
+    """The error in a line, without what may be many."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"raises {type(error).__name__}: {lines[0][:160]}"
+
+
+def _windows(layers: Iterable[LayerCacheFacts]) -> Iterator[int]:
+    for layer in layers:
+        if layer.window_tokens:
+            yield layer.window_tokens
+        yield from _windows(layer.nested)
+
+
+def compared_choices(
+    alone: Sequence[SampledToken], together: Sequence[SampledToken], noise_floor: float
+) -> Evidence:
+    """Compare what rows chose: from the first other token on nothing more can be."""
+    for position, (one, other) in enumerate(zip(alone, together, strict=True)):
+        if one.token_id != other.token_id:
+            same = compared(alone[:position], together[:position], noise_floor)
+            return replace(same, token_mismatches=1)
+    return compared(alone, together, noise_floor)

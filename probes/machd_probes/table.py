@@ -1,0 +1,176 @@
+"""The matrix as a person reads it: tables and a few lines, at 80 columns and in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from msgspec import UnsetType
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from machd.api.capabilities import PrefixCacheVerdict
+from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary
+
+__all__ = [
+    "NONE",
+    "by_kind",
+    "by_reason",
+    "mark",
+    "measured_on",
+    "prefix_mark",
+    "print_matrix",
+]
+
+NONE = "-"
+"""What is not known or was not measured."""
+
+_MARKS = {"supported": "yes", "blocked": "no", "unknown": "?"}
+_STYLES = {"yes": "green", "full": "green", "snapshot": "green", "no": "red", "?": "yellow"}
+_WITHOUT_KIND = "not built"
+
+
+class _Verdict(Protocol):
+    @property
+    def verdict(self) -> str | UnsetType: ...
+
+
+def print_matrix(matrix: MatrixReport, console: Console) -> None:
+    """Write the tables, what stands behind every verdict but "supported", and the counts."""
+    name_width = max((len(row.architecture or "") for row in matrix.architectures), default=1)
+    for kind, rows in by_kind(matrix.architectures):
+        console.print(Text(f"{kind} ({len(rows)})", style="bold"))
+        console.print(_table(rows, name_width))
+        console.print()
+    _print_reasons(matrix, console)
+    _print_errors(matrix, console)
+    console.print(Text("\n".join(_summary_lines(matrix))))
+
+
+def by_kind(rows: Iterable[MatrixRow]) -> list[tuple[str, list[MatrixRow]]]:
+    """Rows by kind of cache, the kind with most rows first; those without a model come last."""
+    groups: dict[str, list[MatrixRow]] = {}
+    for row in rows:
+        groups.setdefault(row.kv_cache_kind or _WITHOUT_KIND, []).append(row)
+    return sorted(
+        groups.items(), key=lambda group: (group[0] == _WITHOUT_KIND, -len(group[1]), group[0])
+    )
+
+
+def by_reason(rows: Iterable[MatrixRow]) -> Iterator[tuple[str, str, list[str]]]:
+    """Verdict, reason, and the architectures it is the reason for, supported ones left out."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        verdict = row.continuous_batching
+        if verdict is not None and verdict.verdict != "supported":
+            groups.setdefault((verdict.verdict, verdict.reason), []).append(row.architecture or "")
+    for (verdict_name, reason), names in sorted(groups.items()):
+        yield verdict_name, reason, names
+
+
+def mark(verdict: _Verdict | UnsetType | None) -> str:
+    """A verdict in a table: ``yes``, ``no``, ``?``, or a dash where nobody judged."""
+    if verdict is None or isinstance(verdict, UnsetType) or isinstance(verdict.verdict, UnsetType):
+        return NONE
+    return _MARKS[verdict.verdict]
+
+
+def prefix_mark(verdict: PrefixCacheVerdict | None) -> str:
+    """The same of the prefix cache, with how much of a prompt it can serve."""
+    if verdict is None or verdict.verdict != "supported":
+        return mark(verdict)
+    return verdict.extent
+
+
+def measured_on(matrix: MatrixReport) -> str:
+    """Versions and what computed, in one line."""
+    versions = matrix.versions
+    kind = (versions.backend, versions.blas, versions.dtype)
+    return ", ".join(
+        (
+            f"machd {versions.machd}",
+            f"mlx {versions.mlx}",
+            f"mlx-lm {versions.mlx_lm}",
+            *(part for part in kind if part),
+        )
+    )
+
+
+def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("\narchitecture", min_width=max(name_width, 12), no_wrap=True)
+    for heading, width in (
+        ("\nbatch", 5),
+        ("\nrows", 4),
+        ("tokens\nwrong", 6),
+        ("\nnats", 5),
+        ("prefix\ncache", 8),
+        ("specu-\nlation", 6),
+        ("quant-\nised KV", 7),
+        ("chunked\nprefill", 7),
+    ):
+        is_figure = heading in {"\nrows", "tokens\nwrong", "\nnats"}
+        table.add_column(
+            heading, min_width=width, no_wrap=True, justify="right" if is_figure else "left"
+        )
+    for row in rows:
+        cells = (
+            mark(row.continuous_batching),
+            *_figures(row),
+            prefix_mark(row.prefix_cache),
+            mark(row.speculation),
+            mark(row.kv_quantization),
+            mark(row.chunked_prefill),
+        )
+        table.add_row(
+            Text(row.architecture or ""), *(Text(cell, _STYLES.get(cell, "")) for cell in cells)
+        )
+    return table
+
+
+def _figures(row: MatrixRow) -> tuple[str, str, str]:
+    verdict = row.continuous_batching
+    if verdict is None or isinstance(verdict.evidence, UnsetType):
+        return NONE, NONE, NONE
+    evidence = verdict.evidence
+    return (
+        str(evidence.cases),
+        str(evidence.token_mismatches),
+        f"{evidence.max_logprob_diff:.0e}" if evidence.max_logprob_diff else "0",
+    )
+
+
+def _print_reasons(matrix: MatrixReport, console: Console) -> None:
+    for verdict, reason, names in by_reason(matrix.architectures):
+        console.print(Text(f"{verdict}: {', '.join(names)}", style="bold"))
+        console.print(Padding(Text(reason), (0, 0, 0, 2)))
+        console.print()
+
+
+def _print_errors(matrix: MatrixReport, console: Console) -> None:
+    lines = [
+        f"{row.architecture}, {probe.probe}: {probe.detail or 'no detail'}"
+        for row in matrix.architectures
+        for probe in row.errors
+    ]
+    if lines:
+        console.print(Text("ended in an error:", style="bold"))
+        console.print(Padding(Text("\n".join(lines)), (0, 0, 0, 2)))
+        console.print()
+
+
+def _summary_lines(matrix: MatrixReport) -> Iterator[str]:
+    yield measured_on(matrix)
+    count = len(matrix.architectures)
+    noun = "architecture" if count == 1 else "architectures"
+    yield f"{count} {noun}: {_counts(matrix.summary)}"
+    if not matrix.complete:
+        yield "incomplete: interrupted before every architecture was probed"
+
+
+def _counts(summary: MatrixSummary) -> str:
+    return (
+        f"{summary.supported} can be batched, {summary.blocked} cannot, {summary.unknown} unknown"
+    )

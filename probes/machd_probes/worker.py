@@ -1,0 +1,158 @@
+"""``python -m machd_probes.worker NAME…``: probes architectures one after the other.
+
+Not a command for people: :mod:`machd_probes.runner` starts it, so that a crash, a hang or an
+out-of-memory ends this process and nothing else. ``machd_probes.worker_messages`` says what it
+writes to standard output; whatever models print goes to standard error. Without a name it says
+what computes, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from machd.capabilities.matrix import ArchitectureReport
+from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.embedded import user_cache_directory
+from machd.engine.scratch import private_scratch_directory, use_scratch_directory
+from machd.errors import MachdError
+from machd_probes.worker_messages import (
+    BLAS_VARIABLE,
+    WorkerFinished,
+    WorkerReady,
+    encode_message,
+    faulted,
+)
+
+__all__ = ["limit_resources", "main", "messages_stream", "probe_all"]
+
+_MAX_MEMORY_BYTES = 4 * 2**30
+"""Of address space; a worker with mlx-lm in it has 240 MiB before the first model."""
+
+_PARENT_CHECK_S = 1.0
+
+
+def main() -> None:
+    """Probe what the command line names."""
+    messages = messages_stream()
+    _end_with_parent()
+    names = sys.argv[1:]
+    try:
+        ready = _prepare(with_models=bool(names))
+    except MachdError as error:
+        sys.stderr.write(error.message + "\n")
+        sys.exit(error.exit_code)
+    messages.write(encode_message(ready))
+    if names:
+        from machd_probes.prober import probe_architecture  # noqa: PLC0415 - imports mlx
+
+        probe_all(names, probe_architecture, messages)
+
+
+def messages_stream() -> BinaryIO:
+    """Standard output for messages alone: what others write there goes to standard error.
+
+    Native code that prints is caught as well, because the descriptor itself is exchanged.
+    """
+    sys.stdout.flush()
+    stream = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return stream
+
+
+def probe_all(
+    names: Iterable[str], probe: Callable[[str], ArchitectureReport], messages: BinaryIO
+) -> None:
+    """Probe one after the other, and say what was found as soon as it is.
+
+    Args:
+        names: Of architectures.
+        probe: Builds and measures one; whatever it raises is that architecture's fault alone.
+        messages: Takes the messages.
+    """
+    for name in names:
+        try:
+            line = encode_message(WorkerFinished(probe(name)))
+        except KeyboardInterrupt:
+            raise
+        # One architecture of mlx-lm's calls sys.exit while it is imported.
+        except BaseException as error:  # noqa: BLE001 - a row's fault is a row's fault
+            words = f"{type(error).__name__}: {error}".rstrip(": ")
+            problem = faulted(name, words)
+            line = encode_message(WorkerFinished(problem))
+        messages.write(line)
+
+
+def limit_resources(max_memory_bytes: int | None) -> None:
+    """Let this process leave no core files, and cap its address space.
+
+    A system that knows no such limit, or sets a lower one, is left as it is.
+
+    Args:
+        max_memory_bytes: The cap; None for a process that maps a GPU's memory, which no such
+            limit fits.
+    """
+    import resource  # noqa: PLC0415 - only where a limit is wanted
+
+    limits = [(resource.RLIMIT_CORE, 0)]
+    if max_memory_bytes is not None:
+        limits.append((resource.RLIMIT_AS, max_memory_bytes))
+    for which, wanted in limits:
+        with contextlib.suppress(ValueError, OSError):
+            hard = resource.getrlimit(which)[1]
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(which, (soft, hard))
+
+
+def _prepare(*, with_models: bool) -> WorkerReady:
+    """Choose the BLAS and the scratch directory, then import mlx, in that order.
+
+    Args:
+        with_models: Whether to import mlx-lm too, which takes 1.5 s.
+
+    Raises:
+        StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
+    """
+    # It brings pydantic along, which nothing above has a use for.
+    from machd.settings.sources import process_environ  # noqa: PLC0415
+
+    environ = process_environ()
+    choice = choose_blas(environ.get(BLAS_VARIABLE) or "auto")
+    use_scratch_directory(
+        private_scratch_directory(user_cache_directory(environ) / "machd"),
+        os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+    )
+    if with_models:
+        from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: PLC0415 - needs ``resource``
+
+        import_mlx_lm()
+    import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
+
+    report = measure_blas(choice)
+    on_cpu = report.backend == "cpu"
+    if on_cpu:
+        # As the daemon does: what is probed is what will serve.
+        mx.disable_compile()
+    limit_resources(_MAX_MEMORY_BYTES if on_cpu else None)
+    return WorkerReady(report.backend, report.name)
+
+
+def _end_with_parent() -> None:
+    """Leave when the runner is gone: killed, it cannot end a worker that hangs."""
+    parent = os.getppid()
+    never = threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            never.wait(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

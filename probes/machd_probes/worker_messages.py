@@ -1,0 +1,115 @@
+"""What a worker process tells the runner, one JSON object a line, and how faults are worded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.capabilities.matrix import ArchitectureReport
+
+__all__ = [
+    "BLAS_VARIABLE",
+    "RUN_PROBE",
+    "WorkerFinished",
+    "WorkerMessage",
+    "WorkerReady",
+    "decode_message",
+    "encode_message",
+    "faulted",
+    "is_faulted",
+    "shortened",
+]
+
+BLAS_VARIABLE = "LME_BLAS"
+"""Tells a worker, as it tells every command, which library is to multiply matrices."""
+
+RUN_PROBE = "run"
+"""The name under which a fault of the whole run of an architecture stands among its results."""
+
+_MAX_DETAIL = 240
+_NOT_A_FIGURE = 1e9
+"""Stands for infinite and undefined differences, in nats, which JSON has no numbers for."""
+
+_PATH = re.compile(r"(?<![\w.:/])(?:/[\w.@+~-]+)+/([\w.@+~-]+)")
+
+
+class WorkerReady(Struct, frozen=True, tag="ready"):
+    """mlx is imported, and this is what computes.
+
+    Attributes:
+        backend: ``cpu``, ``metal`` or ``cuda``.
+        blas: Library and version; null off the CPU.
+    """
+
+    backend: str
+    blas: str | None = None
+
+
+class WorkerFinished(Struct, frozen=True, tag="finished"):
+    """One architecture is done; the next one on the command line begins."""
+
+    report: ArchitectureReport
+
+
+WorkerMessage: TypeAlias = WorkerReady | WorkerFinished
+
+_DECODER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
+
+
+def encode_message(message: WorkerMessage) -> bytes:
+    """A line, its end included."""
+    if isinstance(message, WorkerFinished):
+        message = WorkerFinished(_with_figures(message.report))
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_message(line: bytes) -> WorkerMessage | None:
+    """The message; None for a line that is none."""
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def faulted(architecture: str, detail: str) -> ArchitectureReport:
+    """The row of an architecture whose run itself went wrong."""
+    detail = shortened(detail)
+    result = ProbeResult(RUN_PROBE, Outcome.ERRORED, detail)
+    return ArchitectureReport(architecture, results=(result,), problem=detail)
+
+
+def is_faulted(report: ArchitectureReport) -> bool:
+    """Whether :func:`faulted` made the row: it says as much of the machine as of the model."""
+    return any(result.probe == RUN_PROBE for result in report.results)
+
+
+def shortened(text: str) -> str:
+    """One line for a report: the end of ``text``, and of paths of this machine the last part."""
+    line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    line = _PATH.sub(r"\1", line).encode("utf-8", "replace").decode("utf-8")
+    return line if len(line) <= _MAX_DETAIL else f"… {line[-_MAX_DETAIL:].lstrip()}"
+
+
+def _with_figures(report: ArchitectureReport) -> ArchitectureReport:
+    results = tuple(
+        dataclasses.replace(result, evidence=_finite(result.evidence)) for result in report.results
+    )
+    return dataclasses.replace(report, results=results)
+
+
+def _finite(evidence: Evidence) -> Evidence:
+    return dataclasses.replace(
+        evidence,
+        max_logprob_diff=_figure(evidence.max_logprob_diff),
+        noise_floor=_figure(evidence.noise_floor),
+    )
+
+
+def _figure(value: float) -> float:
+    return value if math.isfinite(value) else _NOT_A_FIGURE

@@ -1,0 +1,82 @@
+"""The page of architectures was measured on what is installed, and misses nothing."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from msgspec import UnsetType
+
+import machd
+from machd_probes.catalogue import CHECK_NAMES, architecture_names
+from machd_probes.markdown import matrix_markdown
+from machd_probes.report import MatrixReport, decode_matrix, encode_kept
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+MEASURE = "run `make matrix`"
+
+
+@pytest.fixture(name="matrix", scope="module")
+def _matrix() -> MatrixReport:
+    """The figures that the page is made from."""
+    return decode_matrix((REFERENCE / "architectures.json").read_bytes())
+
+
+def test_it_was_measured_on_the_installed_versions(matrix: MatrixReport) -> None:
+    """Another machd, mlx or mlx-lm makes figures of yesterday: they are measured again."""
+    measured = (matrix.versions.machd, matrix.versions.mlx, matrix.versions.mlx_lm)
+
+    assert measured == (machd.__version__, version("mlx"), version("mlx-lm")), MEASURE
+
+
+def test_every_installed_architecture_has_a_row(matrix: MatrixReport) -> None:
+    """Whatever mlx-lm can load is in the matrix, and nothing that it cannot."""
+    assert [row.architecture for row in matrix.architectures] == sorted(
+        architecture_names(), key=lambda name: (name.lower(), name)
+    ), MEASURE
+
+
+def test_every_check_has_a_result(matrix: MatrixReport) -> None:
+    """A row that was probed says how each check of the catalogue ended."""
+    missing = {
+        row.architecture: set(CHECK_NAMES) - {one.probe for one in row.probes}
+        for row in matrix.architectures
+        if isinstance(row.problem, UnsetType)
+    }
+
+    assert {name: names for name, names in missing.items() if names} == {}, MEASURE
+
+
+def test_no_run_broke_off(matrix: MatrixReport) -> None:
+    """Figures that are kept were measured to their end, of every architecture."""
+    assert matrix.complete
+    errors = [(row.architecture, one) for row in matrix.architectures for one in row.errors]
+    assert errors == []
+
+
+def test_the_summary_counts_the_rows(matrix: MatrixReport) -> None:
+    """Three counts, and every row is in one of them."""
+    verdicts = [
+        row.continuous_batching.verdict
+        for row in matrix.architectures
+        if row.continuous_batching is not None
+    ]
+    summary = matrix.summary
+
+    assert len(verdicts) == len(matrix.architectures)
+    assert [summary.supported, summary.blocked, summary.unknown] == [
+        verdicts.count(one) for one in ("supported", "blocked", "unknown")
+    ]
+
+
+def test_the_file_is_as_it_is_written(matrix: MatrixReport) -> None:
+    """Nobody edits figures: what is read and written again is the same to the byte."""
+    assert encode_kept(matrix) == (REFERENCE / "architectures.json").read_bytes()
+
+
+def test_the_page_is_made_from_the_figures(matrix: MatrixReport) -> None:
+    """The page ends with what the file says now."""
+    page = (REFERENCE / "architectures.md").read_text("utf-8")
+
+    assert page.endswith(matrix_markdown(matrix))

@@ -1,0 +1,332 @@
+"""``machd check``: what a person, a script and a pipe get from it, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from header_checkpoint import write_header_checkpoint, write_tokenizer_files
+from mlx.utils import tree_flatten
+from unit.engine.tiny_llama import TinyLlama
+
+from machd.api.check import ModelCheck
+from machd.cli.check import check
+from machd.engine.architecture import import_architecture
+from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.errors import ModelArchitectureError
+from machd.settings.sources import process_environ
+from machd_probes.tiny import tiny_configuration
+
+MACHD = Path(sys.executable).with_name("machd")
+LIMIT_S = 8.0
+"""Three seconds is what it may take; a machine that runs other things beside gets more."""
+
+LIMIT_BYTES = 500_000_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished process.
+
+    Attributes:
+        cpu_s: Processor time, of all its threads.
+        peak_bytes: The most memory that it had resident.
+    """
+
+    code: int
+    output: str
+    errors: str
+    cpu_s: float
+    peak_bytes: int
+
+
+@pytest.fixture(name="tiny")
+def _tiny(tmp_path: Path) -> TinyLlama:
+    return TinyLlama.save(tmp_path / "tiny")
+
+
+_LAUNCHER = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as file:
+    json.dump((usage.ru_utime + usage.ru_stime, usage.ru_maxrss), file)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""A small process between: on Linux a child's peak starts at what its parent has resident."""
+
+
+def run_measured(*command: str) -> Run:
+    """Run a program in a process of its own, with its output in pipes, 80 columns wide."""
+    with tempfile.TemporaryDirectory() as directory:
+        usage_path = Path(directory) / "usage.json"
+        finished = subprocess.run(
+            [sys.executable, "-c", _LAUNCHER, str(usage_path), *command],
+            env={**process_environ(), "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        cpu_s, peak = json.loads(usage_path.read_text("utf-8"))
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return Run(finished.returncode, finished.stdout, finished.stderr, cpu_s, peak * unit_bytes)
+
+
+def run(*arguments: str) -> Run:
+    """Run ``machd check``."""
+    return run_measured(str(MACHD), "check", *arguments)
+
+
+def write_architecture(directory: Path, name: str) -> Path:
+    """A checkpoint of one of the prober's tiny configurations, with mlx-lm's own weights."""
+    import_mlx_lm()
+    config = {"model_type": name, **tiny_configuration(name).config}
+    module = import_architecture(name)
+    flat = tree_flatten(module.Model(module.ModelArgs.from_dict(config)).parameters())
+    directory.mkdir()
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(flat), {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_tokenizer_files(directory)
+    return directory
+
+
+def row_of(result: Run) -> dict[str, Any]:
+    """The JSON of a run, which decodes as what it is declared to be."""
+    assert result.code == 0, result.errors
+    msgspec.json.decode(result.output, type=ModelCheck, strict=True)
+    row: dict[str, Any] = json.loads(result.output)
+    return row
+
+
+@pytest.mark.usefixtures("embedded_model_path")
+def test_the_embedded_model() -> None:
+    """Without MODEL it is the embedded default, whose figures are known."""
+    result = run("--json", "--require", "batched", "--model-dtype", "float32")
+    row = row_of(result)
+    assert row["model"] == "smollm2-135m-instruct"
+    assert row["architecture"] == "llama"
+    assert row["kv_cache_kind"] == "standard"
+    assert row["layers"] == {"KVCache": 30}
+    assert row["bytes_per_token"] == 2 * 30 * 3 * 64 * 4
+    assert row["bytes_per_sequence"] == 0
+    assert row["context_tokens"] == row["fitting_context_tokens"] == 8192
+    assert row["quantization"] == {
+        "mode": "affine",
+        "bits": 4,
+        "group_size": 32,
+        "native": True,
+        "kept": False,
+    }
+    assert row["continuous_batching"]["verdict"] == "supported"
+    assert row["continuous_batching"]["source"] == "rule"
+    assert row["chat_template"]["system_role"] is True
+    assert row["chat_template"]["tools"] is False
+    assert row["versions"]["dtype"] == "float32"
+    assert result.errors == ""
+
+
+@pytest.mark.usefixtures("embedded_model_path")
+def test_the_table_fits_a_narrow_terminal_and_a_pipe() -> None:
+    """At 80 columns no line is longer, none ends in spaces, and a pipe gets no escape codes."""
+    result = run()
+    assert result.code == 0
+    lines = result.output.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert not any(line != line.rstrip() for line in lines)
+    assert "\x1b" not in result.output
+    labels = {line.split("  ")[0] for line in lines if not line.startswith(" ")}
+    assert {"model", "memory", "weights", "KV cache", "context", "batching", "chat"} <= labels
+
+
+def test_a_70b_checkpoint_takes_seconds_and_little_memory(tmp_path: Path) -> None:
+    """Headers of 141 GB of weights and a tokenizer of 128,000 tokens are all that is read."""
+    path = write_header_checkpoint(tmp_path / "llama-70b", tokenizer_tokens=128_000)
+    result = run(str(path), "--json")
+    row = row_of(result)
+    assert row["stored_bytes"] == 141_107_412_992
+    assert row["bytes_per_token"] == 2 * 80 * 8 * 128 * 2
+    assert row["context_tokens"] == 131_072
+    assert row["budget_context_tokens"] == 10_000_000_000 // row["bytes_per_token"]
+    assert result.peak_bytes < LIMIT_BYTES
+    # Of the processor: the wall's clock runs for others, too, on a machine that is shared.
+    assert result.cpu_s < LIMIT_S
+
+
+def test_the_limit_of_memory_would_notice_the_weights() -> None:
+    """A process that holds 600 MB exceeds what the test above asserts, and one that does not, not."""
+    code = "data = bytearray({}); data[::4096] = b'1' * len(data[::4096])"
+    assert run_measured(sys.executable, "-c", code.format(600_000_000)).peak_bytes > LIMIT_BYTES
+    assert run_measured(sys.executable, "-c", code.format(1_000_000)).peak_bytes < LIMIT_BYTES
+
+
+def test_settings_are_those_of_serve(tiny: TinyLlama) -> None:
+    """The budget, the context and the number type are what a daemon would be started with."""
+    result = run(
+        str(tiny.path),
+        "--json",
+        "--model-dtype",
+        "float16",
+        "--model-max-context-tokens",
+        "100",
+        "--continuous-batching-kv-budget-gb",
+        "0.0001",
+    )
+    row = row_of(result)
+    assert row["versions"]["dtype"] == "float16"
+    assert row["bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert row["context_tokens"] == 100
+    assert row["fit"]["kv_budget_bytes"] == 100_000
+    assert row["fitting_context_tokens"] == 100
+    assert row["budget_context_tokens"] == 100
+
+
+def test_require_holds_or_not(tiny: TinyLlama, tmp_path: Path) -> None:
+    """A model that is not known to batch makes it exit with 1, and the row is printed all the same."""
+    assert run(str(tiny.path), "--require", "batched").code == 0
+    private = write_architecture(tmp_path / "private", "deepseek_v41")
+    result = run(str(private), "--require", "batched", "--json")
+    assert result.code == 1
+    assert json.loads(result.output)["continuous_batching"]["verdict"] == "blocked"
+    assert run(str(private), "--json").code == 0
+
+
+def test_without_a_chat_template_it_is_a_row(tiny: TinyLlama) -> None:
+    """A model for prompts only is checked like any other; the row says what it lacks."""
+    (tiny.path / "chat_template.jinja").unlink()
+    row = row_of(run(str(tiny.path), "--json"))
+    assert row["chat_template"]["present"] is False
+    assert "no chat template" in row["chat_template"]["reason"]
+    assert "no chat template" in run(str(tiny.path)).output
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("no model", "config.json"),
+        ("truncated header", "header is longer than the file"),
+        ("absurd layers", "num_hidden_layers"),
+        ("text for a number", "do not fit together"),
+        ("unknown type", "no such architecture"),
+        ("custom code", "never run"),
+        ("escape codes", "model_type ?[2J"),
+        ("not there", "is neither a directory nor"),
+    ],
+)
+def test_bad_input_gets_one_line(tiny: TinyLlama, damage: str, words: str) -> None:
+    """Exit 2, a line on standard error that says what is wrong, and no traceback."""
+    path = tiny.path
+    match damage:
+        case "no model":
+            path = path.parent
+        case "truncated header":
+            weights = path / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:50])
+        case "absurd layers":
+            tiny.change_config(num_hidden_layers=10**9)
+        case "text for a number":
+            tiny.change_config(hidden_size="64")
+        case "unknown type":
+            tiny.change_config(model_type="no_such_thing")
+        case "escape codes":
+            tiny.change_config(model_type="\x1b[2J")
+        case "custom code":
+            (path / "own.py").write_text("raise SystemExit('it ran')", encoding="utf-8")
+            tiny.change_config(model_file="own.py")
+        case _:
+            path = path / "config.json"
+    result = run(str(path))
+    assert result.code == 2
+    assert words in result.errors
+    assert result.errors.startswith("machd: ")
+    assert "Traceback" not in result.errors
+    assert "it ran" not in result.errors
+    assert result.output == ""
+    assert result.cpu_s < LIMIT_S
+
+
+def test_every_commands_exit_code_leaves_the_process() -> None:
+    """What a command exits with, the program exits with: click hands it over in two ways."""
+    broken = run_measured(str(MACHD), "config", "check", "/nowhere.toml", "--json")
+    assert (broken.code, json.loads(broken.output)["ok"]) == (2, False)
+    assert run_measured(str(MACHD), "check", "--help").code == 0
+    assert run_measured(str(MACHD), "check", "--nothing").code == 2
+
+
+def invoke(*arguments: str) -> Result:
+    """The command in this process, with machd's errors let through."""
+    return CliRunner().invoke(check, arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("somewhere", "--all-archs"),
+        ("somewhere", "--arch", "llama"),
+        ("--model-path", "somewhere", "--arch", "llama"),
+        ("--measure", "--arch", "llama"),
+        ("--all-archs", "--arch", "llama"),
+        ("--no-cache",),
+        ("--require", "something"),
+    ],
+)
+def test_options_that_conflict_are_bad_usage(arguments: tuple[str, ...]) -> None:
+    """One model or architectures, not both: exit 2 before anything is read."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "Error:" in result.output
+
+
+def test_an_unknown_architecture_names_the_nearest() -> None:
+    """A slip of the pen is answered with the names that mlx-lm has."""
+    result = invoke("--arch", "llamma")
+    assert isinstance(result.exception, ModelArchitectureError)
+    assert result.exception.exit_code == 2
+    assert "llama" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "expected"),
+    [
+        (("--all-archs",), None, (False, True, False)),
+        (("--arch", "llama", "--arch", "mamba"), ("llama", "mamba"), (False, True, False)),
+        (("--all-archs", "--json", "--no-cache"), None, (True, False, False)),
+        (("--all-archs", "--require", "batched"), None, (False, True, True)),
+    ],
+)
+def test_architectures_are_handed_to_the_probes(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    names: tuple[str, ...] | None,
+    expected: tuple[bool, bool, bool],
+) -> None:
+    """Every option reaches the prober, and its answer is the exit code."""
+    calls = []
+
+    def check_architectures(
+        wanted: tuple[str, ...] | None, *, as_json: bool, use_cache: bool, require_batched: bool
+    ) -> int:
+        calls.append((wanted, (as_json, use_cache, require_batched)))
+        return 1
+
+    monkeypatch.setattr("machd_probes.command.check_architectures", check_architectures)
+    assert invoke(*arguments).exit_code == 1
+    assert calls == [(names, expected)]
+
+
+def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
+    """The verdict is a measured one, with no token that differs, and the figures behind it."""
+    result = run(str(tiny.path), "--measure", "--json", "--require", "batched")
+    verdict = row_of(result)["continuous_batching"]
+    assert (verdict["verdict"], verdict["source"]) == ("supported", "measured")
+    assert verdict["evidence"]["token_mismatches"] == 0
+    assert verdict["evidence"]["cases"] > 0
+    assert verdict["evidence"]["max_logprob_diff"] < 1e-3
