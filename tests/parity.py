@@ -14,6 +14,7 @@ __all__ = ["NOISE", "Alone", "differences", "margins"]
 NOISE = 1e-3
 """Log-probabilities may differ by so much: rounding was measured at 5e-5 and less in float32."""
 
+
 class Alone:
     """What rows say with nobody beside them. Each row is computed once, by an engine of its own."""
 
@@ -96,5 +97,3 @@ def _logprob_error(one: SampledToken, other: SampledToken, sampling: SamplingPar
         ),
     ]
     return max(abs(first - second) for first, second in pairs)
-
-

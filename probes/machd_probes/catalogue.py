@@ -31,10 +31,11 @@ def architecture_names() -> list[str]:
 
     The modules are read, not imported: some fail to import, and importing takes seconds.
     """
-    spec = find_spec("mlx_lm.models")
+    # The package alone: to find one inside of it, Python would import mlx-lm and mlx with it.
+    spec = find_spec("mlx_lm")
     assert spec is not None, "mlx-lm is a dependency"
     folders = spec.submodule_search_locations or []
-    paths = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
+    paths = sorted(path for folder in folders for path in Path(folder, "models").glob("*.py"))
     return [path.stem for path in paths if _has_model(path)]
 
 

@@ -47,14 +47,11 @@ def probe_architecture(name: str) -> ArchitectureReport:
     if not variants:
         return ArchitectureReport(name, problem="no tiny configuration")
     reports = [_probe_variant(name, variant) for variant in variants]
-    first = reports[0]
-    by_check = zip(*(report.results for report in reports), strict=False)
-    return ArchitectureReport(
-        name,
-        first.facts,
-        tuple(_worst(results) for results in by_check),
-        next((report.problem for report in reports if report.problem), ""),
-    )
+    problem = next((report.problem for report in reports if report.problem), "")
+    if problem:
+        return ArchitectureReport(name, reports[0].facts, problem=problem)
+    by_check = zip(*(report.results for report in reports), strict=True)
+    return ArchitectureReport(name, reports[0].facts, tuple(_worst(one) for one in by_check))
 
 
 def tiny_loaded(variant: str) -> LoadedModel:

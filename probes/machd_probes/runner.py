@@ -45,7 +45,7 @@ class RunnerLimits:
     architecture_s: float = 60.0
     end_s: float = 5.0
     workers: int = min(2, os.cpu_count() or 1)
-    group: int = 12
+    group: int = 16
 
 
 class Runner:

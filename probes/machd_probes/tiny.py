@@ -43,6 +43,8 @@ class TinyConfiguration:
         embedding_scale: Small where the head is the embedding, which would only repeat what it
             just read.
         scales: Factors for the parameters whose path ends so, where a part's size matters.
+        centres: What parameters are drawn around whose path ends so, such as those that set how fast
+            a state forgets.
         attributes: Numbers of a real vocabulary that an architecture's code holds, for a tiny one.
     """
 
@@ -51,6 +53,7 @@ class TinyConfiguration:
     gain: float = 1.5
     embedding_scale: float = 1.0
     scales: Mapping[str, float] = field(default_factory=dict)
+    centres: Mapping[str, float] = field(default_factory=dict)
     attributes: Mapping[str, list[int]] = field(default_factory=dict)
 
 
@@ -79,6 +82,7 @@ def tiny_model(configuration: TinyConfiguration) -> Module:
         BaseException: Whatever importing or building the architecture raises.
     """
     module = import_architecture(str(configuration.config["model_type"]))
+    mx.random.seed(configuration.seed)  # some parameters stay near what the architecture draws
     model: Module = module.Model(module.ModelArgs.from_dict(_copied(configuration.config)))
     for name, numbers in configuration.attributes.items():
         setattr(model, name, mx.array(numbers))
@@ -129,6 +133,9 @@ def _drawn(
 
 def _value(name: str, array: mx.array, noise: Floats, configuration: TinyConfiguration) -> Floats:
     last = name.rpartition(".")[2]
+    for suffix, centre in configuration.centres.items():
+        if name.endswith(suffix):
+            return np.float32(centre) + np.float32(0.3) * noise
     if last.endswith(_DECAYS):
         return _floats(array) + np.float32(0.1) * noise
     if array.ndim <= 1 or array.size == max(array.shape):

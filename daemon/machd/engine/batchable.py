@@ -41,7 +41,7 @@ def make_batchable(model: LanguageModel) -> int:
     return count
 
 
-def _take_class(layer: Layer, methods: dict[str, Callable[..., object]]) -> type:
+def _take_class(layer: Layer, methods: dict[str, Callable[..., object]]) -> Layer:
     """Give a layer a subclass of its own class with other methods; returns its former class."""
     former = type(layer)
     layer.__class__ = type(f"Batchable{former.__name__}", (former,), methods)
@@ -144,6 +144,16 @@ def _phi3small_attention(attention: Layer) -> None:
     former = _take_class(attention, {"__call__": call, "_block_sparse_attention": sparse})
 
 
+def _phi3small_model(model: Layer) -> None:
+    """It rules out tokens by their number in one vocabulary, whatever the width of the logits.
+
+    mlx does no bounds checks: with a smaller vocabulary it would write behind the array.
+    """
+    numbers = model._dummy_tokenizer_ids.tolist()  # noqa: SLF001 - the name is mlx-lm's
+    known = [number for number in numbers if number < model.args.vocab_size]
+    model._dummy_tokenizer_ids = mx.array(known, dtype=mx.int32)  # noqa: SLF001 - the same
+
+
 def _block_sparse(attention: Layer, begin: Positions, tokens: int, width: int) -> mx.array:
     """Which columns a head's token may see, were it not for what comes after it.
 
@@ -157,7 +167,78 @@ def _block_sparse(attention: Layer, begin: Positions, tokens: int, width: int) -
     is_near = own - column < attention.blocksparse_num_local_blocks
     is_stride = (column + head) % attention.blocksparse_vert_stride == 0
     sees = (own >= column) & (is_near | is_stride)
-    return sees.reshape(-1, attention.n_kv_heads, attention.n_q_per_kv, tokens, width)
+    groups: mx.array = sees.reshape(-1, attention.n_kv_heads, attention.n_q_per_kv, tokens, width)
+    return groups
+
+
+def _minimax_m3_attention(attention: Layer) -> None:
+    """Blocks of keys by each query's own position; mlx-lm goes by how wide the cache is."""
+    if not attention.is_sparse_attn:
+        return
+
+    def block_mask(
+        self: Layer, x: mx.array, mask: mx.array | str | None, offset: Positions, cache: Cache
+    ) -> mx.array | str | None:
+        if not isinstance(offset, mx.array) or not offset.ndim:
+            alone: mx.array | str | None = own_mask(self, x, mask, offset, cache)
+            return alone
+        return _minimax_m3_blocks(self, x, mask, offset, cache)
+
+    own_mask = type(attention)._block_mask  # noqa: SLF001 - the name is mlx-lm's
+    _take_class(attention, {"_block_mask": block_mask})
+
+
+def _minimax_m3_blocks(
+    attention: Layer, x: mx.array, mask: mx.array | str | None, begin: mx.array, cache: Cache
+) -> mx.array:
+    """Which keys each query head sees: those in the blocks that its indexer finds most alike.
+
+    Returns:
+        bool [rows, heads, tokens, width].
+    """
+    rows, tokens, _ = x.shape
+    heads, size = attention.index_n_heads, attention.index_block_size
+    keys = attention.index_k_norm(attention.index_k_proj(x).reshape(rows, tokens, 1, -1))
+    keys = attention.index_rope(keys.transpose(0, 2, 1, 3), offset=begin)
+    keys, _ = cache.update_and_fetch(keys, mx.zeros((rows, 1, tokens, 0), keys.dtype))
+    queries = attention.index_q_norm(attention.index_q_proj(x).reshape(rows, tokens, heads, -1))
+    queries = attention.index_rope(queries.transpose(0, 2, 1, 3), offset=begin)
+    width = keys.shape[2]
+    own = _positions(begin, tokens)[:, None, :, None]
+    sees = mx.arange(width) <= own
+    if isinstance(mask, mx.array):
+        sees = sees & mask
+    scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2)
+    scores = mx.where(sees, scores, -mx.inf)
+    blocks = -(-width // size)
+    padding = [(0, 0), (0, 0), (0, 0), (0, blocks * size - width)]
+    best = mx.pad(scores, padding, constant_values=-mx.inf)
+    best = best.reshape(rows, heads, tokens, blocks, size).max(axis=-1)
+    behind = own // size - mx.arange(blocks)
+    best = mx.where((behind >= 0) & (behind < attention.index_local_blocks), mx.inf, best)
+    # Ranked by two sorts, so that a row with fewer blocks than may be kept keeps all of its own.
+    rank = mx.argsort(mx.argsort(-best, axis=-1), axis=-1)
+    keep = mx.repeat(rank < attention.index_topk_blocks, size, axis=-1)[..., :width] & sees
+    return mx.repeat(keep, attention.num_attention_heads // heads, axis=1)
+
+
+def _olmo_block(block: Layer) -> None:
+    """Its attention adds the mask to the scores, and is given a word or truth values."""
+
+    def call(
+        self: Layer, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
+    ) -> mx.array:
+        tokens = x.shape[1]
+        if isinstance(mask, str):
+            # The word is used where all rows begin at one place.
+            begin = 0 if cache is None else int(mx.array(cache.offset).max())
+            mask = mx.arange(begin + tokens) <= begin + mx.arange(tokens)[:, None]
+        if isinstance(mask, mx.array) and mask.dtype == mx.bool_:
+            mask = mx.where(mask, mx.array(0, x.dtype), mx.array(-mx.inf, x.dtype))
+        output: mx.array = former.__call__(self, x, mask, cache)
+        return output
+
+    former = _take_class(block, {"__call__": call})
 
 
 def _recurrent_gemma_unit(unit: Layer) -> None:
@@ -208,7 +289,10 @@ _MENDED: dict[tuple[str, str], Callable[[Layer], None]] = {
     ("gemma2", "Attention"): _gemma2_attention,
     ("gpt_bigcode", "GPTBigCodeModel"): _gpt_bigcode_model,
     ("internlm3", "DynamicNTKScalingRoPE"): _growing_rotation,
+    ("minimax_m3_vl", "Attention"): _minimax_m3_attention,
+    ("olmo", "TransformerBlock"): _olmo_block,
     ("phi3small", "Attention"): _phi3small_attention,
+    ("phi3small", "Model"): _phi3small_model,
     ("recurrent_gemma", "RGLRU"): _recurrent_gemma_unit,
     ("rope_utils", "DynamicNTKScalingRoPE"): _growing_rotation,
 }

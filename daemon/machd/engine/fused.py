@@ -141,10 +141,10 @@ class _Attention(Module):
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)
-            if isinstance(keys, mx.array):
-                mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
-            else:
+            if hasattr(cache, "bits"):
                 mixed = _attend_quantised(queries, keys, values, cache, self._scale, mask)
+            else:
+                mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 

@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 
 from machd.engine.architecture import architecture_name, check_architecture
+from machd.engine.batchable import make_batchable
 from machd.engine.caches import measure_model
 from machd.engine.checkpoint import Checkpoint, read_checkpoint
 from machd.engine.context import context_tokens
@@ -189,9 +190,10 @@ def describe_model(
     eos_token_ids: frozenset[int],
     blas: str | None = None,
 ) -> ModelDescription:
-    """What is known of a model in memory; runs a short prompt through it."""
+    """Mend a model in memory where it needs it, run a short prompt, and say what is known of it."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
+    make_batchable(model)
     measured = measure_model(model)
     backend = backend_name()
     return ModelDescription(

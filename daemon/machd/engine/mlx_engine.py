@@ -10,7 +10,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from machd.capabilities.facts import KvCacheKind
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
-from machd.engine.batchable import make_batchable
 from machd.engine.decoder import Chunk, Decoder, DecoderRow
 from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.loader import LoadedModel
@@ -59,7 +58,6 @@ class MlxEngine:
         self._prefills: dict[int, Prefill] = {}
         self._batch = self._decoder(BatchCaches(max_rows))
         self._serial: dict[int, Decoder] = {}
-        make_batchable(loaded.model)
         if is_cpu:
             fuse_layers(loaded.model)
         # Looking ahead, the step is under way before its plan is known.

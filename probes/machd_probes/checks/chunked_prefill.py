@@ -9,7 +9,9 @@ from machd_probes.subject import Subject
 
 __all__ = ["probe"]
 
-_CHUNKS_TOKENS = (1, 3, 16)
+_CUTS = ((7, 1), (18, 4), (44, 16))
+"""Tokens of a prompt, and of its chunks."""
+
 _TOLERATED = {"float32": 5e-3}
 """In nats. Chunks change the order of sums; models with state in half precision feel it more."""
 
@@ -17,13 +19,11 @@ _TOLERATED_HALF = 0.5
 
 
 def probe(subject: Subject) -> Finding:
-    """The row alone, its prompt in chunks of one, three and sixteen tokens, against the whole."""
-    prompt = max(subject.prompts, key=len)
-    row = Join(prompt, subject.extent.tokens)
+    """The row alone, its prompt in chunks of one, four and sixteen tokens, against the whole."""
+    rows = {len(prompt): Join(prompt, subject.extent.tokens) for prompt in subject.prompts}
     differences = {
-        chunk_tokens: subject.chunking_difference(row, chunk_tokens)
-        for chunk_tokens in _CHUNKS_TOKENS
-        if chunk_tokens < len(prompt)
+        chunk_tokens: subject.chunking_difference(rows[length], chunk_tokens)
+        for length, chunk_tokens in _CUTS
     }
     worst = max(differences, key=lambda chunk_tokens: differences[chunk_tokens])
     evidence = Evidence(

@@ -11,13 +11,14 @@ from machd_probes.subject import Subject
 __all__ = ["probe"]
 
 _ROUNDS = 3
+_TOKENS = 3
 _SLACK_BYTES = 1 << 16
 """For what an engine keeps of its last step, such as masks and token ids."""
 
 
 def probe(subject: Subject) -> Finding:
     """The same rows again and again: each time they leave, memory is back to where it was."""
-    rows = [Join(prompt, subject.extent.tokens) for prompt in subject.prompts]
+    rows = [Join(prompt, _TOKENS) for prompt in subject.prompts]
     held_bytes: list[int] = []
     for _ in range(_ROUNDS):
         Script(tuple(rows)).play(subject.engine)

@@ -14,6 +14,8 @@ from machd_probes.subject import Subject
 
 __all__ = ["probe"]
 
+_TOKENS = 5
+
 
 def probe(subject: Subject) -> Finding:
     """Prompts of unequal length in one ``BatchGenerator``, made to say what each says alone."""
@@ -22,7 +24,7 @@ def probe(subject: Subject) -> Finding:
     pairs: list[tuple[Logprobs, Logprobs]] = []
     for width in (3, len(prompts)):
         some = prompts[-width:]
-        alone = [_alone(passes, prompt, subject.extent.tokens) for prompt in some]
+        alone = [_alone(passes, prompt, _TOKENS) for prompt in some]
         said = [[int(np.argmax(row)) for row in logprobs] for logprobs in alone]
         together = _batch(subject, some, said)
         pairs += zip(alone, together, strict=True)

@@ -23,9 +23,8 @@ def probe(subject: Subject) -> Finding:
     rows = [Join(prompt, subject.extent.tokens, sampling) for prompt, sampling in pairs]
     return subject.found(
         {
-            "together": Script(tuple(rows)),
             "joining in turn": Script(
-                tuple(replace(row, at_step=2 * number) for number, row in enumerate(rows))
+                tuple(replace(row, at_step=number) for number, row in enumerate(rows))
             ),
         },
         is_forced=False,

@@ -16,7 +16,7 @@ _TOLERATED = 0.02
 def probe(subject: Subject) -> Finding:
     """One pass over a text without a cache, against chunks and single tokens with one."""
     passes = Passes(subject.plain)
-    text = subject.prompt(40, 3)
+    text = subject.prompt(33, 3)
     whole = passes.feed(text, None)
     caches = passes.new_caches()
     first = passes.feed(text[:28], caches)
