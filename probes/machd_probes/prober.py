@@ -21,7 +21,7 @@ from machd_probes.finding import Finding, no_data
 from machd_probes.subject import Extent, Subject, told
 from machd_probes.tiny import tiny_configuration, tiny_model, tiny_variants
 
-__all__ = ["measure_engine", "probe_architecture", "tiny_loaded"]
+__all__ = ["measure_engine", "probe_architecture", "tiny_loaded", "tiny_subject"]
 
 _CONTEXT_TOKENS = 1024
 _WIDEST_ROWS = 16
@@ -96,7 +96,7 @@ def _with_tiny_windows(architecture: str, result: ProbeResult, clock: Clock) -> 
         return result
     try:
         found = [
-            _run(_tiny_subject(variant), (result.probe,), clock)[0]
+            _run(tiny_subject(variant), (result.probe,), clock)[0]
             for variant in tiny_variants(architecture)
         ]
     except (Exception, SystemExit):  # noqa: BLE001 - an architecture's code does anything
@@ -105,7 +105,12 @@ def _with_tiny_windows(architecture: str, result: ProbeResult, clock: Clock) -> 
     return _worst(found) if found else result
 
 
-def _tiny_subject(variant: str) -> Subject:
+def tiny_subject(variant: str) -> Subject:
+    """A tiny model under test, in an engine of its own.
+
+    Raises:
+        Exception: Whatever importing, building or running the architecture raises.
+    """
     loaded = tiny_loaded(variant)
     plain = tiny_model(tiny_configuration(variant))
     engine = MlxEngine(loaded, max_rows=_WIDEST_ROWS)
@@ -114,7 +119,7 @@ def _tiny_subject(variant: str) -> Subject:
 
 def _probe_variant(name: str, variant: str) -> ArchitectureReport:
     try:
-        subject = _tiny_subject(variant)
+        subject = tiny_subject(variant)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - an architecture's code does anything
         return ArchitectureReport(name, problem=f"the tiny model {told(error)}")
     try:

@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
 from machd.engine import decoder, mixed, sampling
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.slab import RowPositions, SlabCache
+from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine
 

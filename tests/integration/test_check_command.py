@@ -266,6 +266,19 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(check, arguments)
 
 
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    """With its output pipe closed, as behind ``| head``, a command ends quietly."""
+    with subprocess.Popen(
+        [MACHD, "config", "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+
+    assert (process.returncode, errors) == (1, b"")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -312,13 +325,19 @@ def test_architectures_are_handed_to_the_probes(
     calls = []
 
     def check_architectures(
-        wanted: tuple[str, ...] | None, *, as_json: bool, use_cache: bool, require_batched: bool
+        wanted: tuple[str, ...] | None,
+        *,
+        as_json: bool,
+        use_cache: bool,
+        require_batched: bool,
+        blas: str,
     ) -> int:
+        assert blas == "off", "the setting, wherever it came from"
         calls.append((wanted, (as_json, use_cache, require_batched)))
         return 1
 
     monkeypatch.setattr("machd_probes.command.check_architectures", check_architectures)
-    assert invoke(*arguments).exit_code == 1
+    assert invoke("--engine-blas", "off", *arguments).exit_code == 1
     assert calls == [(names, expected)]
 
 

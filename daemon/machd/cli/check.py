@@ -78,6 +78,7 @@ def check(
             as_json=as_json,
             use_cache=not no_cache,
             require_batched=require is not None,
+            blas=loaded.settings.engine.blas,
         )
         ctx.exit(exit_code)
     found = _checked(loaded, measure=measure)

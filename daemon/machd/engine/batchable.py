@@ -8,8 +8,9 @@ mlx-lm 0.32.2:
   phi3small, rotations that grow with the length);
 - a first token told from others by there being no state at all (recurrent_gemma).
 
-phi3small is mended for a row alone too: mlx-lm adds a mask of truth values to its scores, so that
-its sparse layers see what comes after a token, and places blocks by where a chunk of the prompt ends.
+Some are mended for a row alone too, because their answers depend on how a prompt is cut, or are wrong
+whatever is done: phi3small (adds a mask of truth values to its scores, so that its sparse layers see
+what comes after a token), plamo3 (caches shorter than its masks), olmo (raises on every prompt).
 """
 
 from __future__ import annotations
@@ -171,6 +172,23 @@ def _block_sparse(attention: Layer, begin: Positions, tokens: int, width: int) -
     return groups
 
 
+def _plamo3_model(model: Layer) -> None:
+    """A token sees a window and itself while a prompt is computed; its caches hold one token less."""
+    from mlx_lm.models.cache import RotatingKVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    def make_cache(self: Layer) -> list[Cache]:
+        caches: list[Cache] = own_caches(self)
+        return [
+            RotatingKVCache(max_size=cache.max_size + 1)
+            if isinstance(cache, RotatingKVCache)
+            else cache
+            for cache in caches
+        ]
+
+    own_caches = type(model).make_cache
+    _take_class(model, {"make_cache": make_cache})
+
+
 def _minimax_m3_attention(attention: Layer) -> None:
     """Blocks of keys by each query's own position; mlx-lm goes by how wide the cache is."""
     if not attention.is_sparse_attn:
@@ -293,6 +311,7 @@ _MENDED: dict[tuple[str, str], Callable[[Layer], None]] = {
     ("olmo", "TransformerBlock"): _olmo_block,
     ("phi3small", "Attention"): _phi3small_attention,
     ("phi3small", "Model"): _phi3small_model,
+    ("plamo3", "Model"): _plamo3_model,
     ("recurrent_gemma", "RGLRU"): _recurrent_gemma_unit,
     ("rope_utils", "DynamicNTKScalingRoPE"): _growing_rotation,
 }

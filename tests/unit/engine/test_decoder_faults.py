@@ -8,8 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from machd_probes.play import Join
-from machd_probes.scripts import MIXED, random_prompt
 from parity import differences
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
@@ -29,6 +27,8 @@ from machd.engine.protocol import (
 )
 from machd.engine.sampling import RowSampling
 from machd.engine.slab import SlabCache
+from machd_probes.play import Join
+from machd_probes.scripts import MIXED, random_prompt
 
 _TOKENS = 8
 _BAD_SEED = 666

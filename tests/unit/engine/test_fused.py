@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
-from machd_probes.scripts import random_prompt
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.fused import fuse_layers
 from machd.engine.precision import weights_bytes
 from machd.engine.untyped import LanguageModel
+from machd_probes.scripts import random_prompt
 
 
 def _logits(model: LanguageModel, token_ids: Sequence[Sequence[int]]) -> mx.array:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from machd_probes.scripts import random_prompt
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, SamplingParams, StepPlan
+from machd_probes.scripts import random_prompt
 
 
 def _chunk(

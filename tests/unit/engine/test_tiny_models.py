@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from machd_probes.play import Join
 from mlx.utils import tree_flatten
-from machd_probes.scripts import random_prompt
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model, tiny_tokenizer
 
 from machd.capabilities.facts import KvCacheKind
+from machd_probes.play import Join
+from machd_probes.scripts import random_prompt
 
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
 

@@ -121,7 +121,7 @@ async def test_a_tokenizer_that_fails_leaves_nothing_open(
 
 
 async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
-    """Each sampling option is the row's parameter of the same name."""
+    """Each sampling option is the row's parameter of the same name; no request forces tokens."""
     options = GenerationOptions(
         max_tokens=1,
         temperature=0.5,
@@ -138,7 +138,8 @@ async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
     (request,) = serving.submitted(options, 3)
     sampling = request.sampling
 
-    names = set(sampling.__slots__)
+    names = set(sampling.__slots__) - {"forced_token_ids"}
+    assert sampling.forced_token_ids == ()
     assert {name: getattr(sampling, name) for name in names} == {
         name: getattr(options, name) for name in names
     }

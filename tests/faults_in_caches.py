@@ -1,0 +1,272 @@
+"""Faults to plant in what the rows of a batch remember: masks, positions, places and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from machd.engine import slab
+from machd.engine.batch_caches import BatchCaches
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.slab import RowPositions, SlabCache
+from machd.engine.untyped import Cache
+
+from mlx_lm.models.cache import (  # isort: skip - after the engine
+    ArraysCache,
+    BatchRotatingKVCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def what_lies_behind_a_row_is_seen(patch: pytest.MonkeyPatch) -> None:
+    """Decoding rows see all columns, those that longer rows need and those that others left."""
+    right = RowPositions.mask
+
+    def mask(self: RowPositions, window_tokens: int | None) -> mx.array:
+        seen = right(self, window_tokens)
+        return mx.ones_like(seen) if self.tokens == 1 else seen
+
+    patch.setattr(RowPositions, "mask", mask)
+
+
+def what_lies_in_front_of_a_row_is_seen(patch: pytest.MonkeyPatch) -> None:
+    """Rows with windows see the padding in front of them."""
+    _windows_begin(patch, lambda padding: mx.minimum(padding, 0))
+
+
+def one_window_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Every row sees as much of its window as the row in the first place."""
+    _windows_begin(patch, lambda padding: mx.broadcast_to(padding[:1], padding.shape))
+
+
+def _windows_begin(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.array]) -> None:
+    right = BatchRotatingKVCache.make_mask
+
+    def make_mask(self: BatchRotatingKVCache, *args: Any, **kwargs: Any) -> mx.array:
+        own = self.left_padding
+        self.left_padding = wrong(own)
+        mask: mx.array = right(self, *args, **kwargs)
+        self.left_padding = own
+        return mask
+
+    patch.setattr(BatchRotatingKVCache, "make_mask", make_mask)
+
+
+def windows_are_a_token_short(patch: pytest.MonkeyPatch) -> None:
+    """Decoding rows do not see the oldest token of their windows."""
+    rotating, own = BatchRotatingKVCache.make_mask, RowPositions.mask
+
+    def make_mask(
+        self: BatchRotatingKVCache, count: int, window_size: int | None = None, **kwargs: Any
+    ) -> mx.array:
+        window_tokens = (window_size or self.max_size) - 1
+        mask: mx.array = rotating(self, count, window_size=window_tokens, **kwargs)
+        return mask
+
+    def mask(self: RowPositions, window_tokens: int | None) -> mx.array:
+        return own(self, None if window_tokens is None else window_tokens - 1)
+
+    patch.setattr(BatchRotatingKVCache, "make_mask", make_mask)
+    patch.setattr(RowPositions, "mask", mask)
+
+
+def windows_are_taken_for_whole_texts(patch: pytest.MonkeyPatch) -> None:
+    """Merged llama layers believe that each row sees all it has, whatever the mask says."""
+    patch.setattr(SlabCache, "sees_all", lambda *_: True)
+
+
+def sinks_are_kept(patch: pytest.MonkeyPatch) -> None:
+    """Rotating caches hold their first four tokens for good, which no batch cache does."""
+    right = RotatingKVCache.__init__
+    patch.setattr(
+        RotatingKVCache, "__init__", lambda self, max_size, **_: right(self, max_size, keep=4)
+    )
+
+
+def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
+    """Every row is told the position of the longest."""
+    _rows_are_told(patch, lambda offsets: mx.broadcast_to(mx.max(offsets), offsets.shape))
+
+
+def positions_are_the_first_rows(patch: pytest.MonkeyPatch) -> None:
+    """Every row is told the position of the row in the first place."""
+    _rows_are_told(patch, lambda offsets: mx.broadcast_to(offsets[:1], offsets.shape))
+
+
+def _rows_are_told(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.array]) -> None:
+    own: property = vars(SlabCache)["offset"]
+    patch.setattr(SlabCache, "offset", property(lambda cache: wrong(own.__get__(cache))))
+    patch.setattr(
+        BatchRotatingKVCache,
+        "offset",
+        property(
+            lambda cache: wrong(vars(cache)["own_offset"]),
+            lambda cache, offset: vars(cache).__setitem__("own_offset", offset),
+        ),
+        raising=False,
+    )
+
+
+def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
+    """Rows that join others are told, once they decode, the position behind their own."""
+    append, keep, extend = RowPositions.append, RowPositions.keep, BatchRotatingKVCache.extend
+    own: property = vars(SlabCache)["offset"]
+
+    def late(positions: RowPositions) -> list[int]:
+        ahead: list[int] = vars(positions).setdefault("late", [])
+        return ahead
+
+    def late_append(self: RowPositions, length: int, limit: int) -> None:
+        late(self).append(int(bool(self.lengths)))
+        append(self, length, limit)
+
+    def late_keep(self: RowPositions, order: list[int]) -> None:
+        late(self)[:] = [late(self)[row] for row in order]
+        keep(self, order)
+
+    def offset(cache: SlabCache) -> mx.array:
+        offsets: mx.array = own.__get__(cache)
+        positions = cache._positions
+        return offsets + mx.array(late(positions)) if positions.tokens == 1 else offsets
+
+    def late_extend(self: BatchRotatingKVCache, other: BatchRotatingKVCache) -> None:
+        other.offset = other.offset + 1
+        extend(self, other)
+
+    patch.setattr(RowPositions, "append", late_append)
+    patch.setattr(RowPositions, "keep", late_keep)
+    patch.setattr(SlabCache, "offset", property(offset))
+    patch.setattr(BatchRotatingKVCache, "extend", late_extend)
+
+
+def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
+    """A step's keys and values go to the row in the next place."""
+    write, rotate = SlabCache._write, BatchRotatingKVCache._update_in_place
+
+    def rolled_write(self: SlabCache, held: mx.array, new: mx.array) -> mx.array:
+        return write(self, held, mx.roll(new, 1, axis=0) if new.shape[2] == 1 else new)
+
+    def rolled_update(self: BatchRotatingKVCache, keys: mx.array, values: mx.array) -> Any:
+        return rotate(self, mx.roll(keys, 1, axis=0), mx.roll(values, 1, axis=0))
+
+    patch.setattr(SlabCache, "_write", rolled_write)
+    patch.setattr(BatchRotatingKVCache, "_update_in_place", rolled_update)
+
+
+def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:
+    """Into the place of a row that left goes the one before the last."""
+    right = BatchCaches._keep
+
+    def keep(self: BatchCaches, cache: Cache, order: list[int]) -> None:
+        if not isinstance(cache, CacheList):
+            order = [old if old == place else old - 1 for place, old in enumerate(order)]
+        right(self, cache, order)
+
+    patch.setattr(BatchCaches, "_keep", keep)
+
+
+def a_lists_second_cache_is_left_alone(patch: pytest.MonkeyPatch) -> None:
+    """When rows leave, of a list of caches the first alone hears of it."""
+    right = BatchCaches._keep
+    patch.setattr(
+        BatchCaches,
+        "_keep",
+        lambda self, cache, order: right(
+            self, cache.caches[0] if isinstance(cache, CacheList) else cache, order
+        ),
+    )
+
+
+def a_former_rows_token_stays(patch: pytest.MonkeyPatch) -> None:
+    """The first position of a place that is taken again is the former row's."""
+    right = SlabCache.place
+
+    def place(self: SlabCache, row: int, keys: mx.array, values: mx.array) -> None:
+        taken: set[int] = vars(self).setdefault("taken", set())
+        held = self.keys if row in taken and row < _rows(self.keys) else None
+        right(self, row, keys, values)
+        taken.add(row)
+        if held is not None and self.keys is not None:
+            self.keys[row : row + 1, :, :1] = held[row : row + 1, :, :1]
+
+    patch.setattr(SlabCache, "place", place)
+
+
+def _rows(keys: mx.array | None) -> int:
+    return 0 if keys is None else int(keys.shape[0])
+
+
+def the_last_column_is_lost_in_growth(patch: pytest.MonkeyPatch) -> None:
+    """When the slab gets more columns, what the last one held is not copied."""
+    right = slab._laid_out
+
+    def laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> mx.array:
+        if old is not None and tokens > old.shape[2]:
+            old = old[:, :, :-1]
+        return right(old, like, rows, tokens)
+
+    patch.setattr(slab, "_laid_out", laid_out)
+
+
+def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
+    """When a row leaves, the first two others get one another's state."""
+    right = ArraysCache.filter
+    patch.setattr(
+        ArraysCache, "filter", lambda self, order: right(self, [*order[1::-1], *order[2:]])
+    )
+
+
+def a_new_row_begins_in_an_old_state(patch: pytest.MonkeyPatch) -> None:
+    """A prompt's states begin as those of the last prompt ended."""
+    right = MlxEngine._make_caches
+    former: list[Cache] = []
+
+    def make_caches(self: MlxEngine) -> list[Cache]:
+        caches = right(self)
+        for cache, old in zip(_states(caches), _states(former), strict=False):
+            cache.cache = list(old.cache)
+        former[:] = caches
+        return caches
+
+    patch.setattr(MlxEngine, "_make_caches", make_caches)
+
+
+def _states(caches: list[Cache]) -> list[Cache]:
+    opened: list[Cache] = []
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            opened += _states(list(cache.caches))
+        elif isinstance(cache, ArraysCache):
+            opened.append(cache)
+    return opened
+
+
+def a_trim_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
+    """A cache that is cut back keeps one token too many."""
+    right = KVCache.trim
+    patch.setattr(KVCache, "trim", lambda self, count: right(self, count - 1))
+
+
+def scales_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    """Keys in 8 bits are read as if all groups had one scale."""
+    right = KVCache.to_quantized
+
+    def to_quantized(self: KVCache, **kwargs: Any) -> Cache:
+        quantised = right(self, **kwargs)
+        packed, scales, biases = quantised.keys
+        quantised.keys = packed, mx.ones_like(scales), biases
+        return quantised
+
+    patch.setattr(KVCache, "to_quantized", to_quantized)
+
+
+def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:
+    """When the last row leaves, its caches stay."""
+    patch.setattr(BatchCaches, "clear", lambda _: None)
