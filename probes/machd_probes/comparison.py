@@ -54,9 +54,8 @@ def compared(
 
 def largest_difference(alone: Sequence[SampledToken], together: Sequence[SampledToken]) -> float:
     """The largest difference of a log-probability, in nats; infinite where one is no number."""
-    return max(
-        (_difference(one, other) for one, other in zip(alone, together, strict=True)), default=0.0
-    )
+    pairs = zip(alone, together, strict=True)
+    return max((_difference(one, other) for one, other in pairs), default=0.0)
 
 
 def margin(token: SampledToken) -> float:
@@ -72,10 +71,11 @@ def _best(token: SampledToken) -> int:
 def _difference(one: SampledToken, other: SampledToken) -> float:
     others = {top.token_id: top.logprob for top in other.top_logprobs}
     # The least likely of those listed may be others; what is in neither list is not looked at.
-    pairs = [
-        (top.logprob, others[top.token_id]) for top in one.top_logprobs if top.token_id in others
+    gaps = [
+        abs(top.logprob - others[top.token_id])
+        for top in one.top_logprobs
+        if top.token_id in others
     ]
-    if not pairs:
+    if not gaps or any(math.isnan(gap) for gap in gaps):
         return math.inf
-    largest = max(abs(first - second) for first, second in pairs)
-    return largest if math.isfinite(largest) else math.inf
+    return max(gaps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -73,7 +72,7 @@ def compared_passes(alone: Logprobs, other: Logprobs, noise_floor: float, slack:
     is_other = np.argmax(alone, axis=-1) != np.argmax(other, axis=-1)
     return Evidence(
         token_mismatches=int(np.sum(is_decided & is_other)),
-        max_logprob_diff=difference if math.isfinite(difference) else math.inf,
+        max_logprob_diff=difference,
         noise_floor=noise_floor,
         cases=1,
     )

@@ -20,6 +20,10 @@ from machd_probes.scripts import LENGTHS, Script, random_prompt
 
 __all__ = ["Extent", "Subject", "is_equal", "told"]
 
+_LEAST_FLOORS = {"bfloat16": 8e-3, "float16": 1e-3}
+"""In nats: a log-probability of about 8 to the dtype's own resolution (2^-8 and 2^-11) moves by some
+hundredths and thousandths; eight times this is tolerated."""
+
 _COARSEST_FLOOR = 0.5
 """In nats. Above it what a prompt's chunks change is no rounding, so it is no floor."""
 
@@ -111,14 +115,15 @@ class Subject:
     def noise_floor(self) -> float:
         """What rounding alone changes of a log-probability, in nats.
 
-        The row alone with its prompt in other chunks. Where that changes more than rounding could,
-        the model's answer depends on the chunks and this is no floor: then it is 0.
+        The row alone with its prompt in other chunks, and at least what the dtype resolves. Where
+        chunks change more than rounding could, the answer depends on them and they are no floor.
         """
+        least = _LEAST_FLOORS.get(self.description.dtype, 0.0)
         rows = [Join(prompt, self.extent.tokens) for prompt in self.prompts if len(prompt) > 4]
         floor = max(
             (self.chunking_difference(row, len(row.prompt) // 3) for row in rows[-2:]), default=0.0
         )
-        return floor if floor < self._floor_limit else 0.0
+        return max(least, floor if floor < self._floor_limit else 0.0)
 
     @property
     def _floor_limit(self) -> float:
@@ -184,7 +189,10 @@ class Subject:
                 parts.append(self.parity(script, is_forced=is_forced))
             except OutOfTimeError:
                 self.engine.reset()
-                break
+                if wrong:
+                    break  # what was found is found
+                # A part of a check is no pass: what was left out might have told.
+                return no_data(f"there was time for {len(parts)} of {len(scripts)} scripts")
             except MemoryError:
                 raise  # says more of the machine than of the model
             except Exception as error:  # noqa: BLE001 - whatever a model raises in company
@@ -193,8 +201,6 @@ class Subject:
             else:
                 if not is_equal(parts[-1]):
                     wrong.append(f"{name}: {_figures(parts[-1])}")
-        if not parts and not wrong:
-            return no_data("there was no time for it")
         return _finding(parts, wrong)
 
     def judged_passes(self, pairs: Sequence[tuple[Logprobs, Logprobs]], wrong: str) -> Finding:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 
 __all__ = [
@@ -33,9 +31,6 @@ RUN_PROBE = "run"
 """The name under which a fault of the whole run of an architecture stands among its results."""
 
 _MAX_DETAIL = 240
-_NOT_A_FIGURE = 1e9
-"""Stands for infinite and undefined differences, in nats, which JSON has no numbers for."""
-
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.@+~-]+)+/([\w.@+~-]+)")
 
 
@@ -64,8 +59,6 @@ _DECODER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessa
 
 def encode_message(message: WorkerMessage) -> bytes:
     """A line, its end included."""
-    if isinstance(message, WorkerFinished):
-        message = WorkerFinished(_with_figures(message.report))
     return msgspec.json.encode(message) + b"\n"
 
 
@@ -94,22 +87,3 @@ def shortened(text: str) -> str:
     line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
     line = _PATH.sub(r"\1", line).encode("utf-8", "replace").decode("utf-8")
     return line if len(line) <= _MAX_DETAIL else f"… {line[-_MAX_DETAIL:].lstrip()}"
-
-
-def _with_figures(report: ArchitectureReport) -> ArchitectureReport:
-    results = tuple(
-        dataclasses.replace(result, evidence=_finite(result.evidence)) for result in report.results
-    )
-    return dataclasses.replace(report, results=results)
-
-
-def _finite(evidence: Evidence) -> Evidence:
-    return dataclasses.replace(
-        evidence,
-        max_logprob_diff=_figure(evidence.max_logprob_diff),
-        noise_floor=_figure(evidence.noise_floor),
-    )
-
-
-def _figure(value: float) -> float:
-    return value if math.isfinite(value) else _NOT_A_FIGURE

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Evidence", "Outcome", "ProbeResult"]
+__all__ = ["FURTHEST_NATS", "Evidence", "Outcome", "ProbeResult"]
+
+FURTHEST_NATS = 1e9
+"""Stands for differences that are infinite or no number: JSON has no word for them."""
 
 
 class Outcome(StrEnum):
@@ -30,7 +33,8 @@ class Evidence:
 
     Attributes:
         token_mismatches: Tokens that differ from those of the row alone, by more than noise.
-        max_logprob_diff: The largest difference of a log-probability, in nats.
+        max_logprob_diff: The largest difference of a log-probability, in nats; :data:`FURTHEST_NATS`
+            for one that is infinite or no number.
         noise_floor: The largest difference between two ways of computing a row alone, in nats.
         cases: Rows compared.
     """
@@ -39,6 +43,13 @@ class Evidence:
     max_logprob_diff: float = 0.0
     noise_floor: float = 0.0
     cases: int = 0
+
+    def __post_init__(self) -> None:
+        """Hold figures that can be written down and read back."""
+        for name in ("max_logprob_diff", "noise_floor"):
+            value: float = getattr(self, name)
+            if not value <= FURTHEST_NATS:  # so that what is no number is caught too
+                object.__setattr__(self, name, FURTHEST_NATS)
 
     @classmethod
     def together(cls, parts: Iterable[Evidence]) -> Evidence:
@@ -58,7 +69,7 @@ class ProbeResult:
 
     Attributes:
         probe: Its name: the file of ``machd_probes/checks`` that it is in.
-        detail: A sentence for a person; empty where it passed.
+        detail: What a person should know beyond the figures; empty for most that passed.
         duration_s: What it took.
     """
 

@@ -61,7 +61,8 @@ class MlxEngine:
         if is_cpu:
             fuse_layers(loaded.model)
         # Looking ahead, the step is under way before its plan is known.
-        self._can_mix = not self._looks_ahead and takes_mixed_caches(loaded.model)
+        is_standard = loaded.description.cache.kind is KvCacheKind.STANDARD
+        self._can_mix = not self._looks_ahead and is_standard and takes_mixed_caches(loaded.model)
         self._warm_up()
 
     @property

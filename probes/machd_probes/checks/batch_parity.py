@@ -16,7 +16,7 @@ _LONG_TOKENS = 250
 def probe(subject: Subject) -> Finding:
     """Unequal lengths together and staggered, leaves early and late, down to one row and up again.
 
-    Widths are 2, 3, 5 and as many as there are prompts; prompts come whole and in chunks.
+    Which of the scripts, the extent says: tiny models play more of them than a loaded one.
     """
     extent = subject.extent
     every = scripts(subject.prompts, extent.tokens)

@@ -9,9 +9,9 @@ from machd_probes.play import Join
 from machd_probes.scripts import Script
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
+__all__ = ["WIDEST_WINDOW_TOKENS", "probe"]
 
-_WIDEST_TOKENS = 256
+WIDEST_WINDOW_TOKENS = 256
 """A window that a probe may fill in the time it has."""
 
 
@@ -20,7 +20,7 @@ def probe(subject: Subject) -> Finding:
     window = subject.window_tokens
     if window is None:
         return unsupported("no cache has a window")
-    if window > _WIDEST_TOKENS:
+    if window > WIDEST_WINDOW_TOKENS:
         return no_data(f"the window of {window} tokens is more than a probe fills")
     tokens = subject.extent.tokens
     lengths = (window // 2, window - 1, window, window + 1, 3 * window + 2)

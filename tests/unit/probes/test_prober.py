@@ -1,0 +1,144 @@
+"""The prober on loaded models: bounded in time, honest about what it left out, clean behind itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.rules import Support
+from machd.capabilities.verdicts import judge
+from machd.engine.fake import FakeTokenizer
+from machd.engine.loader import LoadedModel, describe_model
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.mlx_lm_import import import_mlx_lm
+from machd_probes import prober
+from machd_probes.prober import measure_engine, probe_architecture, tiny_subject
+from machd_probes.tiny import tiny_configuration, tiny_model
+
+
+class TickingClock:
+    """Every look at it takes some time, and so every step of an engine that looks at it."""
+
+    def __init__(self, tick_s: float) -> None:
+        self._now_s = 0.0
+        self._tick_s = tick_s
+
+    def monotonic_s(self) -> float:
+        """A little later than the last time."""
+        self._now_s += self._tick_s
+        return self._now_s
+
+    def unix_s(self) -> float:
+        """Not asked for."""
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def _plain_operations() -> None:
+    """As the daemon has it on the CPU."""
+    mx.disable_compile()
+
+
+def _loaded(variant: str, **changes: object) -> LoadedModel:
+    import_mlx_lm()
+    configuration = tiny_configuration(variant)
+    model = tiny_model(replace(configuration, config={**configuration.config, **changes}))
+    description = describe_model(
+        model,
+        model_id=variant,
+        architecture=variant,
+        context_tokens=1024,
+        eos_token_ids=frozenset(),
+    )
+    return LoadedModel(model, FakeTokenizer(), description)
+
+
+def _by_name(results: tuple[ProbeResult, ...]) -> Mapping[str, ProbeResult]:
+    return {one.probe: one for one in results}
+
+
+def test_a_loaded_model_is_measured_and_left_without_rows() -> None:
+    """All that decides on batching passes, with figures, and nothing of it stays in memory."""
+    engine = MlxEngine(_loaded("lfm2"))
+
+    results = _by_name(measure_engine(engine))
+
+    assert results["batch_parity"].outcome is Outcome.PASSED
+    assert results["batch_parity"].evidence.cases > 5
+    assert judge(engine.model.cache, tuple(results.values())).continuous_batching.support is (
+        Support.SUPPORTED
+    )
+    assert engine.memory().kv_used_bytes == 0
+
+
+@pytest.mark.parametrize("tick_s", [0.4, 0.5, 2.0, 100.0])
+def test_half_a_check_is_no_pass(tick_s: float) -> None:
+    """However much there was time for, what was not finished has no data and decides nothing."""
+    engine = MlxEngine(_loaded("lfm2"))
+
+    results = _by_name(measure_engine(engine, TickingClock(tick_s)))
+
+    assert results["batch_parity"].outcome is Outcome.NO_DATA
+    assert "time" in results["batch_parity"].detail
+    verdict = judge(engine.model.cache, tuple(results.values())).continuous_batching
+    assert verdict.support is Support.UNKNOWN
+    assert engine.memory().kv_used_bytes == 0
+
+
+def test_a_window_too_wide_to_fill_is_tried_on_a_tiny_model() -> None:
+    """The stand-in is named, and its result counts."""
+    engine = MlxEngine(_loaded("gemma3_text", sliding_window=600))
+
+    result = _by_name(measure_engine(engine))["window_overflow"]
+
+    assert result.outcome is Outcome.PASSED
+    assert "on a tiny model" in result.detail
+    assert "600" in result.detail
+
+
+def test_a_stand_in_that_is_wrong_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inverse: a tiny model whose windows are wrong speaks for the loaded one too."""
+    engine = MlxEngine(_loaded("gemma3_text", sliding_window=600))
+    wrong = ProbeResult("window_overflow", Outcome.FAILED, "planted")
+    run = prober._run
+
+    def planted(subject: Any, names: Any, clock: Any) -> tuple[ProbeResult, ...]:
+        return (wrong,) if tuple(names) == ("window_overflow",) else run(subject, names, clock)
+
+    monkeypatch.setattr(prober, "_run", planted)
+    results = measure_engine(engine)
+
+    assert _by_name(results)["window_overflow"].outcome is Outcome.FAILED
+    assert judge(engine.model.cache, results).continuous_batching.support is Support.BLOCKED
+
+
+def test_llama_layers_around_other_caches_keep_passes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model of llama's layers that makes rotating caches is served right beside prompts in chunks."""
+    from mlx_lm.models.cache import RotatingKVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    model = _loaded("llama").model
+    caches = len(model["model"]["layers"])
+    monkeypatch.setattr(
+        type(model), "make_cache", lambda _self: [RotatingKVCache(8) for _ in range(caches)]
+    )
+    subject = tiny_subject("llama")
+    (result,) = prober._run(subject, ("batch_parity",), TickingClock(0.0))
+
+    assert (result.outcome, result.detail) == (Outcome.PASSED, "")
+
+
+def test_an_architecture_that_needs_metal_is_a_row_with_its_reason() -> None:
+    """What cannot be built here is told, and nothing is claimed of it."""
+    if mx.metal.is_available():
+        pytest.skip("it can be built here")
+    report = probe_architecture("bitnet")
+
+    assert "Metal" in report.problem
+    assert report.results == ()
