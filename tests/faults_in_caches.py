@@ -95,11 +95,6 @@ def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
     _rows_are_told(patch, lambda offsets: mx.broadcast_to(mx.max(offsets), offsets.shape))
 
 
-def positions_are_the_first_rows(patch: pytest.MonkeyPatch) -> None:
-    """Every row is told the position of the row in the first place."""
-    _rows_are_told(patch, lambda offsets: mx.broadcast_to(offsets[:1], offsets.shape))
-
-
 def _rows_are_told(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.array]) -> None:
     own: property = vars(SlabCache)["offset"]
     patch.setattr(SlabCache, "offset", property(lambda cache: wrong(own.__get__(cache))))
@@ -151,10 +146,10 @@ def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     write, rotate = SlabCache._write, BatchRotatingKVCache._update_in_place
 
     def rolled_write(self: SlabCache, held: mx.array, new: mx.array) -> mx.array:
-        return write(self, held, mx.roll(new, 1, axis=0) if new.shape[2] == 1 else new)
+        return write(self, held, mx.roll(new, 1, 0) if new.shape[2] == 1 else new)
 
     def rolled_update(self: BatchRotatingKVCache, keys: mx.array, values: mx.array) -> Any:
-        return rotate(self, mx.roll(keys, 1, axis=0), mx.roll(values, 1, axis=0))
+        return rotate(self, mx.roll(keys, 1, 0), mx.roll(values, 1, 0))
 
     patch.setattr(SlabCache, "_write", rolled_write)
     patch.setattr(BatchRotatingKVCache, "_update_in_place", rolled_update)

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from faults_in_caches import Plant
 
 from machd.engine import batchable, decoder, mixed, mlx_engine, sampling
 from machd.engine.batch_caches import PrefilledRow
@@ -18,15 +19,12 @@ from machd.engine.sampling import RowSampling, Sampler
 from machd.engine.untyped import Cache
 from machd_probes import passes
 
-from faults_in_caches import Plant
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # isort: skip - after the engine
 
 
 def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
     """Every row is sampled with the parameters and the state of the row in the first place."""
-    patch.setattr(
-        decoder, "Sampler", lambda rows, tokens: Sampler([rows[0]] * len(rows), tokens)
-    )
+    patch.setattr(decoder, "Sampler", lambda rows, tokens: Sampler([rows[0]] * len(rows), tokens))
 
 
 def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -56,10 +54,10 @@ def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:
 
 def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:
     """A row's penalties count the tokens of the row that had its slot before."""
-    right, known = Decoder.join, {}  # type: dict
+    right, known = Decoder.join, dict[int, RowSampling]()
 
     def join(self: Decoder, row: DecoderRow, prefilled: PrefilledRow) -> None:
-        former: RowSampling | None = known.get(row.slot_index)
+        former = known.get(row.slot_index)
         if former is not None and former.counts is not None and row.sampling.counts is not None:
             row.sampling.counts = former.counts
         known[row.slot_index] = row.sampling
@@ -117,14 +115,16 @@ def _of_row(cache: Cache, row: int, length: int) -> Cache:
     if isinstance(cache, CacheList):
         return CacheList(*(_of_row(inner, row, length) for inner in cache.caches))
     if isinstance(cache, ArraysCache):
-        return cache.extract(row)
+        state: Cache = cache.extract(row)
+        return state
     keys, values = (array[row : row + 1, :, :length] for array in (cache.keys, cache.values))
-    return KVCache.from_state((keys, values, length))
+    kept: Cache = KVCache.from_state((keys, values, length))
+    return kept
 
 
 def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
     """Somebody holds every prompt's caches for good."""
-    right, held = Prefill.finish, []  # type: list
+    right, held = Prefill.finish, list[PrefilledRow]()
 
     def finish(self: Prefill) -> PrefilledRow:
         held.append(right(self))
@@ -138,11 +138,11 @@ def snapshots_share_their_arrays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(passes, "_copied", lambda state: state)
 
 
-def unmended(*names: tuple[str, str]) -> Plant:
-    """Layers of these classes stay as mlx-lm has them."""
+def unmended(architecture: str, layer: str) -> Plant:
+    """Layers of this class stay as mlx-lm has them."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        for name in names:
-            patch.delitem(batchable._MENDED, name)
+        patch.delitem(batchable._MENDED, (architecture, layer))
 
+    plant.__name__ = f"{architecture}_{layer}_is_not_mended"
     return plant

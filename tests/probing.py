@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.facts import CacheFacts
 from machd.clock import SystemClock
 from machd_probes import prober
 
-__all__ = ["checked", "without_compilation"]
+__all__ = ["Probed", "probed", "without_compilation"]
 
 
-def checked(variant: str, checks: Sequence[str]) -> dict[str, ProbeResult]:
-    """What each of these checks says of a tiny model, built anew."""
+@dataclass(frozen=True)
+class Probed:
+    """What was asked of a tiny model, and what its caches are."""
+
+    facts: CacheFacts
+    results: tuple[ProbeResult, ...]
+
+
+def probed(variant: str, checks: Sequence[str]) -> Probed:
+    """Run these checks on a tiny model that is built anew."""
     subject = prober.tiny_subject(variant)
     try:
         results = prober._run(subject, checks, SystemClock())
     finally:
         subject.engine.close()
         mx.clear_cache()
-    return {result.probe: result for result in results}
+    return Probed(subject.description.cache, results)
 
 
 @contextmanager

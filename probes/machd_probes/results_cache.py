@@ -20,10 +20,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.versions import ProbeBasis
-from machd_probes.worker_messages import is_faulted
 
 __all__ = ["ResultsCache", "results_directory"]
 
@@ -77,10 +76,10 @@ class ResultsCache:
     def put(self, report: ArchitectureReport) -> None:
         """Keep a row.
 
-        One whose run broke off, by a crash or by taking too long, is not kept: that says as much of
-        the machine at that moment as of the architecture.
+        One of which anything ended in an error, by a crash, by taking too long or for want of
+        memory, is not kept: that says as much of the machine at that moment as of the architecture.
         """
-        if not is_faulted(report):
+        if _is_lasting(report):
             entry = _ArchitectureEntry(self._basis, report)
             self._write("architecture", report.architecture, entry)
 
@@ -90,7 +89,7 @@ class ResultsCache:
         return None if entry is None or entry.key != _digest(key) else entry.results
 
     def put_results(self, key: str, results: tuple[ProbeResult, ...]) -> None:
-        """Keep what was measured on a loaded model.
+        """Keep what was measured on a loaded model; what is worth keeping the caller decides.
 
         Args:
             key: Names the model and the state of its files; any text.
@@ -127,6 +126,13 @@ class ResultsCache:
         for one in reversed(missing):
             one.mkdir(mode=0o700, exist_ok=True)
         _forget_old(self._directory)
+
+
+def _is_lasting(report: ArchitectureReport) -> bool:
+    # A model that could not be built has no results, only the words of what it raised.
+    if MemoryError.__name__ in report.problem:
+        return False
+    return all(result.outcome is not Outcome.ERRORED for result in report.results)
 
 
 def _digest(name: str) -> str:

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.engine.model_files import read_object
 from machd.engine.protocol import Engine, ModelDescription
 from machd.engine.source import ModelSource, SourceKind, resolve_model
 from machd.errors import MachdError
+from machd.serving.startup_guard import Measure
 from machd_probes.results_cache import ResultsCache, results_directory
 from machd_probes.versions import probe_basis
 
 __all__ = ["startup_measure", "startup_recall"]
 
-Measure: TypeAlias = Callable[[Engine], tuple[ProbeResult, ...]]
-
 _DIRECTORY_FILES = ("*.safetensors", "*.json")
 """What makes a model what it is: weights, and the configuration that shapes its caches."""
+
+_MAX_ENTRIES = 10_000
+"""Of a model's folder and those in it; no model's own have a hundred."""
 
 
 def startup_measure(cache_directory: Path, *, model_path: str | None = None) -> Measure:
     """Give the function that measures a loaded engine, or remembers what it measured before.
 
-    What ended in an error is not remembered: that says as much of the machine at that moment as of
-    the model.
+    What ended in an error, or failed without a single comparison, is not remembered: that says as
+    much of the machine at that moment as of the model.
 
     Args:
         cache_directory: The user's cache directory.
@@ -43,7 +46,7 @@ def startup_measure(cache_directory: Path, *, model_path: str | None = None) -> 
         if known is not None:
             return known
         results: tuple[ProbeResult, ...] = measure_engine(engine)
-        if key is not None and all(one.outcome is not Outcome.ERRORED for one in results):
+        if key is not None and all(map(_is_lasting, results)):
             cache.put_results(key, results)
         return results
 
@@ -67,13 +70,23 @@ def startup_recall(cache_directory: Path, *, model_path: str | None = None) -> M
     return recall
 
 
+def _is_lasting(result: ProbeResult) -> bool:
+    """Whether it says something of the model, whatever else the machine did meanwhile."""
+    if result.outcome is Outcome.FAILED:
+        return result.evidence.cases > 0  # without any, something raised before it could differ
+    return result.outcome is not Outcome.ERRORED
+
+
 def _cache(model: ModelDescription, cache_directory: Path) -> ResultsCache:
     basis = probe_basis(backend=model.backend, blas=model.blas, dtype=model.dtype)
     return ResultsCache(results_directory(cache_directory), basis)
 
 
 def _key(model: ModelDescription, model_path: str | None, cache_directory: Path) -> str | None:
-    """Names the model and the state of its files; None where they are gone, so nothing is kept."""
+    """Names the model and the state of its files.
+
+    None where they are gone or too many to look at, so nothing is kept.
+    """
     try:
         # It has just been loaded from there: nothing is left to fetch.
         source = resolve_model(model_path, offline=True, cache_directory=cache_directory)
@@ -87,10 +100,31 @@ def _key(model: ModelDescription, model_path: str | None, cache_directory: Path)
 def _files(source: ModelSource) -> list[Path]:
     if source.kind is SourceKind.GGUF:
         return [source.path]
-    return sorted(file for pattern in _DIRECTORY_FILES for file in source.path.glob(pattern))
+    data = (file for pattern in _DIRECTORY_FILES for file in source.path.glob(pattern))
+    return sorted({*data, *_code_files(source.path)})
 
 
-def _state(file: Path) -> tuple[str, int, int]:
-    """Name, bytes, and when it was written in nanoseconds since 1970."""
+def _code_files(path: Path) -> Iterator[Path]:
+    """Python code that a checkpoint brings: it may be the model, or be imported by it.
+
+    Raises:
+        OSError: The folder holds too much to look through.
+    """
+    named = (read_object(path / "config.json") or {}).get("model_file")
+    if isinstance(named, str):
+        yield path / named  # which may lie anywhere
+    seen = 0
+    for folder, folders, files in os.walk(path, followlinks=True):
+        seen += len(folders) + len(files)
+        if seen > _MAX_ENTRIES:
+            raise OSError("too many files")
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
+
+
+def _state(file: Path) -> tuple[str, int, int, int, int]:
+    """Path, bytes, when it was written and changed in nanoseconds since 1970, and its number.
+
+    Whoever sets the time of writing back cannot set the other two.
+    """
     facts = file.stat()
-    return file.name, facts.st_size, facts.st_mtime_ns
+    return str(file), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as distribution_version
 from pathlib import Path
 
 import msgspec
 
 import machd
 from machd.api.capabilities import Versions
+from machd.installed import installed_version
 
 __all__ = ["PROBE_DTYPE", "ProbeBasis", "probe_basis", "sources_digest"]
 
@@ -28,6 +27,7 @@ _SOURCES = (
 )
 """Code that has a part in what is measured; rules are not among it, for verdicts are not kept."""
 
+_ABSENT = "not installed"
 _SUFFIXES = frozenset({".py", ".toml"})
 
 
@@ -77,8 +77,8 @@ def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> 
     """
     return ProbeBasis(
         machd=machd.__version__,
-        mlx=_version_of("mlx"),
-        mlx_lm=_version_of("mlx-lm"),
+        mlx=installed_version("mlx") or _ABSENT,
+        mlx_lm=installed_version("mlx-lm") or _ABSENT,
         backend=backend,
         blas=blas,
         dtype=dtype,
@@ -100,10 +100,3 @@ def sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.suffix in _SUFFIXES)
-
-
-def _version_of(distribution: str) -> str:
-    try:
-        return distribution_version(distribution)
-    except PackageNotFoundError:
-        return "not installed"

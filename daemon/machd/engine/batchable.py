@@ -282,15 +282,13 @@ def _growing_rotation(rope: Layer) -> None:
     Rows of a batch have one base: the model's own, which is right up to ``max_position_embeddings``,
     and no row of machd's becomes longer.
     """
-    base = getattr(rope, "original_base", None) or rope.base
-    scale = getattr(rope, "scale", 1.0)
 
     def call(self: Layer, x: mx.array, offset: Positions = 0) -> mx.array:
         if not isinstance(offset, mx.array):
             alone: mx.array = former.__call__(self, x, offset)
             return alone
         return mx.fast.rope(
-            x, self.dims, traditional=self.traditional, base=base, scale=scale, offset=offset
+            x, self.dims, traditional=self.traditional, base=self.base, scale=1.0, offset=offset
         )
 
     former = _take_class(rope, {"__call__": call})
@@ -306,7 +304,6 @@ _MENDED: dict[tuple[str, str], Callable[[Layer], None]] = {
     ("afm7", "AFMModel"): _afm7_model,
     ("gemma2", "Attention"): _gemma2_attention,
     ("gpt_bigcode", "GPTBigCodeModel"): _gpt_bigcode_model,
-    ("internlm3", "DynamicNTKScalingRoPE"): _growing_rotation,
     ("minimax_m3_vl", "Attention"): _minimax_m3_attention,
     ("olmo", "TransformerBlock"): _olmo_block,
     ("phi3small", "Attention"): _phi3small_attention,

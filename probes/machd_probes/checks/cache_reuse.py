@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from machd_probes.finding import Finding
 from machd_probes.passes import Passes, restored, snapshot
 from machd_probes.subject import Subject
@@ -10,21 +12,26 @@ __all__ = ["probe"]
 
 
 def probe(subject: Subject) -> Finding:
-    """State taken out of a row's caches and put into two others': both go on as if it were theirs."""
+    """A row's state put into two others' caches: all three go on as if it were theirs alone.
+
+    They go on in turn, so that arrays that two of them share are overwritten before they are read.
+    """
     passes = Passes(subject.module)
-    prefix, first, second = (subject.prompt(length, length) for length in (37, 9, 14))
-    first_owner = passes.new_caches()
-    passes.feed(prefix, first_owner)
-    state = snapshot(first_owner)
-    heard = [passes.continued(first, first_owner)]
-    expected = []
-    for suffix in (first, second):
+    prefix = subject.prompt(37, 37)
+    texts = [subject.prompt(10, seed) for seed in (9, 9, 14)]
+    owner = passes.new_caches()
+    passes.feed(prefix, owner)
+    state = snapshot(owner)
+    rows = [owner, *(restored(passes.new_caches(), state) for _ in texts[1:])]
+    heard = [
+        [passes.continued(text[turn], row) for text, row in zip(texts, rows, strict=True)]
+        for turn in (slice(0, 5), slice(5, 10))
+    ]
+    pairs = []
+    for text, *parts in zip(texts, *heard, strict=True):
         fresh = passes.new_caches()
         passes.feed(prefix, fresh)
-        expected.append(passes.continued(suffix, fresh))
-        reused = restored(passes.new_caches(), state)
-        heard.append(passes.continued(suffix, reused))
+        pairs.append((passes.continued(text, fresh), np.concatenate(parts)))
     return subject.judged_passes(
-        [(expected[0], heard[0]), (expected[0], heard[1]), (expected[1], heard[2])],
-        "what was taken out of a cache and put into another goes on differently",
+        pairs, "what was taken out of a cache and put into another goes on differently"
     )

@@ -1,0 +1,108 @@
+"""What the probe measures decides: architectures of every kind, and those whose layers are mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+from probing import without_compilation
+
+from machd.capabilities.evidence import Evidence, Outcome
+from machd.capabilities.facts import KvCacheKind
+from machd.capabilities.rules import Source, Support
+from machd.capabilities.verdicts import judge
+from machd_probes.catalogue import CHECK_NAMES, SERVING_CHECKS
+from machd_probes.comparison import tolerated
+from machd_probes.prober import probe_architecture
+
+_SUPPORTED = {
+    "smollm3": KvCacheKind.STANDARD,
+    "gemma3_text": KvCacheKind.ROTATING,
+    "qwen3_5": KvCacheKind.HYBRID_GDN,
+    "lfm2": KvCacheKind.HYBRID,
+    "mamba": KvCacheKind.RECURRENT,
+    "baichuan_m1": KvCacheKind.NESTED,
+    # Through mlx-lm's own batch path these raise, or say something else than alone.
+    "afm7": KvCacheKind.STANDARD,
+    "gemma2": KvCacheKind.STANDARD,
+    "gpt_bigcode": KvCacheKind.STANDARD,
+    "internlm3": KvCacheKind.STANDARD,
+    "nemotron-nas": KvCacheKind.STANDARD,
+    "olmo": KvCacheKind.STANDARD,
+    "phi3small": KvCacheKind.STANDARD,
+    "plamo3": KvCacheKind.ROTATING,
+    "recurrent_gemma": KvCacheKind.HYBRID,
+    "longcat_flash_ngram": KvCacheKind.NESTED,
+    "minimax_m3_vl": KvCacheKind.NESTED,
+}
+
+_BLOCKED = {
+    "llama4": (KvCacheKind.CHUNKED, "layers attend in chunks (ChunkedKVCache)"),
+    "deepseek_v41": (KvCacheKind.COMPRESSED, "a cache class of its own (LayerCache)"),
+}
+
+_LEAST_CASES = 60
+"""Rows compared; those of windows come on top."""
+
+_SLOW = {"deepseek_v41", "longcat_flash_ngram", "minimax_m3_vl"}
+"""More than five seconds where something else runs beside."""
+
+
+def _slow(name: str) -> object:
+    return pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else [])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_compilation() -> Iterator[None]:
+    with without_compilation():
+        yield
+
+
+@pytest.mark.parametrize("name", [_slow(name) for name in _SUPPORTED])
+def test_an_architecture_is_batched_without_a_mismatch(name: str) -> None:
+    """Measured on its tiny models: rows of a batch say what they say alone, token for token."""
+    report = probe_architecture(name)
+
+    assert report.problem == ""
+    assert report.facts is not None
+    assert report.facts.kind is _SUPPORTED[name]
+    assert tuple(result.probe for result in report.results) == CHECK_NAMES
+    verdict = judge(report.facts, report.results, architecture=name).continuous_batching
+    assert (verdict.support, verdict.source) == (Support.SUPPORTED, Source.MEASURED)
+    evidence = verdict.evidence
+    assert evidence is not None
+    assert evidence.token_mismatches == 0
+    assert evidence.max_logprob_diff <= tolerated(evidence.noise_floor)
+    assert evidence.cases >= _LEAST_CASES
+    assert evidence == Evidence.together(
+        result.evidence for result in report.results if result.probe in SERVING_CHECKS
+    )
+
+
+@pytest.mark.parametrize("name", [_slow(name) for name in _BLOCKED])
+def test_what_cannot_be_batched_is_blocked_with_the_reason(name: str) -> None:
+    """The rule says which cache it is, whatever was measured; the row alone is right all the same."""
+    kind, reason = _BLOCKED[name]
+
+    report = probe_architecture(name)
+
+    assert report.problem == ""
+    assert report.facts is not None
+    assert report.facts.kind is kind
+    verdict = judge(report.facts, report.results, architecture=name).continuous_batching
+    assert (verdict.support, verdict.source) == (Support.BLOCKED, Source.RULE)
+    assert reason in verdict.reason
+    assert "one at a time" in verdict.reason
+    by_probe = {result.probe: result.outcome for result in report.results}
+    assert by_probe["alone"] is Outcome.PASSED
+    assert by_probe["batch_parity"] is not Outcome.PASSED
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="it can be built here")
+def test_what_cannot_be_built_is_a_row_that_says_why() -> None:
+    """An architecture that needs Metal is a problem with that name, not an exception."""
+    report = probe_architecture("bitnet")
+
+    assert (report.facts, report.results) == (None, ())
+    assert "No Metal back-end" in report.problem
