@@ -80,3 +80,33 @@ def test_the_page_is_made_from_the_figures(matrix: MatrixReport) -> None:
     page = (REFERENCE / "architectures.md").read_text("utf-8")
 
     assert page.endswith(matrix_markdown(matrix))
+
+
+def test_at_least_122_were_measured_and_two_are_blocked(matrix: MatrixReport) -> None:
+    """All but those that need Metal have evidence; only caches that cannot be merged block."""
+    measured = [
+        row.architecture
+        for row in matrix.architectures
+        for one in row.probes
+        if one.probe == "batch_parity" and one.outcome in {"passed", "failed"}
+    ]
+    blocked = {
+        row.architecture
+        for row in matrix.architectures
+        if row.continuous_batching is not None and row.continuous_batching.verdict == "blocked"
+    }
+
+    assert len(measured) >= 122
+    assert blocked == {"deepseek_v41", "llama4"}
+
+
+def test_only_what_is_mended_alone_differs_from_mlx_lm_alone(matrix: MatrixReport) -> None:
+    """A row alone says what mlx-lm's own model says, but where that is wrong or raises (0020)."""
+    differ = {
+        row.architecture
+        for row in matrix.architectures
+        for one in row.probes
+        if one.probe == "alone" and one.outcome == "failed"
+    }
+
+    assert differ == {"olmo", "phi3small", "plamo3"}
