@@ -6,7 +6,9 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import count, islice, product
 from pathlib import Path
+from string import ascii_lowercase
 
 __all__ = ["LLAMA_70B", "llama_tensors", "write_header_checkpoint", "write_tokenizer_files"]
 
@@ -81,15 +83,30 @@ def write_header_checkpoint(
 def write_tokenizer_files(
     directory: Path, *, tokens: int = 64, template: str | None = CHATML, added: tuple[str, ...] = ()
 ) -> None:
-    """Write a tokenizer of byte-level BPE whose tokens are numbers, and a chat template."""
-    vocabulary = {f"token{index}": index for index in range(tokens)}
-    merges = [[f"token{index}", f"token{index + 1}"] for index in range(tokens - 1)]
-    special = [{"id": tokens + index, "content": text} for index, text in enumerate(added)]
+    """Write a tokenizer of BPE whose tokens are made of letters, and a chat template."""
+    words = list(islice(_words(), tokens))
+    known = set(words)
+    # Every way to make a word of two, as real tokenizers have about two for each token.
+    merges = [
+        [word[:cut], word[cut:]]
+        for word in words
+        for cut in range(1, len(word))
+        if {word[:cut], word[cut:]} <= known
+    ]
+    how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    special = [
+        {"id": tokens + index, "content": text, "special": True, **how}
+        for index, text in enumerate(added)
+    ]
     _write_json(
         directory / "tokenizer.json",
         {
             "added_tokens": special,
-            "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
+            "model": {
+                "type": "BPE",
+                "vocab": {word: index for index, word in enumerate(words)},
+                "merges": merges,
+            },
         },
     )
     config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -98,13 +115,19 @@ def write_tokenizer_files(
     _write_json(directory / "tokenizer_config.json", config)
 
 
+def _words() -> Iterator[str]:
+    """Of one letter, of two, and so on."""
+    for length in count(1):
+        yield from map("".join, product(ascii_lowercase, repeat=length))
+
+
 def _write_files(
     directory: Path, tensors: list[tuple[str, tuple[int, ...]]]
 ) -> Iterator[tuple[str, str]]:
-    count = math.ceil(len(tensors) / _TENSORS_IN_A_FILE)
-    for index in range(count):
+    files = math.ceil(len(tensors) / _TENSORS_IN_A_FILE)
+    for index in range(files):
         some = tensors[index * _TENSORS_IN_A_FILE : (index + 1) * _TENSORS_IN_A_FILE]
-        name = f"model-{index + 1:05}-of-{count:05}.safetensors"
+        name = f"model-{index + 1:05}-of-{files:05}.safetensors"
         _write_header(directory / name, dict(some))
         yield from ((tensor, name) for tensor, _ in some)
 

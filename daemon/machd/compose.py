@@ -6,7 +6,6 @@ import asyncio
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import metadata
 
 import structlog
 
@@ -20,6 +19,7 @@ from machd.engine.protocol import Engine, ModelDescription
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
+from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.events import DecodeMode
@@ -43,7 +43,9 @@ __all__ = ["Parts", "batching_of", "installed_versions"]
 
 def installed_versions() -> Versions:
     """Of machd and what it was measured with; read from the installed packages."""
-    return Versions(machd=__version__, mlx=_version("mlx"), mlx_lm=_version("mlx-lm"))
+    return Versions(
+        machd=__version__, mlx=installed_version("mlx"), mlx_lm=installed_version("mlx-lm")
+    )
 
 
 class Parts:
@@ -249,10 +251,3 @@ def _queue_limits(settings: Settings) -> QueueLimits:
         queue_timeout_s=limits.queue_timeout_s,
         request_timeout_s=limits.request_timeout_s,
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,13 @@ from mlx.utils import tree_flatten
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.api.check import ModelCheck
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.check import check
 from machd.engine.architecture import import_architecture
+from machd.engine.fake import FakeEngine
 from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.protocol import ModelDescription
 from machd.errors import ModelArchitectureError
 from machd.settings.sources import process_environ
 from machd_probes.tiny import tiny_configuration
@@ -206,6 +210,7 @@ def test_without_a_chat_template_it_is_a_row(tiny: TinyLlama) -> None:
     assert row["chat_template"]["present"] is False
     assert "no chat template" in row["chat_template"]["reason"]
     assert "no chat template" in run(str(tiny.path)).output
+    assert "--model-chat-template none" in row["chat_template"]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -349,3 +354,29 @@ def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
     assert verdict["evidence"]["token_mismatches"] == 0
     assert verdict["evidence"]["cases"] > 0
     assert verdict["evidence"]["max_logprob_diff"] < 1e-3
+
+
+class _Loaded(FakeEngine):
+    """An engine whose caches are not those that the files show."""
+
+    @property
+    def model(self) -> ModelDescription:
+        layers = (LayerCacheFacts("ChunkedKVCache", mergeable=False),)
+        return replace(super().model, cache=CacheFacts(layers, 4321, 0))
+
+
+def test_what_is_measured_is_judged_with_the_loaded_models_caches(
+    tiny: TinyLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of --measure tells of the model that was loaded, and says what serving it decides."""
+    passed = (ProbeResult("batch_parity", Outcome.PASSED),)
+    monkeypatch.setattr("machd.engine.opening.engine_loader", lambda *_, **__: _Loaded)
+    monkeypatch.setattr("machd_probes.prober.measure_engine", lambda _engine: passed)
+    monkeypatch.setattr("machd.telemetry.logs.configure_logs", lambda **_: None)
+    mx.enable_compile()  # which an engine of another test switched off
+    result = invoke(str(tiny.path), "--measure", "--json")
+    assert result.exit_code == 0, result.output
+    row = json.loads(result.stdout)
+    assert row["layers"] == {"ChunkedKVCache": 1}
+    assert row["bytes_per_token"] == 4321
+    assert row["continuous_batching"]["verdict"] == "blocked"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -394,16 +396,77 @@ def test_other_files_are_another_model(
     assert measure(other) == 4
 
 
-@pytest.mark.parametrize("is_there", [True, False], ids=["errored", "no files"])
+@pytest.mark.parametrize("name", ["model.py", "parts/deep/layers.py", "../elsewhere.py"])
+def test_code_of_a_checkpoint_is_part_of_it(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A model that is built by Python code of its own is another one when that code changes."""
+    (checkpoint / "config.json").write_text(json.dumps({"model_file": name}))
+    code = checkpoint / name
+    code.parent.mkdir(parents=True, exist_ok=True)
+    code.write_text("WINDOW = 8")
+    prober = _Prober(monkeypatch, _PASSED)
+    measure = startup_measure(tmp_path / "cache", model_path=str(checkpoint))
+    engine = _Model(*_UNKNOWN)
+
+    measure(engine)
+    measure(engine)
+    assert prober.count == 1
+    code.write_text("WINDOW = 16")
+    assert startup_recall(tmp_path / "cache", model_path=str(checkpoint))(engine) == ()
+    measure(engine)
+    assert prober.count == 2
+
+
+def test_a_file_that_looks_as_old_as_before_is_another_one(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of the same size whose time of writing was set back are measured anew."""
+    weights = checkpoint / "model.safetensors"
+    prober = _Prober(monkeypatch, _PASSED)
+    measure = startup_measure(tmp_path / "cache", model_path=str(checkpoint))
+    before = weights.stat()
+
+    measure(_Model(*_UNKNOWN))
+    weights.write_bytes(b"other w")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    measure(_Model(*_UNKNOWN))
+    assert prober.count == 2
+
+
+def test_a_folder_without_end_is_not_looked_through(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that leads back into the folder ends the search, and nothing is kept."""
+    (checkpoint / "again").symlink_to(checkpoint)
+    (checkpoint / "and again").symlink_to(checkpoint)
+    prober = _Prober(monkeypatch, _PASSED)
+    measure = startup_measure(tmp_path / "cache", model_path=str(checkpoint))
+
+    for _ in range(2):
+        assert measure(_Model(*_UNKNOWN)) == _PASSED
+    assert prober.count == 2
+
+
+_ERRORED = ProbeResult("rope_positions", Outcome.ERRORED, "out of memory")
+_RAISED = ProbeResult("rope_positions", Outcome.FAILED, "raises RuntimeError: [malloc] 9 bytes")
+
+
+@pytest.mark.parametrize(
+    ("results", "is_there"),
+    [((*_PASSED, _ERRORED), True), ((*_PASSED, _RAISED), True), (_PASSED, False)],
+    ids=["errored", "raised", "no files"],
+)
 def test_what_cannot_be_relied_on_is_not_kept(
     tmp_path: Path,
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
+    results: tuple[ProbeResult, ...],
     is_there: bool,  # noqa: FBT001
 ) -> None:
-    """Neither a probe that ended in an error, nor results of files that cannot be found."""
-    errored = (*_PASSED, ProbeResult("rope_positions", Outcome.ERRORED, "out of memory"))
-    prober = _Prober(monkeypatch, errored if is_there else _PASSED)
+    """Neither what ended in an error or compared nothing, nor results of files that are gone."""
+    prober = _Prober(monkeypatch, results)
     path = str(checkpoint if is_there else tmp_path / "nowhere")
     engine = _Model(*_UNKNOWN)
 

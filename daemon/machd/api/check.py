@@ -59,7 +59,7 @@ class ChatTemplateReport(Struct, frozen=True, kw_only=True):
         reasoning: Whether the model marks its thoughts.
         reasoning_tags: What stands before and after them; null where it does not.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
-        reason: Why nothing could be found out; null otherwise.
+        reason: Why nothing could be found out, or what serving it needs; null otherwise.
     """
 
     present: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 import msgspec
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from machd.api.check import ModelCheck
 from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.facts import CacheFacts
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.blas import choose_blas, measure_blas
@@ -132,7 +134,11 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             max_context_tokens=settings.model.max_context_tokens,
             chat_template=settings.model.chat_template,
         )
-        results = _measured(loaded, progress) if measure else ()
+        results: Sequence[ProbeResult] = ()
+        if measure:
+            # What was measured is judged with the caches that it was measured on.
+            cache, results = _measured(loaded, progress)
+            found = replace(found, cache=cache)
     return model_check(
         found,
         results,
@@ -141,8 +147,10 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
     )
 
 
-def _measured(loaded: LoadedSettings, progress: ProgressBar) -> Sequence[ProbeResult]:
-    """Load the model as serve does, and run the probes that decide on batching."""
+def _measured(
+    loaded: LoadedSettings, progress: ProgressBar
+) -> tuple[CacheFacts, Sequence[ProbeResult]]:
+    """Load the model as serve does: its caches, and what the probes that decide on batching say."""
     # Imported here, because without --measure they would be a tenth of the time.
     from machd.engine.opening import engine_loader  # noqa: PLC0415
     from machd.telemetry.logs import configure_logs  # noqa: PLC0415
@@ -159,8 +167,7 @@ def _measured(loaded: LoadedSettings, progress: ProgressBar) -> Sequence[ProbeRe
     engine = load()
     try:
         progress.stage("measuring", None)
-        results: tuple[ProbeResult, ...] = measure_engine(engine)
-        return results
+        return engine.model.cache, measure_engine(engine)
     finally:
         engine.close()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as distribution_version
 
 import machd
 from machd.api.capabilities import Device, Versions
@@ -15,6 +13,7 @@ from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
 from machd.engine.inspection import ModelInspection
 from machd.engine.template_abilities import TemplateAbilities
+from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
 
 __all__ = ["model_check"]
@@ -114,15 +113,8 @@ def _chat_template(abilities: TemplateAbilities) -> ChatTemplateReport:
 def _versions(found: ModelInspection) -> Versions:
     return Versions(
         machd=machd.__version__,
-        mlx=_version("mlx"),
-        mlx_lm=_version("mlx-lm"),
+        mlx=installed_version("mlx"),
+        mlx_lm=installed_version("mlx-lm"),
         backend=found.backend,
         dtype=found.dtype,
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return distribution_version(package)
-    except PackageNotFoundError:
-        return None

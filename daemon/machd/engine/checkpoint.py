@@ -6,20 +6,18 @@ Everything that would make loading fail, crash or run foreign code is found here
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from machd.engine.model_files import read_object, shortened
 from machd.engine.safetensors_header import read_safetensors_header
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError
 
 __all__ = ["Checkpoint", "read_checkpoint"]
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_MAX_JSON_BYTES = 64 << 20
-"""Of a configuration or an index; those of the largest models have some megabytes."""
-
+_MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"
 
 
@@ -56,13 +54,11 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         ModelFormatError: A file is corrupt, truncated, or of a format that machd does not read.
         ModelCodeError: The model's own Python code would have to run, and that is not allowed.
     """
-    config = _read_object(path / "config.json", missing=f"{path.name} holds no config.json")
-    if not isinstance(config.get("model_type"), str):
-        raise ModelFormatError("config.json names no model_type; this is no model of mlx-lm's")
+    config = _configuration(path)
     if "model_file" in config and not trust_remote_code:
         raise ModelCodeError(
-            f"the checkpoint wants to run {config['model_file']}, Python code of its own; read it, "
-            "and pass `--model-trust-remote-code` if you trust it"
+            f"the checkpoint wants to run {shortened(str(config['model_file']))}, Python code of "
+            "its own; read it, and pass `--model-trust-remote-code` if you trust it"
         )
     weight_files = _weight_files(path)
     headers = [read_safetensors_header(file) for file in weight_files]
@@ -76,18 +72,37 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
     )
 
 
+def _configuration(path: Path) -> dict[str, object]:
+    config = read_object(path / "config.json")
+    if config is None:
+        raise ModelNotFoundError(
+            f"{path.name} holds no config.json; give a directory in mlx-lm layout (config.json, "
+            "model*.safetensors, tokenizer files)"
+        )
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelFormatError("config.json names no model_type; this is no model of mlx-lm's")
+    # It is part of messages, reports and metrics from here on.
+    if len(model_type) > _MAX_NAME_CHARS:
+        raise ModelFormatError(
+            f"config.json names a model_type of {len(model_type):,} characters; fetch or copy it "
+            "again"
+        )
+    return config
+
+
 def _weight_files(path: Path) -> tuple[Path, ...]:
     files = tuple(sorted(path.glob("model*.safetensors")))
-    index_path = path / _INDEX
-    if index_path.is_file():
-        weight_map = _read_object(index_path, missing="").get("weight_map")
+    index = read_object(path / _INDEX)
+    if index is not None:
+        weight_map = index.get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelFormatError(f"{_INDEX} has no weight_map")
         present = {file.name for file in files}
         absent = sorted({str(name) for name in weight_map.values()} - present)
         if absent:
             raise ModelNotFoundError(
-                f"{absent[0]} is missing ({len(absent)} of the files that {_INDEX} names); fetch "
+                f"{shortened(absent[0])} is missing ({len(absent)} of the files that {_INDEX} names); fetch "
                 "the model again"
             )
     if files:
@@ -106,30 +121,8 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
 def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
     """Names of the places that ask for the checkpoint's own classes."""
     if "model_file" in config:
-        yield str(config["model_file"])
+        yield shortened(str(config["model_file"]))
     if "auto_map" in config:
         yield "config.json (auto_map)"
-    tokenizer_path = path / "tokenizer_config.json"
-    if tokenizer_path.is_file() and "auto_map" in _read_object(tokenizer_path, missing=""):
+    if "auto_map" in (read_object(path / "tokenizer_config.json") or {}):
         yield "tokenizer_config.json (auto_map)"
-
-
-def _read_object(path: Path, *, missing: str) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_JSON_BYTES + 1)
-        if len(text) > _MAX_JSON_BYTES:
-            raise ModelFormatError(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB")
-        value = json.loads(text)
-    except FileNotFoundError:
-        raise ModelNotFoundError(
-            f"{missing}; give a directory in mlx-lm layout (config.json, model*.safetensors, "
-            "tokenizer files)"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path.name} is not valid JSON: {error}") from error
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{path.name} is not a JSON object")
-    return value

@@ -15,6 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from machd.engine.gguf_header import GgufHeader
+from machd.engine.model_files import shortened
 from machd.engine.progress import LoadProgress
 from machd.errors import ModelArchitectureError, ModelFormatError
 
@@ -84,8 +85,8 @@ def check_gguf(header: GgufHeader) -> None:
     architecture = header.text("general.architecture")
     if architecture != "llama":
         raise ModelArchitectureError(
-            f"{name} holds the architecture {architecture}; machd reads GGUF files of the llama "
-            "family: take the model in mlx-lm layout (safetensors) instead"
+            f"{name} holds the architecture {shortened(architecture)}; machd reads GGUF files of "
+            "the llama family: take the model in mlx-lm layout (safetensors) instead"
         )
     if header.integer("llama.expert_count", 0):
         raise ModelArchitectureError(
@@ -94,11 +95,11 @@ def check_gguf(header: GgufHeader) -> None:
     for tensor in header.tensors:
         if tensor.type_name not in _KEPT_BITS and tensor.type_name not in _EXPANDED:
             raise ModelFormatError(
-                f"{name}: {tensor.name} is stored as {tensor.type_name}, which machd does not "
+                f"{name}: {shortened(tensor.name)} is stored as {tensor.type_name}, which machd does not "
                 "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
             )
         if tensor.name != _ROPE_FACTORS and _module_path(tensor.name) is None:
-            raise ModelFormatError(f"{name}: a plain llama has no tensor {tensor.name}")
+            raise ModelFormatError(f"{name}: a plain llama has no tensor {shortened(tensor.name)}")
     if not any(tensor.name == "token_embd.weight" for tensor in header.tensors):
         raise ModelFormatError(f"{name} holds no token_embd.weight; it is no language model")
 
@@ -280,4 +281,4 @@ def _rope_scaling(header: GgufHeader, rope_factors: list[float] | None) -> dict[
             "factor": factor,
             "original_max_position_embeddings": original,
         }
-    raise ModelFormatError(f"{header.path.name}: rotary scaling {kind} is not supported")
+    raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")

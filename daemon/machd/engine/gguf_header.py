@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from machd.engine.model_files import open_regular, shortened
 from machd.errors import ModelFormatError, ModelNotFoundError
 
 __all__ = ["GgufHeader", "GgufTensor", "MetadataValue", "read_gguf_header"]
@@ -40,9 +41,11 @@ _SCALARS: Mapping[int, str] = {
 }
 """GGUF's value types as struct formats; 8 is a string and 9 an array."""
 
-_MAX_COUNT = 1 << 24
-_MAX_NAME_BYTES = 1 << 16
-_MAX_NESTING = 2
+_MAX_ENTRIES = 1 << 22
+"""Of all lists together, keys and tensors included; a vocabulary of 262,000 tokens with types,
+scores and merges has a third of it."""
+
+_MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
 
 
@@ -182,7 +185,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 @contextmanager
 def _mapped(path: Path) -> Iterator[mmap.mmap]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError as error:
         raise ModelFormatError(f"{path.name} is empty; fetch the file again") from error
@@ -199,6 +202,7 @@ class _Reader:
         self._path = path
         self._data = data
         self.position = 0
+        self._entries_left = _MAX_ENTRIES
 
     def header(self) -> GgufHeader:
         if self._data[:4] != _MAGIC:
@@ -218,8 +222,8 @@ class _Reader:
         for tensor, offset in described:
             if data_start + offset + tensor.size_bytes > len(self._data):
                 raise ModelFormatError(
-                    f"{self._path.name} is truncated: {tensor.name} ends behind the end of the "
-                    "file; fetch the file again"
+                    f"{self._path.name} is truncated: {shortened(tensor.name)} ends behind "
+                    "the end of the file; fetch the file again"
                 )
         return header
 
@@ -231,32 +235,34 @@ class _Reader:
 
     def _count(self) -> int:
         count = self._unpack("Q")
-        if count > _MAX_COUNT:
+        # In all, because a small file may hold many lists, and a sparse one all of their entries.
+        self._entries_left -= count
+        if self._entries_left < 0:
             raise ModelFormatError(f"{self._path.name} is corrupt: {count:,} entries in a list")
         return count
 
     def _string(self) -> str:
         length = self._unpack("Q")
         start = self.position
-        if start + length > len(self._data):
+        if start + length > min(len(self._data), _MAX_HEADER_BYTES):
             # The caller maps it to one message for everything that ends too early.
             raise struct.error
         self.position = start + length
         return self._data[start : self.position].decode("utf-8")
 
     def _value(self) -> MetadataValue:
-        return self._value_of(self._unpack("I"), nesting=0)
+        kind = self._unpack("I")
+        if kind != _ARRAY:
+            return self._values(kind, 1)[0]
+        kind, count = self._unpack("I"), self._count()
+        return self._values(kind, count)
 
-    def _value_of(self, kind: int, *, nesting: int) -> MetadataValue:
+    def _values(self, kind: int, count: int) -> list[MetadataValue]:
+        """Scalars or texts; arrays in arrays are of no use to a llama."""
         if kind == _STRING:
-            return self._string()
-        if kind == _ARRAY and nesting < _MAX_NESTING:
-            inner, count = self._unpack("I"), self._count()
-            if inner in _SCALARS:
-                return list(self._scalars(inner, count))
-            return [self._value_of(inner, nesting=nesting + 1) for _ in range(count)]
+            return [self._string() for _ in range(count)]
         if kind in _SCALARS:
-            return self._scalars(kind, 1)[0]
+            return list(self._scalars(kind, count))
         raise ModelFormatError(f"{self._path.name} is corrupt: metadata of type {kind}")
 
     def _scalars(self, kind: int, count: int) -> tuple[bool | int | float, ...]:
@@ -270,14 +276,16 @@ class _Reader:
         dimensions = [self._unpack("Q") for _ in range(min(self._unpack("I"), 8))]
         kind, offset = self._unpack("I"), self._unpack("Q")
         block = _TENSOR_TYPES.get(kind)
-        if block is None or len(name) > _MAX_NAME_BYTES:
+        if block is None:
             raise ModelFormatError(
-                f"{self._path.name}: {name[:80]} has the tensor type {kind}, which machd does not "
+                f"{self._path.name}: {shortened(name)} has the tensor type {kind}, which machd does not "
                 "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
             )
         elements = math.prod(dimensions)
         if dimensions and dimensions[0] % block.elements:
-            raise ModelFormatError(f"{self._path.name} is corrupt: {name} has broken blocks")
+            raise ModelFormatError(
+                f"{self._path.name} is corrupt: {shortened(name)} has broken blocks"
+            )
         size_bytes = elements // block.elements * block.size_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))

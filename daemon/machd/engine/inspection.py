@@ -1,13 +1,14 @@
 """What can be said of a model before its weights are loaded: from configuration, headers, tokenizer.
 
-The model is built as the loader builds it, with the real configuration and with arrays that know
-their shapes and are never computed. So what would make loading fail is found here, too.
+The model is built and mended as the loader does it, with the real configuration and with arrays that
+know their shapes and are never computed. So most of what would make loading fail is found here, too:
+all but damaged weights, too little memory, and a tokenizer that has no ``tokenizer.json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts
 from machd.engine.architecture import architecture_name, check_architecture
+from machd.engine.batchable import make_batchable
 from machd.engine.caches import trace_model
 from machd.engine.checkpoint import read_checkpoint
 from machd.engine.context import context_tokens
@@ -26,6 +28,7 @@ from machd.engine.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.inspection_bounds import bounded, check_layer_counts, printable
 from machd.engine.inspection_modes import native_modes
 from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.model_files import shortened
 from machd.engine.precision import (
     Quantization,
     choose_dtype,
@@ -46,6 +49,7 @@ __all__ = ["ModelInspection", "inspect_model"]
 
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
+_MAX_NOTE_CHARS = 300
 
 _WORKING_TOKENS = 512
 """Positions of a prompt that are computed at once, for the estimate of working memory."""
@@ -54,6 +58,9 @@ _WORKING_ARRAYS = 8
 """Arrays as wide as a layer's widest that are alive together."""
 
 _NO_LIMIT_BYTES = 1 << 62
+
+_LARGEST_FIGURE = 1 << 53
+"""Beyond it not every reader of JSON counts exactly, and no model has such figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,8 @@ def inspect_model(
 
     Takes about as long as importing mlx-lm. No code of the checkpoint's runs, whatever the
     settings say; its chat template runs in transformers' sandbox, with little time and memory.
+    A model without a chat template is no error, though serving it needs a setting: the template's
+    ``problem`` says which.
 
     Args:
         source: Where it lies.
@@ -112,7 +121,8 @@ def inspect_model(
         chat_template: A file that replaces the model's template, ``none``, or None for its own.
 
     Raises:
-        ModelError: One of its kinds: what serving the model would raise, memory left aside.
+        ModelError: One of its kinds: what serving the model would raise, but for what this module
+            says it does not find; and for code of the checkpoint's, which serve may be allowed.
         SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
     """
     import_mlx_lm()
@@ -168,7 +178,8 @@ def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
 
 
 def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
-    header = read_gguf_header(source.path)
+    with _reading("reading the header"):
+        header = read_gguf_header(source.path)
     check_gguf(header)
     config = llama_config(header)
     check_layer_counts(config, len(header.tensors))
@@ -215,11 +226,24 @@ def _inspect(
         available_bytes=available_bytes if dtype == "auto" else _NO_LIMIT_BYTES,
     )
     hold_in(model, held_dtype)
+    make_batchable(model)
     traced = trace_model(model)
+    cache = traced.cache
+    _refuse_absurd(
+        source,
+        {
+            "positions": limit_tokens,
+            "parameters": parameters,
+            "bytes a token": cache.bytes_per_token,
+            "bytes a sequence": cache.bytes_per_sequence,
+            "a window": max(cache.window_tokens, default=0),
+            "tokens kept": max(cache.keep_tokens, default=0),
+        },
+    )
     return ModelInspection(
         model_id=source.model_id,
         architecture=opened.architecture,
-        cache=traced.cache,
+        cache=cache,
         context_tokens=limit_tokens,
         parameters=parameters,
         stored_bytes=opened.stored_bytes,
@@ -233,7 +257,11 @@ def _inspect(
         backend=backend,
         device_memory_bytes=device_memory_bytes(),
         available_bytes=available_bytes,
-        notes=(*opened.notes, *(note for note in (traced.note,) if note)),
+        notes=tuple(
+            shortened(note, _MAX_NOTE_CHARS)
+            for note in (*opened.notes, *opened.template.notes, traced.note)
+            if note
+        ),
     )
 
 
@@ -249,6 +277,20 @@ def _working_bytes(model: Module) -> int:
     return largest_bytes + _WORKING_TOKENS * _WORKING_ARRAYS * width * mx.float32.size
 
 
+def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
+    """Look at what will be reported, and comes from numbers that a file may say as it likes.
+
+    Raises:
+        ModelFormatError: One is larger than any model's.
+    """
+    for name, value in figures.items():
+        if value > _LARGEST_FIGURE:
+            raise ModelFormatError(
+                f"{source.path.name}: its configuration makes {name} more than 2^53, which is absurd; "
+                "fetch or copy it again"
+            )
+
+
 @contextmanager
 def _building(source: ModelSource) -> Iterator[None]:
     """Turn what mlx-lm's classes raise into an error of ours, and bound what they take.
@@ -257,9 +299,7 @@ def _building(source: ModelSource) -> Iterator[None]:
         ModelFormatError: KeyError, TypeError, ValueError and the like: something does not fit.
     """
     try:
-        with bounded(
-            "building the model", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
-        ):
+        with _reading("building the model"):
             yield
     except ModelError:
         raise
@@ -267,3 +307,7 @@ def _building(source: ModelSource) -> Iterator[None]:
         raise ModelFormatError(
             f"{source.path.name}: weights and configuration do not fit together: {printable(error)}"
         ) from error
+
+
+def _reading(what: str) -> AbstractContextManager[None]:
+    return bounded(what, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)

@@ -25,6 +25,11 @@ _LAYER_COUNT = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|layers|depth|block_c
 _MAX_NESTING = 8
 _LARGEST_SHOWN = 1e300
 _MAX_MESSAGE_CHARS = 300
+_AGAIN_S = 1.0
+
+
+class _TimeIsUpError(BaseException):
+    """Not an Exception: Jinja and mlx-lm catch those, and would go on."""
 
 
 def check_layer_counts(config: Mapping[str, object], tensor_count: int) -> None:
@@ -69,7 +74,7 @@ def bounded(what: str, *, seconds: float, memory_bytes: int) -> Iterator[None]:
     """
 
     def give_up(_signal: int, _frame: FrameType | None) -> None:
-        raise ModelFormatError(f"{what} takes longer than {seconds:.0f} s; its files are absurd")
+        raise _TimeIsUpError
 
     on_main_thread = threading.current_thread() is threading.main_thread()
     limits = resource.getrlimit(resource.RLIMIT_DATA)
@@ -77,8 +82,13 @@ def bounded(what: str, *, seconds: float, memory_bytes: int) -> Iterator[None]:
     try:
         _limit_memory(memory_bytes, limits)
         if on_main_thread:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            # Again and again, for code that catches everything.
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
         yield
+    except _TimeIsUpError as error:
+        raise ModelFormatError(
+            f"{what} takes longer than {seconds:.0f} s; its files are absurd"
+        ) from error
     except MemoryError as error:
         raise ModelFormatError(
             f"{what} takes more than {memory_bytes // 2**20} MiB; its files are absurd"

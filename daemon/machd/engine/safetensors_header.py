@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from machd.engine.model_files import open_regular, shortened
 from machd.errors import ModelFormatError, ModelNotFoundError
 
 __all__ = ["SafetensorsHeader", "read_safetensors_header"]
@@ -57,12 +59,13 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read and check the header.
 
     Raises:
-        ModelFormatError: Not a safetensors file, truncated, or with data outside the file.
+        ModelFormatError: Not a safetensors file, truncated, with data outside the file, or no
+            regular file.
         ModelNotFoundError: The file cannot be opened.
     """
     try:
-        size_bytes = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
             length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size_bytes < _LENGTH_BYTES or length_bytes > min(size_bytes, _MAX_HEADER_BYTES):
                 raise _broken(path, "its header is longer than the file")
@@ -83,19 +86,20 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 
 def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int:
     """Size of one tensor, after comparing shape, offsets and the file's end."""
+    shown = shortened(name)
     try:
         assert isinstance(entry, dict)
         start, end = (int(offset) for offset in entry["data_offsets"])
         elements = math.prod(int(length) for length in entry["shape"])
         bits = _BITS[entry["dtype"]]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise _broken(path, f"the header's entry for {name} makes no sense") from error
+        raise _broken(path, f"the header's entry for {shown} makes no sense") from error
     if not 0 <= start <= end:
-        raise _broken(path, f"the offsets of {name} make no sense")
+        raise _broken(path, f"the offsets of {shown} make no sense")
     if end > data_bytes:
-        raise _broken(path, f"it is truncated: {name} ends behind the end of the file")
+        raise _broken(path, f"it is truncated: {shown} ends behind the end of the file")
     if elements < 0 or elements * bits != (end - start) * 8:
-        raise _broken(path, f"shape and size of {name} do not agree")
+        raise _broken(path, f"shape and size of {shown} do not agree")
     return end - start
 
 

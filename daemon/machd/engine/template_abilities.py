@@ -1,34 +1,51 @@
 """What a model's chat template can do: tools, reasoning, a system message.
 
 Found by rendering a few words with it in transformers' sandbox, and from mlx-lm's own knowledge of
-how models write tool calls and thoughts. No tokenizer is built: its vocabulary is read as data.
+how models write tool calls and thoughts. For that a ``tokenizer.json`` is parsed by the library that
+will read it, which takes some 0.4 s for 128,000 tokens; transformers' classes are left alone.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from machd.engine.checkpoint import Checkpoint
 from machd.engine.gguf_header import GgufHeader
+from machd.engine.gguf_tokenizer import build_tokenizer
 from machd.engine.inspection_bounds import bounded, printable
-from machd.errors import ModelFormatError, ModelNotFoundError, SettingsError
+from machd.engine.model_files import (
+    NO_CHAT,
+    NO_TEMPLATE,
+    check_tokenizer_files,
+    read_bytes,
+    read_object,
+    read_template,
+    read_text,
+)
+from machd.engine.untyped import Backend
+from machd.errors import ModelFormatError
 
 __all__ = ["TemplateAbilities", "directory_abilities", "gguf_abilities"]
 
-_NO_CHAT = "none"
 _RENDER_LIMIT_S = 5.0
 _RENDER_MEMORY_BYTES = 256 << 20
-_MAX_JSON_BYTES = 128 << 20
-"""Of tokenizer.json; those of the largest vocabularies have 35 MiB."""
+_BUILD_LIMIT_S = 15.0
+_BUILD_MEMORY_BYTES = 2 << 30
+"""More than any vocabulary takes: where memory ends in its own code, the library ends the process."""
 
-_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-_MODULE_NAME = re.compile(r"[a-z0-9_]+")
+_MODULE_NAME = re.compile(r"[a-z0-9_]{1,64}")
+
+_NOT_BUILT = (
+    "there is no tokenizer.json, and no other tokenizer was built to check the model: whether its "
+    "files are whole is not known"
+)
 
 _MARK = "zq7marker"
 """A word that no template contains by itself."""
@@ -63,7 +80,8 @@ class TemplateAbilities:
         tool_format: mlx-lm's name for how the model writes calls; None where it knows none.
         reasoning_tags: What the model puts around its thoughts; None where it has none.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
-        problem: Why nothing could be found out; empty otherwise.
+        problem: Why nothing could be found out, or what serving it needs; empty otherwise.
+        notes: What a person should know of the tokenizer.
     """
 
     present: bool = False
@@ -73,6 +91,7 @@ class TemplateAbilities:
     reasoning_tags: tuple[str, str] | None = None
     reasoning_switch: bool = False
     problem: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,59 +121,83 @@ class _TokenizerFacts:
         return []
 
 
+class _Vocabulary(Mapping[str, int]):
+    """Tokens to ids, added ones included, asked of a tokenizer one by one: a dict takes 0.1 s."""
+
+    def __init__(self, tokenizer: Backend | None, config: Mapping[str, object]) -> None:
+        """Take what a tokenizer knows, and what its configuration adds."""
+        self._tokenizer = tokenizer
+        decoder = config.get("added_tokens_decoder")
+        added = decoder.values() if isinstance(decoder, dict) else ()
+        contents = [one.get("content") for one in added if isinstance(one, dict)]
+        self._added = {
+            one: -1 - index for index, one in enumerate(contents) if isinstance(one, str)
+        }
+
+    def __getitem__(self, token: str) -> int:
+        found = None if self._tokenizer is None else self._tokenizer.token_to_id(token)
+        return self._added[token] if found is None else int(found)
+
+    def __iter__(self) -> Iterator[str]:
+        known = {} if self._tokenizer is None else self._tokenizer.get_vocab()
+        return iter({**self._added, **known})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
     """Of the template beside the weights, or of the one that replaces it.
 
     Raises:
         ModelNotFoundError: There are no tokenizer files.
-        ModelFormatError: They are not JSON.
+        ModelFormatError: They are not JSON, or ``tokenizer.json`` makes no tokenizer.
         SettingsError: The file that shall replace the template cannot be read.
     """
     path = checkpoint.path
-    if not any((path / name).is_file() for name in _FILES) and not any(path.glob("*.tiktoken")):
-        raise ModelNotFoundError(
-            f"{path.name} holds no tokenizer files (tokenizer.json or tokenizer.model); copy them "
-            "beside the weights"
-        )
-    config = _read_object(path / "tokenizer_config.json")
+    check_tokenizer_files(path)
+    config = read_object(path / "tokenizer_config.json") or {}
     plain, with_tools = _templates(path, config)
+    tokenizer = _fast_tokenizer(path / "tokenizer.json")
     facts = _TokenizerFacts(
-        vocabulary=_vocabulary(_read_object(path / "tokenizer.json"), config),
+        vocabulary=_Vocabulary(tokenizer, config),
         chat_template=plain,
         tool_template=with_tools,
         renderer=_module_name(config.get("chat_template_type")),
         tool_format=_module_name(config.get("tool_parser_type")),
         special_tokens=_special_tokens(config),
     )
-    return _abilities(_replaced(facts, chat_template))
+    found = _abilities(facts, chat_template)
+    return found if tokenizer is not None else replace(found, notes=(_NOT_BUILT,))
 
 
 def gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAbilities:
     """Of the template inside a GGUF file, or of the one that replaces it.
 
     Raises:
-        ModelFormatError: The file holds no vocabulary.
+        ModelFormatError: The file holds no tokenizer, or none that machd reads.
         SettingsError: The file that shall replace the template cannot be read.
     """
-    tokens = header.texts("tokenizer.ggml.tokens")
-    template = header.metadata.get("tokenizer.chat_template")
-    special = {
-        f"{name}_token": tokens[index]
-        for name in ("bos", "eos")
-        if isinstance(index := header.metadata.get(f"tokenizer.ggml.{name}_token_id"), int)
-        and 0 <= index < len(tokens)
-    }
+    with bounded(
+        "building the tokenizer", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
+    ):
+        built = build_tokenizer(header)
     facts = _TokenizerFacts(
-        vocabulary={token: index for index, token in enumerate(tokens)},
-        chat_template=template if isinstance(template, str) and template.strip() else None,
-        special_tokens=special,
+        vocabulary=_Vocabulary(built.tokenizer, {}),
+        chat_template=built.chat_template,
+        special_tokens=built.special_tokens,
     )
-    return _abilities(_replaced(facts, chat_template))
+    return replace(_abilities(facts, chat_template), notes=built.notes)
 
 
-def _abilities(facts: _TokenizerFacts) -> TemplateAbilities:
+def _abilities(facts: _TokenizerFacts, chat_template: str | None) -> TemplateAbilities:
+    if chat_template == NO_CHAT:
+        return TemplateAbilities(problem="served without chat, as model.chat_template says")
+    if chat_template is not None:
+        text = read_template(Path(chat_template))
+        facts = replace(facts, chat_template=text, tool_template=None, renderer=None)
     if facts.chat_template is None and facts.renderer is None:
-        return TemplateAbilities(problem="the model has no chat template; it takes prompts only")
+        return TemplateAbilities(problem=f"serve refuses it as it is: {NO_TEMPLATE}")
     try:
         with bounded(
             "rendering the chat template",
@@ -222,31 +265,15 @@ def _shows_mark(render: Callable[[], str]) -> bool:
         return False
 
 
-def _replaced(facts: _TokenizerFacts, chat_template: str | None) -> _TokenizerFacts:
-    """With the template that the settings name."""
-    if chat_template is None:
-        return facts
-    text = None if chat_template == _NO_CHAT else _read_template(Path(chat_template))
-    return replace(facts, chat_template=text, tool_template=None, renderer=None)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError([f"model.chat_template: cannot read {path}: {reason}"]) from error
-
-
 def _templates(path: Path, config: Mapping[str, object]) -> tuple[str | None, str | None]:
     """The template, and the one for tools, from the places that transformers looks into."""
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8"), None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFormatError(f"{file.name} cannot be read: {printable(error)}") from error
-    value = _read_object(path / "chat_template.json").get("chat_template")
+            return read_text(file), None
+        except OSError as error:
+            raise ModelFormatError(f"{file.name} cannot be read: {error.strerror}") from error
+    value = (read_object(path / "chat_template.json") or {}).get("chat_template")
     value = config.get("chat_template") if value is None else value
     if isinstance(value, str):
         return value, None
@@ -262,20 +289,24 @@ def _templates(path: Path, config: Mapping[str, object]) -> tuple[str | None, st
     )
 
 
-def _vocabulary(tokenizer: Mapping[str, object], config: Mapping[str, object]) -> Mapping[str, int]:
-    """Tokens to ids, added ones included; of a SentencePiece model the added ones alone."""
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    found: dict[str, int] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
-    added = tokenizer.get("added_tokens")
-    decoder = config.get("added_tokens_decoder")
-    for one in [
-        *(added if isinstance(added, list) else []),
-        *(decoder.values() if isinstance(decoder, dict) else []),
-    ]:
-        if isinstance(one, dict) and isinstance(one.get("content"), str):
-            found.setdefault(one["content"], len(found))
-    return found
+def _fast_tokenizer(path: Path) -> Backend | None:
+    """What ``tokenizer.json`` makes; None where there is no such file.
+
+    Raises:
+        ModelFormatError: It makes none.
+    """
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelFormatError(f"{path.name} cannot be read: {error.strerror}") from error
+    try:
+        return Tokenizer.from_buffer(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises a bare Exception; a panic of its is none
+        raise ModelFormatError(f"{path.name} makes no tokenizer: {printable(error)}") from error
 
 
 def _special_tokens(config: Mapping[str, object]) -> Mapping[str, str]:
@@ -292,24 +323,3 @@ def _special_tokens(config: Mapping[str, object]) -> Mapping[str, str]:
 def _module_name(value: object) -> str | None:
     """A module of mlx-lm's, never a path to another one."""
     return value if isinstance(value, str) and _MODULE_NAME.fullmatch(value) else None
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    """A JSON object; empty where there is no such file.
-
-    Raises:
-        ModelFormatError: It is not one.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_JSON_BYTES + 1)
-        if len(text) > _MAX_JSON_BYTES:
-            raise ModelFormatError(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB")
-        value = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path.name} is not valid JSON: {printable(error)}") from error
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{path.name} is not a JSON object")
-    return value

@@ -8,20 +8,21 @@ from pathlib import Path
 from machd.engine.checkpoint import Checkpoint
 from machd.engine.gguf_header import GgufHeader
 from machd.engine.gguf_tokenizer import build_tokenizer
+from machd.engine.model_files import (
+    NO_CHAT,
+    NO_TEMPLATE,
+    check_tokenizer_files,
+    read_template,
+)
 from machd.engine.tokenizer import MlxTokenizer
 from machd.engine.untyped import HfTokenizer, WrappedTokenizer
 from machd.errors import (
     ChatTemplateMissingError,
     ModelCodeError,
     ModelFormatError,
-    ModelNotFoundError,
-    SettingsError,
 )
 
 __all__ = ["directory_tokenizer", "gguf_tokenizer"]
-
-_NO_CHAT = "none"
-_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
 def directory_tokenizer(
@@ -38,12 +39,7 @@ def directory_tokenizer(
     from mlx_lm.utils import load_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
 
     path = checkpoint.path
-    custom = path.glob("*.tiktoken")
-    if not any((path / name).is_file() for name in _FILES) and next(custom, None) is None:
-        raise ModelNotFoundError(
-            f"{path.name} holds no tokenizer files (tokenizer.json or tokenizer.model); copy them "
-            "beside the weights"
-        )
+    check_tokenizer_files(path)
     try:
         wrapped = load_tokenizer(
             path,
@@ -110,24 +106,13 @@ def _tool_format(inner: HfTokenizer) -> dict[str, object]:
 
 
 def _with_template(wrapped: WrappedTokenizer, chat_template: str | None) -> MlxTokenizer:
-    if chat_template == _NO_CHAT:
+    if chat_template == NO_CHAT:
         return MlxTokenizer(wrapped, chat=False)
     if chat_template is not None:
         # mlx-lm asks its own renderer first, where the checkpoint names one; the user's goes first.
         wrapped._chat_template = None  # noqa: SLF001
-        wrapped.chat_template = _read_template(Path(chat_template))
+        wrapped.chat_template = read_template(Path(chat_template))
         wrapped.has_chat_template = True
     if not wrapped.has_chat_template:
-        raise ChatTemplateMissingError(
-            "the model has no chat template: put a chat_template.jinja beside the weights, pass "
-            "`--model-chat-template FILE`, or serve without chat with `--model-chat-template none`"
-        )
+        raise ChatTemplateMissingError(NO_TEMPLATE)
     return MlxTokenizer(wrapped)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError([f"model.chat_template: cannot read {path}: {reason}"]) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import mlx.core as mx
@@ -124,6 +126,49 @@ def test_what_is_no_gguf_is_refused(tmp_path: Path, data: bytes, message: str) -
     path.write_bytes(data)
     with pytest.raises(ModelFormatError, match=message):
         read_gguf_header(path)
+
+
+def _sparse_header(path: Path, *values: bytes) -> Path:
+    """A header with these typed values, and then nothing but zeros, which take no disk space."""
+    keys = (struct.pack("<Q", 1) + bytes([97 + index]) for index in range(len(values)))
+    head = b"".join(key + value for key, value in zip(keys, values, strict=True))
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + head)
+    with path.open("r+b") as file:
+        file.truncate(3 << 30)
+    return path
+
+
+_ARRAY_OF = {name: struct.pack("<II", 9, kind) for name, kind in (("array", 9), ("text", 8))}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [_ARRAY_OF["array"] + struct.pack("<Q", 1000)],
+        [_ARRAY_OF["text"] + struct.pack("<Q", 1 << 23)],
+        [_ARRAY_OF["text"] + struct.pack("<Q4Q", 4, 0, 0, 0, 0)] * 2
+        + [_ARRAY_OF["text"] + struct.pack("<Q", (1 << 22) - 9)],
+        [struct.pack("<IQ", 8, 2 << 30)],
+    ],
+    ids=["arrays in an array", "one list", "lists together", "a text"],
+)
+def test_a_small_file_does_not_become_a_large_header(tmp_path: Path, values: list[bytes]) -> None:
+    """Holes in a file count as zeros, which stand for as many empty texts and lists as one asks."""
+    path = _sparse_header(tmp_path / "sparse.gguf", *values)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFormatError, match="corrupt"):
+            read_gguf_header(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_is_no_gguf(tmp_path: Path) -> None:
+    """It is refused unopened, because opening it would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFormatError, match="not a regular file"):
+        read_gguf_header(tmp_path / "pipe.gguf")
 
 
 def test_flipped_bytes_never_do_worse_than_an_error(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,8 @@ import pytest
 from header_checkpoint import write_header_checkpoint
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
-from unit.engine.gguf_writer import tiny_gguf
+from mlx.utils import tree_flatten
+from unit.engine.gguf_writer import llama_metadata, tiny_gguf
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 
 from machd.engine.architecture import import_architecture
@@ -174,6 +179,9 @@ def test_native_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model_type": "no_such_thing"}, "no such architecture"),
         ({"model_type": "../../etc"}, "no such architecture"),
         ({"model_type": 5}, "no model_type"),
+        ({"model_type": "x" * 100_000}, "model_type of 100,000 characters"),
+        ({"max_position_embeddings": 10**400}, "absurd"),
+        ({"max_position_embeddings": 2**53 + 1}, "absurd"),
     ],
 )
 def test_an_absurd_configuration_is_an_error_at_once(
@@ -220,6 +228,86 @@ def test_a_file_without_end_is_not_read_to_its_end(tiny: TinyLlama, name: str) -
         inspected(tiny.path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ],
+)
+@pytest.mark.parametrize("read", [inspect_model, load_model])
+def test_a_pipe_is_not_waited_for(tiny: TinyLlama, name: str, read: Callable[..., object]) -> None:
+    """What is no regular file is an error at once, whoever reads the model."""
+    file = tiny.path / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(ModelFormatError, match=f"{name} is not a regular file"):
+        read(tiny.source)
+
+
+@pytest.mark.parametrize("name", ["plamo3", "phi3small"])
+def test_a_model_is_mended_as_the_loader_mends_it(tmp_path: Path, name: str) -> None:
+    """Its caches are those that it is served with: a mended model may make others."""
+    path = tmp_path / name
+    write_header_checkpoint(path, tensors={})
+    config = tomllib.loads((CONFIGURATIONS / f"{name}.toml").read_text("utf-8"))["config"]
+    (path / "config.json").write_text(json.dumps({"model_type": name, **config}))
+    (path / "model.safetensors.index.json").unlink()
+    flat = tree_flatten(tiny_architecture(name).parameters())
+    mx.save_safetensors(str(path / "model.safetensors"), dict(flat), {"format": "mlx"})
+    loaded = load_model(ModelSource(SourceKind.DIRECTORY, path, name)).description
+    assert inspected(path).cache == loaded.cache
+
+
+def test_a_tokenizer_that_serve_cannot_build_is_found(tiny: TinyLlama) -> None:
+    """Merges of tokens that are not there: JSON, but no tokenizer."""
+    content = json.loads((tiny.path / "tokenizer.json").read_text("utf-8"))
+    content["model"]["merges"].append(["never", "seen"])
+    tiny.write_json("tokenizer.json", content)
+    for read in (inspect_model, load_model):
+        with pytest.raises(ModelFormatError, match="tokenizer"):
+            read(tiny.source)
+
+
+def test_a_tokenizer_that_was_not_built_is_said(tiny: TinyLlama) -> None:
+    """Of a model with another kind of tokenizer the row does not vouch for it."""
+    assert not inspected(tiny.path).notes
+    (tiny.path / "tokenizer.json").rename(tiny.path / "tokenizer.model")
+    assert any("no tokenizer.json" in note for note in inspected(tiny.path).notes)
+
+
+def test_a_gguf_tokenizer_that_serve_cannot_build_is_found(tmp_path: Path) -> None:
+    """A kind that machd does not read is refused by both, with the same words."""
+    metadata = llama_metadata(tokenizer__ggml__model="bert")
+    path = tiny_gguf(tmp_path / "tiny.gguf", "F16", metadata)
+    for read in (inspect_model, load_model):
+        with pytest.raises(ModelFormatError, match="tokenizer bert is not supported"):
+            read(ModelSource(SourceKind.GGUF, path, "tiny"))
+
+
+def test_what_a_file_says_is_shown_in_part(tiny: TinyLlama) -> None:
+    """No message and no row is as long as a text in a file."""
+    long = "x" * 100_000
+    for changes in ({"model_type": long}, {"model_file": long}):
+        tiny.change_config(**changes)
+        for read in (inspect_model, load_model):
+            with pytest.raises((ModelFormatError, ModelCodeError)) as caught:
+                read(tiny.source)
+            assert len(str(caught.value)) < 500
+    tiny.change_config()
+    tiny.write_json("tokenizer_config.json", {"tool_parser_type": long})
+    assert inspected(tiny.path).template.tool_format is None
+    tiny.write_json("model.safetensors.index.json", {"weight_map": {"a": long}})
+    with pytest.raises(ModelNotFoundError) as missing:
+        inspected(tiny.path)
+    assert len(str(missing.value)) < 500
+
+
 def test_no_code_of_the_checkpoint_runs(tiny: TinyLlama, tmp_path: Path) -> None:
     """A model of its own is refused unrun; a tokenizer of its own is named and left alone."""
     witness = tmp_path / "ran"
@@ -247,6 +335,30 @@ def test_limits_hold_and_are_taken_back() -> None:
         ):
             bytearray(1 << 30)
     assert len(bytearray(1 << 28)) == 1 << 28
+
+
+def test_no_handler_outlasts_the_limit() -> None:
+    """Code that catches every Exception, or once everything, is ended all the same."""
+
+    def catch_exceptions() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                _loop_forever()
+
+    def catch_everything_once() -> None:
+        with contextlib.suppress(BaseException):
+            _loop_forever()
+        _loop_forever()
+
+    for stubborn in (catch_exceptions, catch_everything_once):
+        started_s = time.monotonic()
+        with (
+            pytest.raises(ModelFormatError, match="longer than"),
+            bounded("a loop", seconds=0.2, memory_bytes=1 << 30),
+        ):
+            stubborn()
+        assert time.monotonic() - started_s < 5
+    time.sleep(1.2)  # the timer does not go on
 
 
 def test_every_number_of_layers_is_compared(tiny: TinyLlama) -> None:

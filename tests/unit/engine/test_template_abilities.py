@@ -10,9 +10,10 @@ from header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 
 from machd.engine.inspection import inspect_model
+from machd.engine.loader import load_model
 from machd.engine.source import ModelSource, SourceKind
 from machd.engine.template_abilities import TemplateAbilities
-from machd.errors import SettingsError
+from machd.errors import ModelFormatError, SettingsError
 
 SMALL = {
     **CONFIG,
@@ -46,6 +47,37 @@ def test_without_a_template_the_row_says_so(tmp_path: Path) -> None:
     found = abilities(tmp_path / "plain", None)
     assert not found.present
     assert "no chat template" in found.problem
+    assert "`--model-chat-template none`" in found.problem
+
+
+def test_without_chat_by_choice_the_row_says_that(tmp_path: Path) -> None:
+    """Who serves it without chat is not told to do so."""
+    path = write_header_checkpoint(tmp_path / "plain", config=SMALL)
+    found = inspected(path, chat_template="none")
+    assert found.problem == "served without chat, as model.chat_template says"
+
+
+def test_a_template_without_end_is_not_read_to_its_end(tiny: TinyLlama, tmp_path: Path) -> None:
+    """Neither the model's own nor the one that the settings name, to check it or to load it."""
+    endless = tmp_path / "endless.jinja"
+    with endless.open("wb") as opened:
+        opened.truncate(3 << 30)
+    for read in (inspect_model, load_model):
+        with pytest.raises(SettingsError, match="larger than"):
+            read(tiny.source, chat_template=str(endless))
+    endless.rename(tiny.path / "chat_template.jinja")
+    for read in (inspect_model, load_model):
+        with pytest.raises(ModelFormatError, match="larger than"):
+            read(tiny.source)
+
+
+def test_lines_of_a_template_end_as_transformers_reads_them(tiny: TinyLlama) -> None:
+    """A template that was written on Windows makes the prompt that it makes anywhere."""
+    windows = tiny.path / "windows.jinja"
+    windows.write_bytes(b"{{ messages[0].content }}\r\n{{ messages[-1].content }}")
+    tokenizer = load_model(tiny.source, chat_template=str(windows)).tokenizer
+    prompt = tokenizer.render_chat([{"role": "user", "content": "a"}])
+    assert prompt == "a\na"
 
 
 def test_a_system_message_is_seen_or_refused(tmp_path: Path) -> None:
@@ -85,6 +117,8 @@ def test_reasoning_and_its_switch(tmp_path: Path) -> None:
         "{{ 'a' * 10**11 }}{{ messages[0].content }}",
         "{% set x = namespace(s='a') %}{% for i in range(99) %}{% set x.s = x.s + x.s %}{% endfor %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 10**(10**8) }}",
+        "{{ (10**(10**8)) % 7 }}{{ messages[0].content }}",
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{% for m in messages %}{{ m.content",
         "{{ raise_exception('never') }}",

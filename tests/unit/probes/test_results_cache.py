@@ -192,13 +192,17 @@ def test_a_disk_that_takes_nothing_is_no_error(directory: Path) -> None:
 
 
 def test_a_run_that_broke_off_is_not_kept(directory: Path) -> None:
-    """A crash or a limit that was passed is measured again; a failed probe is a result."""
+    """A crash, a limit that was passed, want of memory: all again; a failed probe is a result."""
     cache = ResultsCache(directory, BASIS)
+    cache.put(made_report("mamba", Outcome.ERRORED))
+    cache.put(made_report("olmo", mlx_lm=Outcome.ERRORED))
+    cache.put(ArchitectureReport("dbrx", problem="the tiny model raises MemoryError: "))
     cache.put(faulted("qwen3", "it took more than 60 s"))
     cache.put(made_report("llama", Outcome.FAILED))
     cache.put(ArchitectureReport("gemma", problem="no tiny configuration"))
 
-    assert cache.get("qwen3") is None
+    for name in ("qwen3", "mamba", "olmo", "dbrx"):
+        assert cache.get(name) is None
     assert cache.get("llama") == made_report("llama", Outcome.FAILED)
     assert cache.get("gemma") is not None
 

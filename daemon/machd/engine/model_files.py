@@ -1,0 +1,182 @@
+"""A stranger's files, opened with care: regular ones alone, and no more than a real one holds."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from machd.errors import ModelFormatError, ModelNotFoundError, SettingsError
+
+__all__ = [
+    "NO_CHAT",
+    "NO_TEMPLATE",
+    "check_tokenizer_files",
+    "open_regular",
+    "read_bytes",
+    "read_object",
+    "read_template",
+    "read_text",
+    "shortened",
+]
+
+NO_CHAT = "none"
+"""The value of ``model.chat_template`` that serves without chat."""
+
+NO_TEMPLATE = (
+    "the model has no chat template: put a chat_template.jinja beside the weights, pass "
+    "`--model-chat-template FILE`, or serve without chat with `--model-chat-template none`"
+)
+
+_MAX_JSON_BYTES = 64 << 20
+"""Of a configuration or an index; those of the largest models have some megabytes."""
+
+_MAX_TOKENIZER_BYTES = 128 << 20
+"""Of tokenizer.json; those of the largest vocabularies have 35 MiB."""
+
+_MAX_TEMPLATE_BYTES = 1 << 20
+"""The longest chat templates have some 30 kB."""
+
+_MAX_SHOWN_CHARS = 80
+
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+_BESIDE = (
+    "added_tokens.json",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "special_tokens_map.json",
+)
+"""What transformers and mlx-lm open beside a vocabulary."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read bytes.
+
+    Raises:
+        ModelFormatError: A pipe, a device or a folder: whoever opens those may wait for ever.
+        OSError: As ``open`` raises it.
+    """
+    _check_regular(path, path.stat().st_mode)
+    return path.open("rb")
+
+
+def read_bytes(path: Path, max_bytes: int = _MAX_TOKENIZER_BYTES) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ModelFormatError: It is larger, or no regular file.
+        OSError: As ``open`` raises it.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(path, max_bytes)
+    return content
+
+
+def read_text(path: Path) -> str:
+    """A chat template, with the line ends that Python's text files have.
+
+    Raises:
+        ModelFormatError: It is larger than any, not UTF-8, or no regular file.
+        OSError: As ``open`` raises it.
+    """
+    try:
+        text = read_bytes(path, _MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path.name} is not UTF-8") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_object(path: Path) -> dict[str, object] | None:
+    """A JSON object; None where there is no such file.
+
+    Raises:
+        ModelFormatError: It is none, larger than any, or no regular file.
+        ModelNotFoundError: It cannot be read.
+    """
+    try:
+        value = json.loads(read_bytes(path, _MAX_JSON_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{path.name} is not a JSON object")
+    return value
+
+
+def read_template(path: Path) -> str:
+    """The chat template that the settings name.
+
+    Raises:
+        SettingsError: It cannot be read.
+    """
+    try:
+        return read_text(path)
+    except OSError as error:
+        reason = f"{error.strerror}"
+    except ModelFormatError as error:
+        reason = error.message
+    raise SettingsError([f"model.chat_template: cannot read {path}: {reason}"])
+
+
+def check_tokenizer_files(path: Path) -> None:
+    """Look at what transformers and mlx-lm will open, which bound nothing themselves.
+
+    Raises:
+        ModelNotFoundError: There are no tokenizer files.
+        ModelFormatError: One is larger than any real one, or no regular file.
+    """
+    has_vocabulary = False
+    for file, max_bytes in _tokenizer_files(path):
+        try:
+            facts = file.stat()
+        except OSError:
+            continue  # not there, or a link to nothing
+        _check_regular(file, facts.st_mode)
+        if facts.st_size > max_bytes:
+            raise _too_large(file, max_bytes)
+        has_vocabulary |= file.name in _VOCABULARIES or file.suffix == ".tiktoken"
+    if not has_vocabulary:
+        raise ModelNotFoundError(
+            f"{path.name} holds no tokenizer files (tokenizer.json or tokenizer.model); copy them "
+            "beside the weights"
+        )
+
+
+def shortened(text: str, max_chars: int = _MAX_SHOWN_CHARS) -> str:
+    """A stranger's text as far as a message shows it, without line ends and control characters."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[:max_chars])
+    return shown if len(text) <= max_chars else f"{shown}…"
+
+
+def _tokenizer_files(path: Path) -> Iterator[tuple[Path, int]]:
+    for name in (*_VOCABULARIES, *_BESIDE):
+        yield path / name, _MAX_TOKENIZER_BYTES
+    for file in path.glob("*.tiktoken"):
+        yield file, _MAX_TOKENIZER_BYTES
+    for file in (path / "chat_template.jinja", *path.glob("*_templates/*.jinja")):
+        yield file, _MAX_TEMPLATE_BYTES
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise ModelFormatError(f"{path.name} is not a regular file")
+
+
+def _too_large(path: Path, max_bytes: int) -> ModelFormatError:
+    return ModelFormatError(f"{path.name} is larger than {max_bytes >> 20} MiB")
