@@ -53,6 +53,12 @@ class Run:
     peak_bytes: int
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _whole_mlx_lm() -> None:
+    """The command alone imports less of it, which other tests of this process need."""
+    import_mlx_lm()
+
+
 @pytest.fixture(name="tiny")
 def _tiny(tmp_path: Path) -> TinyLlama:
     return TinyLlama.save(tmp_path / "tiny")

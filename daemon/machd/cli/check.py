@@ -125,6 +125,12 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             cache_directory=cache_directory,
             progress=progress,
         )
+        from machd.engine.mlx_lm_import import (  # noqa: PLC0415 - imports mlx
+            import_mlx_lm_without_tokenizers,
+        )
+
+        if not measure:
+            import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
         from machd.engine.inspection import inspect_model  # noqa: PLC0415 - imports mlx
 

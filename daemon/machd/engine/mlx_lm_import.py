@@ -7,10 +7,12 @@ fails the import where the hard limit is lower. mlx-lm 0.32.2; the limit is the 
 
 from __future__ import annotations
 
+import importlib.util
 import resource
 import sys
+from types import ModuleType
 
-__all__ = ["import_mlx_lm"]
+__all__ = ["import_mlx_lm", "import_mlx_lm_without_tokenizers"]
 
 
 def import_mlx_lm() -> None:
@@ -27,6 +29,45 @@ def import_mlx_lm() -> None:
         import mlx_lm.utils  # noqa: F401, PLC0415 - this is the one place
     finally:
         resource.setrlimit = set_limit
+
+
+def import_mlx_lm_without_tokenizers() -> None:
+    """The same in half the time, for a process that builds models and loads no tokenizer.
+
+    mlx-lm imports all of transformers for its tokenizers' classes. Here packages stand in that
+    have its files and none of its classes, so that single modules of it can still be imported.
+    """
+    if "mlx_lm.utils" in sys.modules or "transformers" in sys.modules:
+        import_mlx_lm()
+        return
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None, "mlx-lm depends on it"
+    folder = next(iter(spec.submodule_search_locations or []))
+    package = _package("transformers", folder)
+    package.utils = _package("transformers.utils", f"{folder}/utils")  # type: ignore[attr-defined]
+    base = sys.modules["transformers.tokenization_utils_base"] = ModuleType(
+        "transformers.tokenization_utils_base"
+    )
+    base.PreTrainedTokenizerBase = _NoTokenizer  # type: ignore[attr-defined]
+    for name in ("AutoTokenizer", "PreTrainedTokenizer", "PreTrainedTokenizerFast"):
+        setattr(package, name, _NoTokenizer)
+    import_mlx_lm()
+
+
+class _NoTokenizer:
+    """Where mlx-lm names a class of tokenizers."""
+
+    apply_chat_template = None
+
+    @classmethod
+    def register(cls, *_: object, **__: object) -> None:
+        """Nothing is looked up here."""
+
+
+def _package(name: str, folder: str) -> ModuleType:
+    package = sys.modules[name] = ModuleType(name)
+    package.__path__ = [folder]
+    return package
 
 
 def _keep_limit(_which: int, _limits: tuple[int, int], /) -> None:
