@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,12 @@ from machd.engine.blas import choose_blas
 
 # Before anything imports mlx: the tests measure and prove what the daemon runs.
 choose_blas("auto")
+
+# mlx wakes its CPU thread for every operation of a pass; on busy cores each wake-up interrupts the
+# test's own thread.
+if hasattr(os, "SCHED_BATCH"):
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 from machd.engine import embedded  # noqa: E402
 from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: E402
