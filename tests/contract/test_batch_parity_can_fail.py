@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mlx.core as mx
 import pytest
+from faults_in_rows import a_chunk_beside_rows_begins_anew
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine import decoder, mixed, sampling
+from machd.engine import mixed, sampling
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.slab import RowPositions, SlabCache
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
@@ -133,21 +133,6 @@ def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
         "_advance",
         lambda self, ids: right(self, mx.broadcast_to(ids[:1], ids.shape)),
     )
-
-
-def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
-    """Prompt tokens in a step of others stand where the prompt begins."""
-    right = mixed.mixed_caches
-
-    def mixed_caches(slabs: Any, prompt: Any, tokens: int) -> Any:
-        caches = right(slabs, prompt, tokens)
-        rows = len(caches[0].offset) - tokens
-        positions = mx.concatenate([caches[0].offset[:rows], mx.arange(tokens, dtype=mx.int32)])
-        for cache in caches:
-            cache.offset = positions
-        return caches
-
-    patch.setattr(decoder, "mixed_caches", mixed_caches)
 
 
 def a_chunk_beside_rows_is_seen_by_none(patch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,10 @@ def _quantised(cache: object) -> object:
         return cache
     if keys.shape[-1] % _GROUP_SIZE or values.shape[-1] % _GROUP_SIZE:
         return cache
+    quantise = getattr(cache, "to_quantized", None)
+    if quantise is None:
+        return cache
     try:
-        return cache.to_quantized(group_size=_GROUP_SIZE, bits=_BITS)  # type: ignore[attr-defined]
-    except (AttributeError, NotImplementedError):
+        return quantise(group_size=_GROUP_SIZE, bits=_BITS)
+    except NotImplementedError:  # so mlx-lm says that rotating caches have no such form
         return cache
