@@ -26,6 +26,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
         . UnsupportedParameterError
         . ContextLengthExceededError
         . KvBudgetExceededError
+        . GrammarError                schema, pattern or grammar that cannot be used
       - AuthenticationError           401
       - ForbiddenOriginError          403
       - NotFoundError                 404
@@ -70,6 +71,7 @@ __all__ = [
     "EngineFaultError",
     "FaultError",
     "ForbiddenOriginError",
+    "GrammarError",
     "InvalidRequestError",
     "KvBudgetExceededError",
     "KvBudgetSpentError",
@@ -225,6 +227,12 @@ class KvBudgetExceededError(InvalidRequestError):
     """Prompt and completion together need more KV cache than the whole budget."""
 
     code = "kv_budget_exceeded"
+
+
+class GrammarError(InvalidRequestError):
+    """A schema, pattern or grammar that cannot be compiled, or became too complex on the way."""
+
+    code = "invalid_grammar"
 
 
 class AuthenticationError(RequestError):

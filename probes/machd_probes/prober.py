@@ -11,7 +11,7 @@ import mlx.core as mx
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.clock import Clock, SystemClock
-from machd.engine.fake import FakeTokenizer
+from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.loader import LoadedModel, describe_model
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.mlx_lm_import import import_mlx_lm

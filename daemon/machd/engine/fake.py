@@ -7,14 +7,13 @@ position alone, so isolation can be checked without a model.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.fake_tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.protocol import (
-    ChatMessages,
     DecodeRow,
     MemoryReading,
     ModelDescription,
@@ -27,11 +26,9 @@ from machd.engine.protocol import (
     TokenLogprob,
 )
 
-__all__ = ["FakeEngine", "FakeFaults", "FakeTokenizer", "Script", "lettered", "spelled"]
+__all__ = ["FakeEngine", "FakeFaults", "Script", "lettered", "spelled"]
 
 _BYTES_PER_TOKEN = 1024
-_END_OF_TEXT = 256
-_VOCABULARY_TOKENS = 257
 
 Script = Callable[[tuple[int, ...], SamplingParams, int], int]
 """Prompt, parameters and position to the token id there."""
@@ -47,7 +44,7 @@ def lettered(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -
 def spelled(text: str) -> Script:
     """A script that says ``text`` and ends."""
     data = text.encode()
-    return lambda _prompt, _sampling, position: (*data, _END_OF_TEXT)[min(position, len(data))]
+    return lambda _prompt, _sampling, position: (*data, END_OF_TEXT)[min(position, len(data))]
 
 
 @dataclass(slots=True)
@@ -163,56 +160,9 @@ class FakeEngine:
         if asked is None:
             return SampledToken(slot_index, token_id)
         top = tuple(
-            TokenLogprob((token_id + i) % _VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
+            TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
         )
         return SampledToken(slot_index, token_id, -0.5, top)
-
-
-class FakeTokenizer:
-    """One token a byte, and one more that ends the text."""
-
-    @property
-    def vocabulary_tokens(self) -> int:
-        """256 bytes and an end."""
-        return _VOCABULARY_TOKENS
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Always."""
-        return True
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """UTF-8 bytes; there is nothing special to add."""
-        del add_special_tokens
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of those bytes."""
-        return bytes(one for one in token_ids if one < _END_OF_TEXT).decode("utf-8", "replace")
-
-    def render_chat(self, messages: ChatMessages, *, add_generation_prompt: bool = True) -> str:
-        """A line a message."""
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join([*lines, "assistant: " if add_generation_prompt else ""])
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The byte itself."""
-        return bytes([token_id]) if token_id < _END_OF_TEXT else b"<end>"
-
-    def detokenizer(self) -> _FakeDetokenizer:
-        """A fresh one."""
-        return _FakeDetokenizer()
-
-
-class _FakeDetokenizer:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        return self._decoder.decode(bytes([token_id])) if token_id < _END_OF_TEXT else ""
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
 
 
 def _description(context_tokens: int) -> ModelDescription:
@@ -220,14 +170,14 @@ def _description(context_tokens: int) -> ModelDescription:
         model_id="fake",
         architecture="fake",
         context_tokens=context_tokens,
-        vocabulary_tokens=_VOCABULARY_TOKENS,
+        vocabulary_tokens=VOCABULARY_TOKENS,
         parameters=0,
         weights_bytes=0,
         dtype="none",
         quantization=None,
         backend="cpu",
         blas=None,
-        eos_token_ids=frozenset({_END_OF_TEXT}),
+        eos_token_ids=frozenset({END_OF_TEXT}),
         cache=CacheFacts((LayerCacheFacts("KVCache"),), _BYTES_PER_TOKEN, 0),
         created_unix_s=0,
     )

@@ -9,8 +9,8 @@ The rules of the seam, which the contract suite proves for every engine:
 - The last chunk of a prompt may yield the row's first token in the same result. If it does not,
   the next step that decodes the row's lane does, or the one after it where the engine was already
   computing that step when the row joined.
-- From its first token on a decode row yields exactly one token a step. The engine may already be
-  computing the next one when it answers.
+- From its first token on a decode row yields a token a step, and more where its grammar leaves no
+  choice for the next ones. The engine may already be computing the next one when it answers.
 - The rows of :attr:`Lane.BATCH` compute together: a plan decodes all of them or none. A row of
   :attr:`Lane.SERIAL` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
@@ -20,27 +20,36 @@ The rules of the seam, which the contract suite proves for every engine:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
+from machd.api.constraint import Constraint
 from machd.capabilities.facts import CacheFacts
 
 __all__ = [
+    "ChatFormat",
     "ChatMessages",
     "DecodeRow",
     "Detokenizer",
     "Engine",
+    "Grammar",
+    "GrammarCompiler",
     "Lane",
     "MemoryReading",
     "ModelDescription",
+    "ParsedToolCall",
     "PrefillChunk",
     "RowFault",
     "SampledToken",
     "SamplingParams",
     "StepPlan",
     "StepResult",
+    "TextSplitter",
+    "TextState",
+    "Thinking",
     "TokenLogprob",
     "Tokenizer",
     "slab_rows",
@@ -48,6 +57,36 @@ __all__ = [
 
 ChatMessages = Sequence[dict[str, object]]
 """Chat messages as a template sees them: ``role``, ``content`` and what else the template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion may say, compiled once and shared by all rows that say it.
+
+    Attributes:
+        source: The compiler's own text, which decides alone whether two grammars are the same.
+        compiled: What the engine makes matchers from; nobody else looks inside.
+    """
+
+    source: str
+    compiled: object = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Where a completion's thoughts begin and end. No grammar holds inside of them.
+
+    Attributes:
+        start_token_ids: What opens them.
+        end_token_ids: What closes them; at least one token.
+        is_open: The prompt ends inside of them.
+        budget_tokens: Tokens of thought after which the engine itself closes them; None for never.
+    """
+
+    start_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    is_open: bool
+    budget_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +103,9 @@ class SamplingParams:
             They are of the model's own distribution, before penalties and temperature.
         forced_token_ids: The completion's first tokens, whatever the model says; empty leaves the
             choice to it.
+        grammar: What the completion may say after its thoughts; it ends with one of the model's
+            end tokens. Other rows are not touched by it.
+        thinking: None for a completion without thoughts.
     """
 
     temperature: float = 1.0
@@ -77,6 +119,8 @@ class SamplingParams:
     seed: int = 0
     top_logprobs: int | None = None
     forced_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 class Lane(StrEnum):
@@ -226,6 +270,106 @@ class ModelDescription:
     device_memory_bytes: int = 0
 
 
+class TextState(StrEnum):
+    """What a stretch of a chat completion's text is."""
+
+    NORMAL = "normal"
+    REASONING = "reasoning"
+    TOOL = "tool"
+
+
+class TextSplitter(Protocol):
+    """Tells a completion's thoughts, calls and plain text apart while it comes."""
+
+    def push(self, text: str) -> list[tuple[TextState, str]]:
+        """The stretches that became certain, markers left out.
+
+        Every change of state shows: a state that begins and ends without text gives an empty
+        stretch. The last stretch is of the state that the text is in now.
+        """
+        ...
+
+    def finish(self) -> list[tuple[TextState, str]]:
+        """What was held back because it could have been the beginning of a marker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedToolCall:
+    """One call as the model wrote it.
+
+    Attributes:
+        arguments: JSON text of an object.
+    """
+
+    name: str
+    arguments: str
+
+
+class ChatFormat(Protocol):
+    """How the model writes thoughts and calls. Immutable; any thread may use it."""
+
+    @property
+    def tool_format(self) -> str | None:
+        """mlx-lm's name for how calls are written; None where it knows none."""
+        ...
+
+    @property
+    def tool_markers(self) -> tuple[str, str] | None:
+        """What stands before a call and after it (may be empty); None where nothing does."""
+        ...
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        ...
+
+    @property
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        """What stands around thoughts; None for a model that has none."""
+        ...
+
+    @property
+    def has_reasoning_switch(self) -> bool:
+        """Whether the template lets thinking be switched on and off."""
+        ...
+
+    def splitter(self, *, tools: bool, starts_in: TextState) -> TextSplitter:
+        """A fresh one for one completion.
+
+        Args:
+            tools: Whether calls are looked for.
+            starts_in: The state in which the completion begins.
+        """
+        ...
+
+    def parse_tool_calls(
+        self, text: str, tools: Sequence[Mapping[str, object]]
+    ) -> list[ParsedToolCall]:
+        """The calls in what stood between the markers.
+
+        Args:
+            text: Without the markers.
+            tools: As the template was given them, for formats that write values without types.
+
+        Raises:
+            ValueError: It is no call.
+        """
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """Makes grammars. Every method may be called from any thread."""
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """A grammar for the model's vocabulary; cached.
+
+        Raises:
+            GrammarError: It cannot be compiled or is beyond the limits; the message says why.
+        """
+        ...
+
+
 class Detokenizer(Protocol):
     """Turns one completion's token ids into text as they come."""
 
@@ -259,8 +403,29 @@ class Tokenizer(Protocol):
         """Text of token ids, special tokens left out."""
         ...
 
-    def render_chat(self, messages: ChatMessages, *, add_generation_prompt: bool = True) -> str:
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model writes thoughts and calls."""
+        ...
+
+    def render_chat(
+        self,
+        messages: ChatMessages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
         """The prompt text of a conversation.
+
+        Args:
+            messages: As :class:`machd.api.conversation.Conversation` has them.
+            add_generation_prompt: End where the assistant's answer begins.
+            continue_final_message: End inside the last message, where its text stops; then
+                ``add_generation_prompt`` has to be false.
+            tools: As OpenAI's chat completions write them.
+            variables: What else the template reads, such as ``enable_thinking``.
 
         Raises:
             ChatTemplateMissingError: The model has no template.
@@ -272,8 +437,12 @@ class Tokenizer(Protocol):
         """The bytes a token stands for, which need not be whole characters."""
         ...
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer for one completion."""
+    def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
+        """A fresh detokenizer for one completion.
+
+        Args:
+            keeps: Texts that come out even if they are special tokens, which others are left out.
+        """
         ...
 
 
@@ -296,6 +465,11 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """What makes grammars for the model's vocabulary."""
         ...
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -20,14 +20,19 @@ from machd.api.chat_completion import (
     ChatResponseMessage,
 )
 from machd.api.chat_request import ChatCompletionRequest
+from machd.api.conversation import Conversation
 from machd.api.logprobs import ChatLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol import Tokenizer
+from machd.errors import MachdError
 from machd.http.context import ServerContext
+from machd.http.failures import error_json
 from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import chat_logprobs
+from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
 from machd.http.usage import wire_finish_reason, wire_usage
+from machd.serving.conversation import prepare_conversation
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 __all__ = ["create_chat_completion"]
@@ -41,22 +46,19 @@ async def create_chat_completion(
     body = await read_generation(request, context, ChatCompletionRequest)
     service = context.service
     options = body.options()
-    prompt = await service.in_worker(_prompt, service.tokenizer, body)
+    prepared = await service.in_worker(
+        prepare_conversation, Conversation(body.template_messages()), service.engine
+    )
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl")
     return respond(
         context,
         identity,
-        [prompt],
+        [prepared.prompt],
         options,
         _ChatDialect(identity, options, service.model.model_id, service.tokenizer),
         prompt_param="messages",
+        guidance=prepared.guidance,
     )
-
-
-def _prompt(tokenizer: Tokenizer, body: ChatCompletionRequest) -> tuple[int, ...]:
-    text = tokenizer.render_chat(body.template_messages())
-    # The template writes the special tokens itself.
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 class _ChatDialect:
@@ -75,13 +77,15 @@ class _ChatDialect:
         self._tokenizer = tokenizer
         self._encoder = msgspec.json.Encoder()
 
-    def opening(self) -> Sequence[bytes]:
-        return [
+    keep_alive = COMMENT_KEEP_ALIVE
+
+    def opening(self) -> bytes:
+        return b"".join(
             self._chunk(
                 [ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]
             )
             for index in range(self._options.n)
-        ]
+        )
 
     def event(self, delta: ChoiceDelta) -> bytes:
         choice = ChatChunkChoice(
@@ -92,8 +96,12 @@ class _ChatDialect:
         )
         return self._chunk([choice])
 
-    def usage(self, usage: GenerationUsage) -> bytes | None:
-        return self._chunk([], wire_usage(usage)) if self._options.include_usage else None
+    def closing(self, usage: GenerationUsage) -> bytes:
+        last = self._chunk([], wire_usage(usage)) if self._options.include_usage else b""
+        return last + DONE
+
+    def failure(self, error: MachdError) -> bytes:
+        return data_frame(error_json(error)) + DONE
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
         choices = [
@@ -119,12 +127,11 @@ class _ChatDialect:
         return chat_logprobs(delta.tokens, self._tokenizer) if self._options.logprobs else None
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
-        return self._encoder.encode(
-            ChatCompletionChunk(
-                id=self._identity.generation_id,
-                created=self._identity.created_unix_s,
-                model=self._model_id,
-                choices=choices,
-                usage=usage if self._options.include_usage else UNSET,
-            )
+        chunk = ChatCompletionChunk(
+            id=self._identity.generation_id,
+            created=self._identity.created_unix_s,
+            model=self._model_id,
+            choices=choices,
+            usage=usage if self._options.include_usage else UNSET,
         )
+        return data_frame(self._encoder.encode(chunk))

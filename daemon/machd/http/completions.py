@@ -17,10 +17,12 @@ from machd.api.logprobs import CompletionChoiceLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol import Tokenizer
-from machd.errors import InvalidRequestError
+from machd.errors import InvalidRequestError, MachdError
 from machd.http.context import ServerContext
+from machd.http.failures import error_json
 from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import TextOffsets, completion_logprobs
+from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
 from machd.http.usage import wire_finish_reason, wire_usage
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
@@ -85,18 +87,24 @@ class _CompletionDialect:
         self._text_offsets: dict[int, TextOffsets] = {}
         self._encoder = msgspec.json.Encoder()
 
-    def opening(self) -> Sequence[bytes]:
-        return [
+    keep_alive = COMMENT_KEEP_ALIVE
+
+    def opening(self) -> bytes:
+        return b"".join(
             self._object([CompletionChoice(index=index, text=echo, finish_reason=None)])
             for index in range(len(self._echoes) * self._options.n)
             if (echo := self._echo(index))
-        ]
+        )
 
     def event(self, delta: ChoiceDelta) -> bytes:
         return self._object([self._choice(delta, delta.text)])
 
-    def usage(self, usage: GenerationUsage) -> bytes | None:
-        return self._object([], wire_usage(usage)) if self._options.include_usage else None
+    def closing(self, usage: GenerationUsage) -> bytes:
+        last = self._object([], wire_usage(usage)) if self._options.include_usage else b""
+        return last + DONE
+
+    def failure(self, error: MachdError) -> bytes:
+        return data_frame(error_json(error)) + DONE
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
         choices = [self._choice(delta, self._echo(delta.index) + delta.text) for delta in deltas]
@@ -126,9 +134,8 @@ class _CompletionDialect:
         )
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
-        return self._encoder.encode(
-            self._completion(choices, usage if self._options.include_usage else UNSET)
-        )
+        event = self._completion(choices, usage if self._options.include_usage else UNSET)
+        return data_frame(self._encoder.encode(event))
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None

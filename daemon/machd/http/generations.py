@@ -17,6 +17,7 @@ from machd.http.context import ServerContext
 from machd.http.gate import arrived_s, request_id
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
 from machd.serving.generation import GenerationIdentity
+from machd.serving.guidance import NO_GUIDANCE, Guidance
 
 __all__ = ["identify", "read_generation", "respond"]
 
@@ -55,7 +56,7 @@ def identify(
     )
 
 
-def respond(
+def respond(  # noqa: PLR0913 - one argument for each part of an answer
     context: ServerContext,
     identity: GenerationIdentity,
     prompts: Sequence[tuple[int, ...]],
@@ -63,6 +64,7 @@ def respond(
     dialect: Dialect,
     *,
     prompt_param: str,
+    guidance: Guidance = NO_GUIDANCE,
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
 
@@ -70,7 +72,9 @@ def respond(
     """
     settings = context.settings
     return GenerationResponse(
-        context.service.open(prompts, options, identity, prompt_param=prompt_param),
+        context.service.open(
+            prompts, options, identity, prompt_param=prompt_param, guidance=guidance
+        ),
         dialect,
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,

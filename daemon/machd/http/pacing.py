@@ -54,4 +54,6 @@ def merge_deltas(before: ChoiceDelta | None, delta: ChoiceDelta) -> ChoiceDelta:
         before.text + delta.text,
         before.tokens + delta.tokens,
         delta.finish_reason,
+        before.pieces + delta.pieces,
+        delta.stop,
     )

@@ -16,7 +16,6 @@ import structlog
 from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientStalledError, MachdError, RowFaultError
-from machd.http.failures import error_json
 from machd.http.pacing import Pacer, merge_deltas
 from machd.http.server import cut_connection
 from machd.scheduler.events import SequenceAdmitted
@@ -24,16 +23,23 @@ from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
 
 __all__ = ["Dialect", "GenerationResponse", "StreamPolicy"]
 
-_DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
 _ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]
 
 
 class Dialect(Protocol):
-    """How one endpoint family writes a generation; every method returns JSON."""
+    """How one endpoint family writes a generation.
 
-    def opening(self) -> Sequence[bytes]:
+    The events of a stream are whole frames, made by :mod:`machd.http.sse`; several at once are
+    joined, and no bytes at all are no event.
+    """
+
+    @property
+    def keep_alive(self) -> bytes:
+        """The frame that is sent while there is no news."""
+        ...
+
+    def opening(self) -> bytes:
         """Events that come before any token."""
         ...
 
@@ -41,12 +47,16 @@ class Dialect(Protocol):
         """One choice's news."""
         ...
 
-    def usage(self, usage: GenerationUsage) -> bytes | None:
-        """The last event, if the client asked for it."""
+    def closing(self, usage: GenerationUsage) -> bytes:
+        """Events that end a stream whose choices are all finished."""
+        ...
+
+    def failure(self, error: MachdError) -> bytes:
+        """Events that end a stream that has begun and cannot go on."""
         ...
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        """The answer in one piece; one merged delta a choice, in index order."""
+        """The answer in one piece, as JSON; one merged delta a choice, in index order."""
         ...
 
 
@@ -130,23 +140,21 @@ class GenerationResponse:
     async def _write_events(self, sender: _Sender) -> None:
         try:
             await self._send_deltas(sender)
-            usage = self._dialect.usage(self._generation.usage)
-            if usage is not None:
-                await sender.send(_frame(usage))
+            ending = self._dialect.closing(self._generation.usage)
         except ClientStalledError:
             raise
         except MachdError as error:
             if not sender.has_started:
                 raise
-            await sender.send(_frame(error_json(error)))
+            ending = self._dialect.failure(error)
         except Exception as error:
             if not sender.has_started:
                 raise
             structlog.get_logger("machd.http").error("row.failed", exc_info=error)
             fault = RowFaultError(_ROW_FAULT)
             self._generation.close(fault)
-            await sender.send(_frame(error_json(fault)))
-        await sender.send(_DONE, is_last=True)
+            ending = self._dialect.failure(fault)
+        await sender.send(ending, is_last=True)
 
     async def _send_deltas(self, sender: _Sender) -> None:
         pacer = Pacer(self._policy.interval_tokens)
@@ -156,7 +164,7 @@ class GenerationResponse:
                 if not sender.has_started:
                     # Not before there is news, so that a failing prefill still gets its status.
                     await self._start_events(sender, admission)
-                frames = self._frames(pacer.due(batch)) if batch else _KEEP_ALIVE
+                frames = self._frames(pacer.due(batch)) if batch else self._dialect.keep_alive
                 if frames:
                     await sender.send(frames)
         except ClientStalledError:
@@ -167,7 +175,7 @@ class GenerationResponse:
             raise
 
     def _frames(self, deltas: Iterable[ChoiceDelta]) -> bytes:
-        return b"".join(_frame(self._dialect.event(delta)) for delta in deltas)
+        return b"".join(self._dialect.event(delta) for delta in deltas)
 
     async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
         await sender.start(
@@ -178,8 +186,7 @@ class GenerationResponse:
                 *_mode_headers(admission),
             ]
         )
-        opening = b"".join(_frame(event) for event in self._dialect.opening())
-        if opening:
+        if opening := self._dialect.opening():
             await sender.send(opening)
 
 
@@ -214,11 +221,6 @@ async def _disconnected(receive: Receive) -> None:
     """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _frame(data: bytes) -> bytes:
-    """One event. Line feeds alone: common clients split on two of them and know nothing else."""
-    return b"data: " + data + b"\n\n"
 
 
 def _mode_headers(admission: SequenceAdmitted) -> _Headers:

@@ -15,10 +15,21 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.serving.fanout import Stream
+from machd.serving.output import (
+    PLAIN_OUTPUT,
+    OutputFormat,
+    OutputParser,
+    OutputPiece,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from machd.serving.record import RequestRecord
 from machd.serving.text import CompletionText
 
-__all__ = ["ChoiceDelta", "Generation", "GenerationIdentity", "GenerationUsage"]
+__all__ = ["TOOL_CALLS", "ChoiceDelta", "Generation", "GenerationIdentity", "GenerationUsage"]
+
+TOOL_CALLS = "tool_calls"
+"""The finish reason of a choice that ended by itself and called something."""
 
 AbortSequences = Callable[[tuple[str, ...], MachdError | None], None]
 
@@ -49,13 +60,19 @@ class ChoiceDelta:
     """What one choice gained since the last look.
 
     Attributes:
-        finish_reason: ``stop`` or ``length`` with the last delta of a choice.
+        text: As the model wrote it, markers of thoughts and calls included.
+        finish_reason: With the last delta of a choice: ``stop``, ``length``, or ``tool_calls``
+            where it called something.
+        pieces: What the text means.
+        stop: The stop text that ended the choice, with its last delta.
     """
 
     index: int
     text: str
     tokens: tuple[SampledToken, ...]
     finish_reason: str | None
+    pieces: tuple[OutputPiece, ...] = ()
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +87,39 @@ class GenerationUsage:
 class _Choice:
     """One sequence on its way to the client."""
 
-    __slots__ = ("completion_tokens", "finish_reason", "index", "sequence_id", "text")
+    __slots__ = (
+        "completion_tokens",
+        "finish_reason",
+        "has_called",
+        "index",
+        "parser",
+        "sequence_id",
+        "text",
+    )
 
-    def __init__(self, index: int, sequence_id: str, text: CompletionText) -> None:
+    def __init__(
+        self, index: int, sequence_id: str, text: CompletionText, parser: OutputParser
+    ) -> None:
         self.index = index
         self.sequence_id = sequence_id
         self.text = text
+        self.parser = parser
         self.completion_tokens = 0
         self.finish_reason: str | None = None
+        self.has_called = False
 
 
 class Generation:
     """Lives on the event loop. Whoever opened it must call :meth:`close`, which is synchronous."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each party that it stands between
         self,
         identity: GenerationIdentity,
         stream: Stream,
         choices: list[tuple[str, CompletionText]],
         *,
         prompt_tokens: Sequence[int],
+        output: OutputFormat = PLAIN_OUTPUT,
         abort: AbortSequences,
         on_close: Callable[[Generation], None],
     ) -> None:
@@ -100,15 +130,17 @@ class Generation:
             stream: Where the sequences' events come out.
             choices: Sequence ids with a fresh text each, in the order of the answer's indices.
             prompt_tokens: Of each prompt.
+            output: How the choices' texts are read.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Told once, when nobody reads any more.
         """
         self.identity = identity
         self._stream = stream
         self._choices = {
-            sequence_id: _Choice(index, sequence_id, text)
+            sequence_id: _Choice(index, sequence_id, text, output.parser())
             for index, (sequence_id, text) in enumerate(choices)
         }
+        self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._first_prompt_tokens = prompt_tokens[0]
         self._cached_tokens = 0
@@ -272,9 +304,33 @@ class Generation:
             self._abort_sequences((choice.sequence_id,), None)
         elif finished is not None:
             text += self._settle(choice, finished)
+        pieces = self._read(choice, text)
         if not used and not text and choice.finish_reason is None:
             return None
-        return ChoiceDelta(choice.index, text, tuple(tokens[:used]), choice.finish_reason)
+        return ChoiceDelta(
+            choice.index,
+            text,
+            tuple(tokens[:used]),
+            choice.finish_reason,
+            pieces,
+            choice.text.stopped_by,
+        )
+
+    def _read(self, choice: _Choice, text: str) -> tuple[OutputPiece, ...]:
+        """What new text means; notes calls, and ends the choice with one if that is all there is."""
+        pieces = choice.parser.push(text)
+        if choice.finish_reason is not None:
+            pieces += choice.parser.finish()
+        choice.has_called |= any(isinstance(piece, ToolCallStart) for piece in pieces)
+        ends = [i for i, piece in enumerate(pieces) if isinstance(piece, ToolCallEnd)]
+        if ends and self._stops_after_call:
+            del pieces[ends[0] + 1 :]
+            if choice.finish_reason is None:
+                self._abort_sequences((choice.sequence_id,), None)
+            choice.finish_reason = TOOL_CALLS
+        if choice.has_called and choice.finish_reason == FinishReason.STOP.value:
+            choice.finish_reason = TOOL_CALLS
+        return tuple(pieces)
 
     def _settle(self, choice: _Choice, finished: SequenceFinished) -> str:
         """Note how a choice ended, and give the text that was held back."""

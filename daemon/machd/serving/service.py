@@ -25,6 +25,7 @@ from machd.errors import (
 from machd.scheduler.sequence import Priority, SequenceRequest
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
+from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.inbox import Abort, Submit
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
@@ -119,6 +120,7 @@ class GenerationService:
         identity: GenerationIdentity,
         *,
         prompt_param: str,
+        guidance: Guidance = NO_GUIDANCE,
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
 
@@ -127,6 +129,7 @@ class GenerationService:
             options: What is asked.
             identity: Who asks.
             prompt_param: The request field that the prompts came from, for errors about them.
+            guidance: What shapes the completions, and how they are read.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
@@ -139,10 +142,14 @@ class GenerationService:
             )
         self._check_room(len(prompts), options.n, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
-        requests = self._requests(prompts, max_tokens, options, identity)
+        requests = self._requests(prompts, max_tokens, options, identity, guidance)
         # The texts come first: what fails before the stream is open leaves nothing behind.
+        markers = guidance.output.markers
         texts = [
-            (request.sequence_id, CompletionText(self.tokenizer.detokenizer(), options.stop))
+            (
+                request.sequence_id,
+                CompletionText(self.tokenizer.detokenizer(keeps=markers), options.stop),
+            )
             for request in requests
         ]
         generation = Generation(
@@ -150,6 +157,7 @@ class GenerationService:
             self._fanout.open([sequence_id for sequence_id, _ in texts]),
             texts,
             prompt_tokens=[len(prompt) for prompt in prompts],
+            output=guidance.output,
             abort=self._abort,
             on_close=self._closed,
         )
@@ -201,6 +209,7 @@ class GenerationService:
         max_tokens: Sequence[int],
         options: GenerationOptions,
         identity: GenerationIdentity,
+        guidance: Guidance,
     ) -> list[SequenceRequest]:
         stop_token_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
@@ -211,7 +220,7 @@ class GenerationService:
                 sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
                 group_id=identity.generation_id,
                 prompt=prompt,
-                sampling=_sampling(options, seeds[choice]),
+                sampling=_sampling(options, seeds[choice], guidance),
                 max_tokens=max_tokens[prompt_index],
                 stop_token_ids=stop_token_ids,
                 arrived_s=identity.arrived_s,
@@ -258,7 +267,7 @@ def _seeds(options: GenerationOptions) -> list[int]:
     return [seed + choice for choice in range(options.n)]
 
 
-def _sampling(options: GenerationOptions, seed: int) -> SamplingParams:
+def _sampling(options: GenerationOptions, seed: int, guidance: Guidance) -> SamplingParams:
     return SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -270,4 +279,6 @@ def _sampling(options: GenerationOptions, seed: int) -> SamplingParams:
         logit_bias=options.logit_bias,
         seed=seed,
         top_logprobs=options.top_logprobs,
+        grammar=guidance.grammar,
+        thinking=guidance.thinking,
     )

@@ -27,7 +27,12 @@ class CompletionText:
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._held = ""
-        self.is_stopped = False
+        self.stopped_by: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text; ``stopped_by`` says which."""
+        return self.stopped_by is not None
 
     def push(self, token_id: int) -> str:
         """The text that this token makes certain."""
@@ -46,11 +51,11 @@ class CompletionText:
         if not self._stop or not new:
             return new
         text = self._held + new
-        found = [position for stop in self._stop if (position := text.find(stop)) >= 0]
+        found = [(position, stop) for stop in self._stop if (position := text.find(stop)) >= 0]
         if found:
-            self.is_stopped = True
+            position, self.stopped_by = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:position]
         keep = max(_overlap(text, stop) for stop in self._stop)
         cut = len(text) - keep
         self._held = text[cut:]

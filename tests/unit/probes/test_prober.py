@@ -12,7 +12,7 @@ import pytest
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import judge
-from machd.engine.fake import FakeTokenizer
+from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.loader import LoadedModel, describe_model
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.mlx_lm_import import import_mlx_lm

@@ -1,0 +1,41 @@
+"""What the text of a completion has to look like, whatever dialect asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Constraint", "ConstraintKind"]
+
+
+class ConstraintKind(StrEnum):
+    """How a constraint is written."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; there is no source."""
+
+    JSON_SCHEMA = "json_schema"
+    """A JSON schema (draft 2020-12), as JSON text."""
+
+    REGEX = "regex"
+    """A regular expression, in the Rust crate's syntax, that the whole text matches."""
+
+    CHOICE = "choice"
+    """A JSON array of strings, one of which is the whole text."""
+
+    GRAMMAR = "grammar"
+    """A context-free grammar, in llguidance's dialect of Lark or in GBNF."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One constraint.
+
+    Attributes:
+        source: As :class:`ConstraintKind` says.
+        param: The request field that it came from, for errors about it.
+    """
+
+    kind: ConstraintKind
+    source: str
+    param: str

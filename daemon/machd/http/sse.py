@@ -1,0 +1,24 @@
+"""Frames of server-sent events.
+
+Line feeds alone: common clients split on two of them and know nothing else.
+"""
+
+from __future__ import annotations
+
+__all__ = ["COMMENT_KEEP_ALIVE", "DONE", "data_frame", "event_frame"]
+
+COMMENT_KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients skip."""
+
+DONE = b"data: [DONE]\n\n"
+"""The end of a stream of OpenAI's chat completions and completions."""
+
+
+def data_frame(data: bytes) -> bytes:
+    """An event without a name; ``data`` is one line."""
+    return b"data: " + data + b"\n\n"
+
+
+def event_frame(name: str, data: bytes) -> bytes:
+    """An event with a name; ``data`` is one line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,0 +1,28 @@
+"""What shapes a completion beyond sampling, and how its text is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.engine.protocol import Grammar, Thinking
+from machd.serving.output import PLAIN_OUTPUT, OutputFormat
+
+__all__ = ["NO_GUIDANCE", "Guidance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """The same for all choices of a request.
+
+    Attributes:
+        grammar: What the answer may say after its thoughts; None for anything.
+        thinking: Where thoughts begin and end; None for a model without.
+        output: How the answer is read.
+    """
+
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
+    output: OutputFormat = PLAIN_OUTPUT
+
+
+NO_GUIDANCE = Guidance()

@@ -1,0 +1,122 @@
+"""A chat completion's text as what it means: thoughts, content, calls.
+
+Dialects write these pieces in their own shapes and never look at the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+__all__ = [
+    "PLAIN_OUTPUT",
+    "Content",
+    "OutputFormat",
+    "OutputParser",
+    "OutputPiece",
+    "PlainOutput",
+    "Reasoning",
+    "ToolCallArguments",
+    "ToolCallEnd",
+    "ToolCallStart",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Some of the model's thoughts."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Some of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins.
+
+    Attributes:
+        index: Counts the calls of one choice from 0. Calls never interleave.
+        call_id: Ours and unique, such as ``call_5f2c...``.
+        name: Of one of the request's tools.
+    """
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """Some of a call's arguments; all of them together are the JSON text of an object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """A call is whole. One that ``max_tokens`` cut short has no such end."""
+
+    index: int
+
+
+OutputPiece: TypeAlias = Reasoning | Content | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+class OutputParser(Protocol):
+    """Reads one choice. Text goes in as it becomes certain, pieces come out; none is empty."""
+
+    def push(self, text: str) -> list[OutputPiece]:
+        """What this text makes certain."""
+        ...
+
+    def finish(self) -> list[OutputPiece]:
+        """The rest, when no more text comes."""
+        ...
+
+
+class OutputFormat(Protocol):
+    """How the answers to one request are read. Immutable."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that have to reach the parser even if they are special tokens."""
+        ...
+
+    @property
+    def stops_after_call(self) -> bool:
+        """Whether a choice ends with its first call."""
+        ...
+
+    def parser(self) -> OutputParser:
+        """A fresh one, for one choice."""
+        ...
+
+
+class PlainOutput:
+    """Text is content: no thoughts, no calls. Keeps nothing, so one serves as its own parser."""
+
+    markers: tuple[str, ...] = ()
+    stops_after_call = False
+
+    def parser(self) -> PlainOutput:
+        """Itself."""
+        return self
+
+    def push(self, text: str) -> list[OutputPiece]:
+        """All of it, at once."""
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[OutputPiece]:
+        """Nothing is ever held back."""
+        return []
+
+
+PLAIN_OUTPUT: OutputFormat = PlainOutput()
+"""For whatever is no conversation."""
