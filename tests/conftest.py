@@ -32,15 +32,32 @@ def _embedded_model_path() -> Path:
     return embedded.locate(cache_directory) or embedded.pull(cache_directory)
 
 
-@pytest.fixture(name="embedded_engine", scope="session")
-def _embedded_engine(embedded_model_path: Path) -> Iterator[Engine]:
+@pytest.fixture(name="embedded_model", scope="session")
+def _embedded_model(embedded_model_path: Path) -> LoadedModel:
     """The embedded default in float32, on the test thread."""
     import_mlx_lm()
     from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx, which only some tests need
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415
     from machd.engine.source import ModelSource, SourceKind  # noqa: PLC0415
 
     source = ModelSource(SourceKind.GGUF, embedded_model_path, embedded.EMBEDDED_MODEL_ID)
-    engine = MlxEngine(load_model(source, dtype="float32"))
+    return load_model(source, dtype="float32")
+
+
+@pytest.fixture(name="embedded_engine", scope="session")
+def _embedded_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
+    """An engine with the embedded default."""
+    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+    engine = MlxEngine(embedded_model)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(name="ahead_engine", scope="session")
+def _ahead_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
+    """One that looks ahead, as on a GPU."""
+    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+    engine = MlxEngine(embedded_model, looks_ahead=True)
     yield engine
     engine.close()

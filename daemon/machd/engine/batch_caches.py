@@ -32,8 +32,17 @@ class RowCaches(Protocol):
         """Bytes held."""
         ...
 
-    def open_step(self) -> None:
-        """Begin a forward pass of one token a row."""
+    @property
+    def takes_several(self) -> bool:
+        """Whether a pass may take several tokens of a row."""
+        ...
+
+    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+        """Begin a forward pass.
+
+        Args:
+            lengths: Tokens of each row, shorter rows padded; one each unless given.
+        """
         ...
 
     def join(self, row: PrefilledRow) -> None:
@@ -89,7 +98,12 @@ class SingleCaches:
         """Bytes held."""
         return _held_bytes(self._layers)
 
-    def open_step(self) -> None:
+    @property
+    def takes_several(self) -> bool:
+        """Always: to the model it is as if the prompt went on."""
+        return True
+
+    def open_step(self, lengths: Sequence[int] | None = None) -> None:
         """Nothing to prepare: the caches count for themselves."""
 
     def join(self, row: PrefilledRow) -> None:
@@ -129,9 +143,14 @@ class BatchCaches:
         """Bytes held, room to spare included."""
         return _held_bytes(self._layers)
 
-    def open_step(self) -> None:
-        """Begin a forward pass of one token a row."""
-        self._positions.open_step()
+    @property
+    def takes_several(self) -> bool:
+        """Whether every layer has standard caches: what pads a row lies behind its end there."""
+        return all(isinstance(cache, SlabCache) for cache in _innermost(self._layers))
+
+    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+        """Begin a forward pass; of several tokens only where all caches take them."""
+        self._positions.open_step(lengths)
 
     def join(self, row: PrefilledRow) -> None:
         """Copy a row in, layer by layer; the copied layers are given back as it goes."""

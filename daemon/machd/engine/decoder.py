@@ -1,25 +1,40 @@
 """One forward pass and one sampling call a step for all rows of a lane.
 
-Where the device works beside the program (Metal, CUDA) the decoder looks ahead: the next step is
-dispatched from the device's own copy of the tokens before anyone has read them. On the CPU a
-dispatch waits for most of the work itself, so looking ahead would only make every token a step late.
+A forward pass is dispatched first and sampled from afterwards, so that the masks of guided rows are
+filled while the device computes. Where the device works beside the program (Metal, CUDA) the decoder
+looks ahead as well: the next pass is dispatched from the device's own copy of the tokens before
+anyone has read them. On the CPU a dispatch waits for most of the work itself, so looking ahead would
+only make every token a step late.
+
+Where a row's grammar leaves no choice, its next tokens are known before they are computed. They go
+through one pass together with the token before them, if that is cheaper than a pass each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from machd.engine.batch_caches import PrefilledRow, RowCaches
+from machd.engine.masks import TokenMasks
 from machd.engine.mixed import mixed_caches
 from machd.engine.protocol import RowFault, SampledToken
 from machd.engine.sampling import RowSampling, Sampler, Selection
 from machd.engine.untyped import Cache
 
-__all__ = ["Chunk", "Decoder", "DecoderRow", "Forward"]
+__all__ = ["Chunk", "Decoder", "DecoderRow", "Forward", "worthwhile_tokens"]
+
+_PASS_TOKENS = 20
+"""What a pass costs before its first token, in tokens of one row: 52 ms against 2.6 ms on the CPU
+(docs/internals/performance.md). Elsewhere it is more, and more tokens would be worth while."""
+
+_MAX_CERTAIN_TOKENS = 16
+
+_MAX_STRETCH = 2.0
+"""How much longer certain tokens of one row may make a pass that others wait for."""
 
 Forward = Callable[[mx.array, list[Any]], mx.array]
 """Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
@@ -35,6 +50,7 @@ class DecoderRow:
         is_gone: It has left; a step that is under way computes it for nobody.
         steps: Dispatched with it.
         sound_steps: Of these, read and found to be numbers.
+        certain: Tokens that follow the last one without being sampled: part of the next pass.
     """
 
     slot_index: int
@@ -43,6 +59,7 @@ class DecoderRow:
     is_gone: bool = False
     steps: int = 0
     sound_steps: int = 0
+    certain: tuple[int, ...] = ()
 
     @property
     def has_next(self) -> bool:
@@ -56,21 +73,32 @@ class DecoderRow:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pass:
+    """A forward pass under way.
+
+    Attributes:
+        logits: [rows, vocabulary], after each row's last token.
+    """
+
+    rows: list[DecoderRow]
+    logits: mx.array
+
+
+@dataclass(slots=True)
 class _Step:
-    """A step under way: what it gives each row, and the rows whose sampler failed.
+    """What has been sampled from a pass, and the rows whose sampler failed.
 
     Attributes:
         parts: Rows with the selection of the sampling call that covers them; one part, unless a
             sampler has failed.
+        known: Rows whose token was decided beforehand, so that their guides need not be told.
+        certain: For rows that have some, the tokens that follow the sampled one.
     """
 
     parts: list[tuple[list[DecoderRow], Selection]]
     failed: list[tuple[DecoderRow, Exception]]
-
-    @property
-    def rows(self) -> list[DecoderRow]:
-        """All rows of the step."""
-        return [row for rows, _ in self.parts for row in rows] + [row for row, _ in self.failed]
+    known: set[int] = field(default_factory=set)
+    certain: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +113,13 @@ class Decoder:
     """The rows of one lane. Lives on the engine thread."""
 
     def __init__(
-        self, forward: Forward, caches: RowCaches, vocabulary_tokens: int, *, looks_ahead: bool
+        self,
+        forward: Forward,
+        caches: RowCaches,
+        vocabulary_tokens: int,
+        *,
+        looks_ahead: bool,
+        masks: TokenMasks | None = None,
     ) -> None:
         """Begin without rows.
 
@@ -93,16 +127,19 @@ class Decoder:
             forward: The model.
             caches: Where the rows' keys, values and states will be.
             vocabulary_tokens: Width of the logits.
-            looks_ahead: Whether a step is dispatched before the last one's tokens are read.
+            looks_ahead: Whether a pass is dispatched before the last one's tokens are read.
+            masks: Makes the masks of guided rows; there are none unless given.
         """
         self._forward = forward
         self._caches = caches
         self._vocabulary_tokens = vocabulary_tokens
         self._looks_ahead = looks_ahead
+        self._masks = masks
         self._rows: list[DecoderRow] = []
         self._token_ids = mx.zeros((0,), dtype=mx.int32)
         self._sampler: Sampler | None = None
-        self._ahead: _Step | None = None
+        self._sampler_rows: list[DecoderRow] = []
+        self._ahead: _Pass | None = None
 
     @property
     def slot_indices(self) -> frozenset[int]:
@@ -114,16 +151,20 @@ class Decoder:
         """Bytes that the rows' caches hold."""
         return self._caches.nbytes
 
+    @property
+    def is_one_token_each(self) -> bool:
+        """Whether the next pass takes one token of each row, so that others may share it."""
+        return not any(row.certain for row in self._rows)
+
     def join(self, row: DecoderRow, prefilled: PrefilledRow) -> None:
         """Add a row whose prompt is computed but for its last token."""
         self._caches.join(prefilled)
         token_id = mx.array([prefilled.last_token_id], dtype=mx.int32)
         self._token_ids = mx.concatenate([self._token_ids, token_id])
         self._rows.append(row)
-        self._sampler = None
 
     def leave(self, slot_indices: Collection[int]) -> None:
-        """Drop rows; a step that is under way no longer counts for them."""
+        """Drop rows; a pass that is under way no longer counts for them."""
         under_way = self._ahead.rows if self._ahead is not None else []
         for row in under_way:
             row.is_gone |= row.slot_index in slot_indices
@@ -132,57 +173,85 @@ class Decoder:
         self._remove([row for row in self._rows if row.slot_index in slot_indices])
 
     def decode(self, beside: Chunk | None = None) -> tuple[list[SampledToken], list[RowFault]]:
-        """The next token of every row.
+        """The next token of every row, and those after it that are certain.
 
         Args:
-            beside: A prompt's tokens to compute in the same pass; not with looking ahead.
+            beside: A prompt's tokens to compute in the same pass; not with looking ahead, and only
+                if the pass is of one token each.
 
         Returns:
-            A token or a fault of each row. With looking ahead, a row that joined while a step was
+            Tokens or a fault of each row. With looking ahead, a row that joined while a pass was
             under way has neither yet.
         """
-        step, self._ahead = self._ahead or self._dispatch(beside), None
+        current, self._ahead = self._ahead or self._dispatch(beside), None
+        step = self._sample(current)
         if self._looks_ahead:
+            step.certain = self._foresee()
             self._remove([row for row in self._rows if not row.has_next])
             self._ahead = self._dispatch() if self._rows else None
         return self._read(step)
 
-    def _dispatch(self, beside: Chunk | None = None) -> _Step:
-        self._caches.open_step()
-        for row in self._rows:
-            row.steps += 1
-        token_ids, layers = self._token_ids, self._caches.layers
+    def _dispatch(self, beside: Chunk | None = None) -> _Pass:
+        rows = list(self._rows)
+        lengths = [1 + len(row.certain) for row in rows]
+        longest = max(lengths)
+        self._caches.open_step(lengths if longest > 1 else None)
+        token_ids, layers = self._token_ids[:, None], self._caches.layers
+        if longest > 1:
+            certain = [[*row.certain, *[0] * (longest - 1 - len(row.certain))] for row in rows]
+            token_ids = mx.concatenate([token_ids, mx.array(certain, dtype=mx.int32)], axis=1)
         if beside is not None:
+            assert longest == 1, "a pass with a chunk is of one token each"
             layers = mixed_caches(layers, beside.caches, len(beside.token_ids))
-            token_ids = mx.concatenate([token_ids, mx.array(beside.token_ids, dtype=mx.int32)])
-        logits = self._forward(token_ids[:, None], layers)[: len(self._rows), -1, :]
-        step = self._sample(logits)
-        mx.async_eval([array for _, selection in step.parts for array in selection.arrays])
-        self._remove([row for row, _ in step.failed])
-        return step
+            chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
+            token_ids = mx.concatenate([token_ids, chunk])
+        logits = self._forward(token_ids, layers)[: len(rows)]
+        if longest > 1:
+            last = mx.array(lengths, dtype=mx.int32) - 1
+            logits = logits[mx.arange(len(rows)), last]
+        else:
+            logits = logits[:, -1, :]
+        for row in rows:
+            row.steps += 1
+            row.certain = ()
+        if self._looks_ahead or any(row.sampling.guide is not None for row in rows):
+            mx.async_eval(logits)
+        return _Pass(rows, logits)
 
-    def _sample(self, logits: mx.array) -> _Step:
+    def _sample(self, current: _Pass) -> _Step:
         """All rows in one call; if it fails, each row alone, to find out whose fault it is."""
-        states = [row.sampling.state for row in self._rows]
+        rows, logits = current.rows, current.logits
+        stays = [i for i, row in enumerate(rows) if not row.is_gone]
+        if len(stays) < len(rows):
+            rows, logits = [rows[i] for i in stays], logits[mx.array(stays, dtype=mx.int32)]
+        states = [row.sampling.state for row in rows]
         try:
-            if self._sampler is None:
-                samplings = [row.sampling for row in self._rows]
-                self._sampler = Sampler(samplings, self._vocabulary_tokens)
+            if self._sampler is None or self._sampler_rows != rows:
+                samplings = [row.sampling for row in rows]
+                self._sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
+                self._sampler_rows = rows
             selection = self._sampler.sample(logits)
         except Exception:  # noqa: BLE001 - the same comes again below, from the row it belongs to
             self._sampler = None
-            for row, state in zip(self._rows, states, strict=True):
+            for row, state in zip(rows, states, strict=True):
                 row.sampling.state = state
-            return self._sample_alone(logits)
-        self._token_ids = selection.token_ids
-        return _Step([(list(self._rows), selection)], [])
+            step, token_ids = self._sample_alone(rows, logits)
+        else:
+            step, token_ids = _Step([(rows, selection)], []), selection.token_ids
+        mx.async_eval([array for _, selection in step.parts for array in selection.arrays])
+        self._take_over(rows, token_ids)
+        for row in rows:
+            if row.sampling.guide is not None and row.sampling.guide.take_forced(1):
+                step.known.add(row.slot_index)
+        self._remove([row for row, _ in step.failed])
+        return step
 
-    def _sample_alone(self, logits: mx.array) -> _Step:
+    def _sample_alone(self, rows: Sequence[DecoderRow], logits: mx.array) -> tuple[_Step, mx.array]:
         step = _Step([], [])
         token_ids = []
-        for i, row in enumerate(self._rows):
+        for i, row in enumerate(rows):
             try:
-                sampler = Sampler([row.sampling], self._vocabulary_tokens)
+                sampler = Sampler([row.sampling], self._vocabulary_tokens, self._masks)
                 selection = sampler.sample(logits[i : i + 1])
             except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
                 step.failed.append((row, cause))
@@ -190,39 +259,89 @@ class Decoder:
             else:
                 step.parts.append(([row], selection))
                 token_ids.append(selection.token_ids)
-        self._token_ids = mx.concatenate(token_ids)
-        return step
+        return step, mx.concatenate(token_ids)
+
+    def _take_over(self, rows: list[DecoderRow], token_ids: mx.array) -> None:
+        """Let the next pass start from new tokens; who joined in between keeps the one it has."""
+        if rows == self._rows:
+            self._token_ids = token_ids
+            return
+        places = {id(row): place for place, row in enumerate(rows)}
+        order = [places.get(id(row), len(rows) + i) for i, row in enumerate(self._rows)]
+        both = mx.concatenate([token_ids, self._token_ids])
+        self._token_ids = both[mx.array(order, dtype=mx.int32)]
+
+    def _foresee(self) -> dict[int, tuple[int, ...]]:
+        """Put certain tokens into the next pass where that makes more tokens in its time.
+
+        Returns:
+            Slot index to what the pass takes of the row besides its last token.
+        """
+        waiting = [_certain_tokens(row) for row in self._rows]
+        if not any(waiting) or not self._caches.takes_several:
+            return {}
+        longest = worthwhile_tokens(waiting)
+        for row, count in zip(self._rows, waiting, strict=True):
+            guide = row.sampling.guide
+            if guide is not None and count:
+                row.certain = tuple(guide.take_forced(min(count, longest - 1)))
+                row.sampling.add(row.certain)
+        return {row.slot_index: row.certain for row in self._rows if row.certain}
 
     def _read(self, step: _Step) -> tuple[list[SampledToken], list[RowFault]]:
-        tokens: list[SampledToken] = []
         faults = [RowFault(row.slot_index, cause) for row, cause in step.failed if not row.is_gone]
+        chosen: dict[int, SampledToken] = {}
         for rows, selection in step.parts:
-            chosen, poisoned = selection.read(
+            sound, poisoned = selection.read(
                 [row.slot_index for row in rows], [row.sampling.params for row in rows]
             )
-            gone = {row.slot_index for row in rows if row.is_gone}
-            tokens += [token for token in chosen if token.slot_index not in gone]
+            by_slot = {token.slot_index: token for token in sound}
             for row in rows:
-                if row.slot_index not in poisoned:
-                    row.sound_steps += 1
-                elif not row.is_gone:
-                    cause = FloatingPointError("the row's logits are not numbers")
+                cause = self._judge(row, by_slot.get(row.slot_index), step)
+                if row.is_gone:
+                    continue
+                if cause is None:
+                    chosen[row.slot_index] = by_slot[row.slot_index]
+                else:
                     faults.append(RowFault(row.slot_index, cause))
             self._remove([row for row in rows if row.slot_index in poisoned])
+        faulty = {fault.slot_index for fault in faults}
+        self._remove([row for row in self._rows if row.slot_index in faulty])
+        certain = step.certain if self._looks_ahead else self._foresee()
+        tokens: list[SampledToken] = []
+        for slot_index, token in chosen.items():
+            tokens.append(token)
+            tokens += [SampledToken(slot_index, one) for one in certain.get(slot_index, ())]
         return tokens, faults
+
+    def _judge(self, row: DecoderRow, token: SampledToken | None, step: _Step) -> Exception | None:
+        """Take a row's token in; returns what is wrong with it."""
+        if token is None:
+            return FloatingPointError("the row's logits are not numbers")
+        row.sound_steps += 1
+        guide = row.sampling.guide
+        if guide is None or row.is_gone:
+            return None
+        if row.slot_index not in step.known:
+            try:
+                guide.see(token.token_id)
+            except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
+                return cause
+        if guide.is_done:
+            row.sampling.guide = self._sampler = None
+        return None
 
     def _remove(self, rows: Collection[DecoderRow]) -> None:
         """Take rows out; the last ones move into the gaps, all others stay where they are.
 
         What is not known to be numbers is wiped where it is left behind. Looking ahead, that is so
-        of every row: a step is under way when it leaves or moves.
+        of every row: a pass is under way when it leaves or moves.
         """
         before = self._rows
         if not any(row in rows for row in before):
             return
         order = _compact([row in rows for row in before])
         self._rows = [before[i] for i in order]
-        self._sampler = None
         self._token_ids = self._token_ids[mx.array(order, dtype=mx.int32)]
         if not order:
             self._caches.clear()
@@ -235,6 +354,34 @@ class Decoder:
         for place in suspects:
             if place >= len(order) and before[place] not in rows:
                 self._caches.wipe(place)
+
+
+def worthwhile_tokens(waiting: Sequence[int]) -> int:
+    """How many tokens of each row the next pass takes, so that it makes the most in its time.
+
+    Rows are padded to the longest, so one row's certain tokens cost as much in every row.
+
+    Args:
+        waiting: Certain tokens of each row, besides the one that it starts from.
+    """
+    rows = len(waiting)
+    best, best_rate = 1, rows / (_PASS_TOKENS + rows)
+    for tokens in range(2, 2 + min(max(waiting), _MAX_CERTAIN_TOKENS)):
+        cost = _PASS_TOKENS + rows * tokens
+        if rows > 1 and cost > _MAX_STRETCH * (_PASS_TOKENS + rows):
+            break
+        rate = (rows + sum(min(one, tokens - 1) for one in waiting)) / cost
+        if rate > best_rate:
+            best, best_rate = tokens, rate
+    return best
+
+
+def _certain_tokens(row: DecoderRow) -> int:
+    """Tokens that a row may take without sampling; none where each has to be looked at."""
+    sampling = row.sampling
+    if sampling.guide is None or sampling.params.top_logprobs is not None:
+        return 0
+    return min(len(sampling.guide.forced), row.max_tokens - sampling.position)
 
 
 def _compact(is_gone: Sequence[bool]) -> list[int]:

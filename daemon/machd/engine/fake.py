@@ -8,11 +8,13 @@ position alone, so isolation can be checked without a model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.fake_tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
+from machd.engine.grammar import LlguidanceCompiler
+from machd.engine.guide import RowGuide, guide_of
 from machd.engine.protocol import (
     DecodeRow,
     MemoryReading,
@@ -25,10 +27,13 @@ from machd.engine.protocol import (
     StepResult,
     TokenLogprob,
 )
+from machd.errors import GrammarError
 
 __all__ = ["FakeEngine", "FakeFaults", "Script", "lettered", "spelled"]
 
 _BYTES_PER_TOKEN = 1024
+_PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
+"""What a row says where its grammar does not allow what the script says."""
 
 Script = Callable[[tuple[int, ...], SamplingParams, int], int]
 """Prompt, parameters and position to the token id there."""
@@ -65,8 +70,14 @@ class FakeFaults:
 @dataclass(slots=True)
 class _Row:
     sampling: SamplingParams
+    guide: RowGuide | None
+    reserved_tokens: int
     prompt: tuple[int, ...] = ()
     position: int = 0
+
+    @property
+    def room_tokens(self) -> int:
+        return self.reserved_tokens - len(self.prompt) - self.position
 
 
 class FakeEngine:
@@ -95,6 +106,9 @@ class FakeEngine:
         self._step = 0
         self._tokenizer = FakeTokenizer()
         self._model = _description(context_tokens)
+        self._grammars = LlguidanceCompiler(
+            self._tokenizer, self._model.vocabulary_tokens, self._model.eos_token_ids
+        )
 
     @property
     def model(self) -> ModelDescription:
@@ -106,8 +120,13 @@ class FakeEngine:
         """One token a byte."""
         return self._tokenizer
 
+    @property
+    def grammars(self) -> LlguidanceCompiler:
+        """The real thing, for a vocabulary of bytes."""
+        return self._grammars
+
     def run(self, plan: StepPlan) -> StepResult:
-        """Free, prefill, decode, as the script says."""
+        """Free, prefill, decode, as the script says and grammars allow."""
         for slot_index in plan.release:
             self._rows.pop(slot_index, None)
         if not (plan.prefill or plan.decode):
@@ -116,8 +135,8 @@ class FakeEngine:
         step, self._step = self._step, self._step + 1
         if step in self._faults.step_errors:
             raise self._faults.step_errors[step]
-        outcomes = [self._prefill(chunk) for chunk in plan.prefill]
-        outcomes += [self._decode(row) for row in plan.decode]
+        outcomes = [one for chunk in plan.prefill for one in self._prefill(chunk)]
+        outcomes += [one for row in plan.decode for one in self._decode(row)]
         return StepResult(
             tuple(one for one in outcomes if isinstance(one, SampledToken)),
             tuple(one for one in outcomes if isinstance(one, RowFault)),
@@ -138,23 +157,44 @@ class FakeEngine:
         """Forget every row."""
         self._rows.clear()
 
-    def _prefill(self, chunk: PrefillChunk) -> SampledToken | RowFault | None:
+    def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
         if chunk.start == 0:
             assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
-            self._rows[chunk.slot_index] = _Row(chunk.sampling)
+            guide = guide_of(chunk.sampling)
+            self._rows[chunk.slot_index] = _Row(chunk.sampling, guide, chunk.reserved_tokens)
         row = self._rows[chunk.slot_index]
         assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
         row.prompt += chunk.token_ids
-        return self._next(chunk.slot_index, row) if chunk.is_last else None
+        return self._next(chunk.slot_index, row) if chunk.is_last else []
 
-    def _decode(self, decode: DecodeRow) -> SampledToken | RowFault:
+    def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
         return self._next(decode.slot_index, self._rows[decode.slot_index])
 
-    def _next(self, slot_index: int, row: _Row) -> SampledToken | RowFault:
+    def _next(self, slot_index: int, row: _Row) -> list[SampledToken | RowFault]:
         fault = self._faults.row_errors.get((slot_index, row.position))
         if fault is not None:
-            return RowFault(slot_index, fault)
-        token_id = self._script(row.prompt, row.sampling, row.position)
+            return [RowFault(slot_index, fault)]
+        try:
+            return [self._token(slot_index, row, one) for one in self._choose(row)]
+        except GrammarError as error:
+            return [RowFault(slot_index, error)]
+
+    def _choose(self, row: _Row) -> list[int]:
+        """The script's token or what comes nearest to it, and those that are certain after it."""
+        guide = row.guide
+        if guide is None:
+            return [self._script(row.prompt, row.sampling, row.position)]
+        if not guide.forced:
+            wanted = self._script(row.prompt, row.sampling, row.position)
+            chosen = wanted if not guide.needs_mask else _nearest(wanted, guide.allowed())
+            guide.see(chosen)
+            row.position += 1
+            certain = guide.take_forced(row.room_tokens)
+            row.position -= 1
+            return [chosen, *certain]
+        return guide.take_forced(row.room_tokens)
+
+    def _token(self, slot_index: int, row: _Row, token_id: int) -> SampledToken:
         row.position += 1
         asked = row.sampling.top_logprobs
         if asked is None:
@@ -163,6 +203,11 @@ class FakeEngine:
             TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
         )
         return SampledToken(slot_index, token_id, -0.5, top)
+
+
+def _nearest(wanted: int, allowed: Collection[int]) -> int:
+    """What is wanted, else what ends a text soonest, else anything."""
+    return next(one for one in (wanted, *_PREFERRED, *sorted(allowed)) if one in allowed)
 
 
 def _description(context_tokens: int) -> ModelDescription:

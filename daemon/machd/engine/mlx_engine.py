@@ -12,9 +12,12 @@ from machd.capabilities.facts import KvCacheKind
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
 from machd.engine.decoder import Chunk, Decoder, DecoderRow
 from machd.engine.fused import fuse_layers, takes_mixed_caches
+from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.loader import LoadedModel
+from machd.engine.masks import TokenMasks
 from machd.engine.prefill import Prefill, fill_together, padded_groups
 from machd.engine.protocol import (
+    GrammarCompiler,
     Lane,
     MemoryReading,
     ModelDescription,
@@ -55,6 +58,12 @@ class MlxEngine:
         self._max_rows = max_rows
         is_cpu = loaded.description.backend == "cpu"
         self._looks_ahead = not is_cpu if looks_ahead is None else looks_ahead
+        self._grammars = LlguidanceCompiler(
+            loaded.tokenizer,
+            loaded.description.vocabulary_tokens,
+            loaded.description.eos_token_ids,
+        )
+        self._masks = TokenMasks(loaded.description.vocabulary_tokens)
         self._prefills: dict[int, Prefill] = {}
         self._batch = self._decoder(BatchCaches(max_rows))
         self._serial: dict[int, Decoder] = {}
@@ -75,13 +84,18 @@ class MlxEngine:
         """The model's tokenizer."""
         return self._tokenizer
 
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """What compiles for the model's vocabulary."""
+        return self._grammars
+
     def run(self, plan: StepPlan) -> StepResult:
         """Free, prefill, decode. A row's sampler may fail alone; the forward pass may not."""
         self._release(plan.release)
         tokens: list[SampledToken] = []
         faults: list[RowFault] = []
         turns = self._lanes(row.slot_index for row in plan.decode)
-        if self._can_mix and turns == [self._batch] and len(plan.prefill) == 1:
+        if self._can_mix and turns == [self._batch] and self._is_mixable(plan):
             self._mix(plan.prefill[0], tokens, faults)
             turns = []
         else:
@@ -137,6 +151,10 @@ class MlxEngine:
         """The decoders of these rows, each once."""
         lanes = [self._serial.get(slot_index, self._batch) for slot_index in slot_indices]
         return list(dict.fromkeys(lanes))
+
+    def _is_mixable(self, plan: StepPlan) -> bool:
+        """Whether prompt tokens can go into the pass that decodes."""
+        return len(plan.prefill) == 1 and self._batch.is_one_token_each
 
     def _mix(self, chunk: PrefillChunk, tokens: list[SampledToken], faults: list[RowFault]) -> None:
         """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
@@ -209,6 +227,7 @@ class MlxEngine:
             caches,
             self._description.vocabulary_tokens,
             looks_ahead=self._looks_ahead,
+            masks=self._masks,
         )
 
     def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:

@@ -276,6 +276,8 @@ class TextState(StrEnum):
     NORMAL = "normal"
     REASONING = "reasoning"
     TOOL = "tool"
+    HEADER = "header"
+    """Between the messages of one answer: such text means nothing."""
 
 
 class TextSplitter(Protocol):
@@ -334,6 +336,23 @@ class ChatFormat(Protocol):
         """Whether the template lets thinking be switched on and off."""
         ...
 
+    @property
+    def opening_state(self) -> TextState:
+        """The state in which an answer begins whose prompt opened nothing."""
+        ...
+
+    def markers(self, *, tools: bool) -> tuple[str, ...]:
+        """Texts by which an answer is read; they may be special tokens.
+
+        Args:
+            tools: Whether calls are looked for.
+        """
+        ...
+
+    def with_json_calls(self) -> ChatFormat:
+        """The same model, told by the prompt to write calls as JSON in ``<tool_call>`` markers."""
+        ...
+
     def splitter(self, *, tools: bool, starts_in: TextState) -> TextSplitter:
         """A fresh one for one completion.
 
@@ -388,6 +407,16 @@ class Tokenizer(Protocol):
     @property
     def vocabulary_tokens(self) -> int:
         """Ids that text can come from: 0 up to this number, not included."""
+        ...
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        ...
+
+    @property
+    def knows_token_bytes(self) -> bool:
+        """Whether :meth:`token_bytes` tells all: put together they are the text."""
         ...
 
     @property

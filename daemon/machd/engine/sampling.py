@@ -11,12 +11,14 @@ that have them, and log-probabilities are computed only for rows that asked.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
+from machd.engine.guide import RowGuide, guide_of
+from machd.engine.masks import TokenMasks
 from machd.engine.protocol import SampledToken, SamplingParams, TokenLogprob
 
 __all__ = ["RowSampling", "Sampler", "Selection", "uniform_draw"]
@@ -52,12 +54,14 @@ class RowSampling:
         position: Index of the next token in the completion.
         prompt_mask: Which tokens the prompt has, bool [vocabulary]; None unless it matters.
         counts: How often each token was generated, float32 [vocabulary]; None unless it matters.
+        guide: What the row may say; None for anything.
     """
 
     params: SamplingParams
     position: int = 0
     prompt_mask: mx.array | None = None
     counts: mx.array | None = None
+    guide: RowGuide | None = None
 
     @property
     def state(self) -> tuple[int, mx.array | None]:
@@ -73,11 +77,19 @@ class RowSampling:
         cls, params: SamplingParams, prompt: Sequence[int], vocabulary_tokens: int
     ) -> RowSampling:
         """The state in which a row with this prompt starts."""
+        guide = guide_of(params)
         if not _has_penalty(params):
-            return cls(params)
+            return cls(params, guide=guide)
         mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
-        return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32))
+        return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), guide)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Count tokens that were not chosen by a sampler."""
+        self.position += len(token_ids)
+        if self.counts is not None and token_ids:
+            ids = mx.array(list(token_ids), dtype=mx.int32)
+            self.counts = self.counts.at[ids].add(1.0)
 
 
 @dataclass(slots=True)
@@ -151,15 +163,28 @@ class _Filters:
 class Sampler:
     """The rows of one batch. Built anew when rows join or leave, from their states."""
 
-    def __init__(self, rows: Sequence[RowSampling], vocabulary_tokens: int) -> None:
-        """Turn the rows' parameters into columns once, not once a step."""
+    def __init__(
+        self,
+        rows: Sequence[RowSampling],
+        vocabulary_tokens: int,
+        masks: TokenMasks | None = None,
+    ) -> None:
+        """Turn the rows' parameters into columns once, not once a step.
+
+        Args:
+            rows: In the order of the logits.
+            vocabulary_tokens: Width of the logits.
+            masks: Makes the masks of guided rows; there are none unless given.
+        """
         assert rows, "a batch has at least one row"
         self._rows = list(rows)
         self._vocabulary_tokens = vocabulary_tokens
         self._penalised = [i for i, row in enumerate(rows) if row.counts is not None]
         self._biases = _bias_matrix(rows, vocabulary_tokens)
         self._filters = _filters(rows)
-        self._forced = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
+        self._guided = [i for i, row in enumerate(rows) if row.guide is not None]
+        self._masks = masks
+        self._scripted = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
         self._logprob_rows = tuple(
             i for i, row in enumerate(rows) if row.params.top_logprobs is not None
         )
@@ -184,13 +209,15 @@ class Sampler:
             adjusted = adjusted.astype(mx.float32) + self._biases
         if self._penalised:
             adjusted = self._penalise(adjusted.astype(mx.float32))
+        if self._guided:
+            adjusted = self._mask(adjusted)
         token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
         chosen = mx.take_along_axis(adjusted, token_ids[:, None], axis=-1)[:, 0]
         usable = ~mx.isnan(chosen)
         if self._filters is not None:
             token_ids, usable = self._draw(adjusted, token_ids, usable, self._filters)
-        if self._forced:
-            token_ids = self._force(token_ids)
+        if forced := self._forced():
+            token_ids = _replaced(token_ids, forced)
         self._advance(token_ids)
         selection = Selection(token_ids, usable)
         if self._logprob_rows:
@@ -242,14 +269,34 @@ class Sampler:
         usable[filters.rows] = usable[filters.rows] & is_number
         return greedy_ids, usable
 
-    def _force(self, token_ids: mx.array) -> mx.array:
-        """Put the tokens that were decided beforehand in the place of those chosen."""
-        for i in self._forced:
+    def _mask(self, logits: mx.array) -> mx.array:
+        """Rule out what guides do not allow."""
+        assert self._masks is not None, "guided rows come with masks"
+        guides = {i: guide for i in self._guided if (guide := self._rows[i].guide) is not None}
+        masked = [i for i, guide in guides.items() if guide.needs_mask]
+        if not masked:
+            return logits
+        allowed = self._masks.fill([guides[i] for i in masked])
+        if len(masked) == len(self._rows):
+            return mx.where(allowed, logits, -mx.inf)
+        index = mx.array(masked, dtype=mx.int32)
+        # Another array, even if of the same numbers: log-probabilities are of the logits as they are.
+        logits = logits.astype(logits.dtype)
+        logits[index] = mx.where(allowed, logits[index], -mx.inf)
+        return logits
+
+    def _forced(self) -> dict[int, int]:
+        """Row to token, for rows whose next token was decided beforehand."""
+        forced: dict[int, int] = {}
+        for i in self._scripted:
             row = self._rows[i]
-            forced = row.params.forced_token_ids[row.position : row.position + 1]
-            if forced:
-                token_ids[i] = forced[0]
-        return token_ids
+            if row.position < len(row.params.forced_token_ids):
+                forced[i] = row.params.forced_token_ids[row.position]
+        for i in self._guided:
+            guide = self._rows[i].guide
+            if guide is not None and guide.forced:
+                forced[i] = guide.forced[0]
+        return forced
 
     def _advance(self, token_ids: mx.array) -> None:
         for row in self._rows:
@@ -272,6 +319,13 @@ class Sampler:
         order = mx.argsort(-values, axis=-1)
         selection.top_ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
         selection.top_values = mx.take_along_axis(values, order, axis=-1) - normaliser
+
+
+def _replaced(token_ids: mx.array, by_row: Mapping[int, int]) -> mx.array:
+    """Token ids with those of some rows put in their place."""
+    rows = mx.array(list(by_row), dtype=mx.int32)
+    token_ids[rows] = mx.array(list(by_row.values()), dtype=mx.int32)
+    return token_ids
 
 
 def _has_penalty(params: SamplingParams) -> bool:

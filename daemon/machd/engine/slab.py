@@ -301,9 +301,12 @@ class SlabCache:
         start = positions.shared_start
         if start is not None:
             slab[: new.shape[0], :, start : start + new.shape[2]] = new
-        else:
-            assert positions.tokens == 1, "several tokens at once start together"
+        elif positions.tokens == 1:
             slab[positions.rows, :, positions.start] = new[:, :, 0]
+        else:
+            # A shorter row's padding lands behind its end, where its next tokens will overwrite it.
+            columns = positions.start[:, None] + mx.arange(positions.tokens, dtype=mx.int32)
+            slab[positions.rows[:, None], :, columns] = new.transpose(0, 2, 1, 3)
         return slab
 
     def _make_room(self, keys: mx.array, values: mx.array, rows: int, tokens: int) -> None:

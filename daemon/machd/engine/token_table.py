@@ -43,10 +43,17 @@ class TokenTable:
         self.size_tokens = max(vocabulary.values(), default=-1) + 1
         self._token_of = {index: token for token, index in vocabulary.items()}
         added = backend.get_added_tokens_decoder()
-        self._special = frozenset(index for index, token in added.items() if token.special)
+        self._special: frozenset[int] = frozenset(
+            index for index, token in added.items() if token.special
+        )
         self._byte_of = _byte_of_character()
         # Only ever filled with the one value that an id can have, so threads may race here.
         self._bytes_of: dict[int, bytes] = {}
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are left out of decoded text."""
+        return self._special
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is left out of decoded text."""

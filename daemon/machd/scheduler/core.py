@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from machd.engine.protocol import Lane, SampledToken, StepPlan, StepResult
+from machd.engine.protocol import Lane, RowFault, SampledToken, StepPlan, StepResult
 from machd.errors import MachdError, RequestError, RowFaultError, UnavailableError
 from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.decode import Decode
@@ -28,6 +28,16 @@ from machd.scheduler.timeouts import queue_timeout, request_timeout
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 __all__ = ["SchedulerCore"]
+
+
+def _error_of(fault: RowFault) -> MachdError:
+    """What the client is told: its own mistake where it was one, else nothing of the cause."""
+    if isinstance(fault.cause, RequestError):
+        return fault.cause
+    error = RowFaultError("the generation failed inside the server")
+    error.__cause__ = fault.cause
+    return error
+
 
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 
@@ -154,10 +164,11 @@ class SchedulerCore:
             self._running(chunk.slot_index).prefilled_tokens += len(chunk.token_ids)
         events: list[Event] = []
         for token in result.tokens:
-            events.extend(self._take(token, now_s))
+            # Of a row that ended with an earlier token of the step, the others are not wanted.
+            if token.slot_index not in self._slots.released:
+                events.extend(self._take(token, now_s))
         for fault in result.faults:
-            error = RowFaultError("the generation failed inside the server")
-            error.__cause__ = fault.cause
+            error = _error_of(fault)
             decode = self._running(fault.slot_index)
             events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
         return events

@@ -1,0 +1,218 @@
+"""Constraints compiled for a model's vocabulary, by llguidance.
+
+A compiled grammar is never advanced: each row takes a copy of its matcher, which costs
+microseconds. Compiling holds no lock of Python's, so it disturbs nobody but its own caller.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+
+from machd.api.constraint import Constraint, ConstraintKind
+from machd.api.schema_bounds import MAX_CHOICES, check_schema, decode_schema
+from machd.engine.protocol import Grammar, Tokenizer
+from machd.errors import GrammarError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # there for type checkers only
+
+__all__ = ["CompiledGrammar", "LlguidanceCompiler", "compiled"]
+
+_MAX_GRAMMARS = 256
+"""Compiled grammars that are kept. One of a usual schema takes some hundred kilobytes."""
+
+_MAX_MESSAGE_CHARACTERS = 600
+
+_MAX_SOURCE_CHARACTERS = 65_536
+"""Of a pattern or a grammar; a JSON schema has bounds of its own."""
+
+_JSON_STYLE: JsonCompileOptions = {
+    # Python's own style, which models have seen most. With one style only, keys and punctuation
+    # leave no choice, so they need not be computed one by one.
+    "whitespace_flexible": False,
+    "key_separator": ": ",
+    "item_separator": ", ",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar bound to a vocabulary.
+
+    Attributes:
+        matcher: At the beginning of the text; to be copied, not advanced.
+        eos_token_ids: Tokens that end a text once the grammar allows its end.
+        vocabulary_tokens: Width of the logits.
+    """
+
+    matcher: LLMatcher
+    eos_token_ids: frozenset[int]
+    vocabulary_tokens: int
+
+
+def compiled(grammar: Grammar) -> CompiledGrammar:
+    """What the engine made of a grammar."""
+    assert isinstance(grammar.compiled, CompiledGrammar), "grammars come from the engine's compiler"
+    return grammar.compiled
+
+
+class LlguidanceCompiler:
+    """Compiles for one vocabulary and keeps what was used last. Threads may share it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocabulary_tokens: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        """Remember whose tokens they are; the vocabulary is read when it is first needed.
+
+        Args:
+            tokenizer: Says what each token stands for.
+            vocabulary_tokens: Width of the logits.
+            eos_token_ids: Tokens that end a completion.
+        """
+        self._tokenizer = tokenizer
+        self._vocabulary_tokens = vocabulary_tokens
+        self._eos_token_ids = frozenset(
+            one for one in eos_token_ids if one < self._vocabulary_tokens
+        )
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._kept: OrderedDict[tuple[ConstraintKind, str], Grammar] = OrderedDict()
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """A grammar for the vocabulary, from the cache where it was compiled before.
+
+        Raises:
+            GrammarError: It cannot be compiled, nothing satisfies it, it is beyond the limits, or
+                the model's tokens have no bytes of their own.
+        """
+        key = (constraint.kind, constraint.source)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        source = _SOURCES[constraint.kind](constraint)
+        grammar = Grammar(source, self._compile(source, constraint.param))
+        with self._lock:
+            self._kept[key] = grammar
+            while len(self._kept) > _MAX_GRAMMARS:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _compile(self, source: str, param: str) -> CompiledGrammar:
+        matcher = LLMatcher(self._tokens(param), source, log_level=0)
+        self._check(matcher, param)
+        # The first mask builds most of what later ones need; and some mistakes show only here.
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        self._check(matcher, param)
+        ends = sum(1 << one for one in self._eos_token_ids)
+        if not mask & ~ends and not matcher.is_accepting():
+            raise GrammarError(f"{param}: no text can satisfy it", param=param)
+        return CompiledGrammar(matcher, self._eos_token_ids, self._vocabulary_tokens)
+
+    def _check(self, matcher: LLMatcher, param: str) -> None:
+        if matcher.is_error():
+            message = " ".join(matcher.get_error().split())[:_MAX_MESSAGE_CHARACTERS]
+            raise GrammarError(f"{param}: {message}", param=param)
+
+    def _tokens(self, param: str) -> LLTokenizer:
+        with self._lock:
+            if self._vocabulary is None:
+                if not self._tokenizer.knows_token_bytes or not self._eos_token_ids:
+                    raise GrammarError(
+                        f"{param}: not supported with this model: its tokenizer does not tell what "
+                        "its tokens stand for",
+                        param=param,
+                    )
+                self._vocabulary = self._read_vocabulary()
+            return self._vocabulary
+
+    def _read_vocabulary(self) -> LLTokenizer:
+        tokenizer, size = self._tokenizer, self._vocabulary_tokens
+        return LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokenizer, size, min(self._eos_token_ids))),
+            n_vocab=size,
+            eos_token=sorted(self._eos_token_ids),
+        )
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        named = min(size, tokenizer.vocabulary_tokens)
+        # Logits may be wider than the vocabulary: what stands for nothing is never allowed.
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(named)]
+        self.tokens += [b""] * (size - named)
+        self.special_token_ids = [one for one in tokenizer.special_token_ids if one < size]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(decoded, add_special_tokens=False)
+
+
+def _json_object(_constraint: Constraint) -> str:
+    return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_JSON_STYLE)
+
+
+def _json_schema(constraint: Constraint) -> str:
+    schema = decode_schema(constraint.source, param=constraint.param)
+    check_schema(schema, param=constraint.param)
+    return LLMatcher.grammar_from_json_schema(constraint.source, defaults=_JSON_STYLE)
+
+
+def _regex(constraint: Constraint) -> str:
+    return LLMatcher.grammar_from_regex(_bounded(constraint))
+
+
+def _choice(constraint: Constraint) -> str:
+    choices = msgspec.json.decode(constraint.source, type=list[str])
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise GrammarError(
+            f"{constraint.param}: send 1 to {MAX_CHOICES} choices", param=constraint.param
+        )
+    # In Lark a text is written as in JSON.
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+
+
+def _grammar(constraint: Constraint) -> str:
+    try:
+        lark = any_to_lark(_bounded(constraint))
+    except GrammarError:
+        raise
+    except Exception as error:  # the converter raises whatever comes to hand
+        raise GrammarError(
+            f"{constraint.param}: it is neither Lark nor GBNF: {error}", param=constraint.param
+        ) from error
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _bounded(constraint: Constraint) -> str:
+    if len(constraint.source) > _MAX_SOURCE_CHARACTERS:
+        raise GrammarError(
+            f"{constraint.param}: longer than {_MAX_SOURCE_CHARACTERS} characters",
+            param=constraint.param,
+        )
+    return constraint.source
+
+
+_SOURCES: dict[ConstraintKind, Callable[[Constraint], str]] = {
+    ConstraintKind.JSON_OBJECT: _json_object,
+    ConstraintKind.JSON_SCHEMA: _json_schema,
+    ConstraintKind.REGEX: _regex,
+    ConstraintKind.CHOICE: _choice,
+    ConstraintKind.GRAMMAR: _grammar,
+}
