@@ -6,10 +6,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from machd.engine.blas import choose_blas
+
+if TYPE_CHECKING:
+    from machd.engine.loader import LoadedModel  # imports mlx, which comes after the BLAS
 
 # Before anything imports mlx: the tests measure and prove what the daemon runs.
 choose_blas("auto")

@@ -60,7 +60,9 @@ def run_rows(
     running = set(range(len(prompts)))
     release: tuple[int, ...] = ()
     chunks = tuple(
-        PrefillChunk(row, prompt, 0, True, one, len(prompt) + max_tokens)
+        PrefillChunk(
+            row, prompt, 0, is_last=True, sampling=one, reserved_tokens=len(prompt) + max_tokens
+        )
         for row, (prompt, one) in enumerate(zip(prompts, params, strict=True))
     )
     while running or release:

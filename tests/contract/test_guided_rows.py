@@ -125,7 +125,15 @@ def test_certain_tokens_stop_at_the_rows_end(engine: Engine) -> None:
     schema = {"const": "word " * 30}
     params = SamplingParams(temperature=0.0, grammar=schema_grammar(engine, schema))
     prompt = prompt_of(engine, "Well?")
-    chunk = PrefillChunk(0, prompt, 0, True, params, len(prompt) + 7, Lane.SERIAL)
+    chunk = PrefillChunk(
+        0,
+        prompt,
+        0,
+        is_last=True,
+        sampling=params,
+        reserved_tokens=len(prompt) + 7,
+        lane=Lane.SERIAL,
+    )
     tokens = list(engine.run(StepPlan(prefill=(chunk,))).tokens)
     while len(tokens) < 7:
         tokens += engine.run(StepPlan(decode=(DecodeRow(0),))).tokens
@@ -137,7 +145,9 @@ def test_log_probabilities_come_with_every_token_of_a_guided_row(engine: Engine)
     """A row that wants them gets one for each token, certain ones included."""
     params = SamplingParams(temperature=0.0, top_logprobs=1, grammar=schema_grammar(engine, PERSON))
     prompt = prompt_of(engine, "Who?")
-    chunk = PrefillChunk(0, prompt, 0, True, params, len(prompt) + 9)
+    chunk = PrefillChunk(
+        0, prompt, 0, is_last=True, sampling=params, reserved_tokens=len(prompt) + 9
+    )
     tokens = list(engine.run(StepPlan(prefill=(chunk,))).tokens)
     while len(tokens) < 9:
         tokens += engine.run(StepPlan(decode=(DecodeRow(0),))).tokens

@@ -86,3 +86,8 @@ class Conversation:
     thinking_budget_tokens: int | None = None
     template_variables: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     continues_final_message: bool = False
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether something has to be compiled before the answer can begin."""
+        return self.constraint is not None or self.tool_choice.mode is ToolChoiceMode.REQUIRED

@@ -43,7 +43,7 @@ def check_schema(schema: object, *, param: str) -> None:
     Raises:
         GrammarError: It is beyond one of them.
     """
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, dict):
         raise GrammarError(f"{param}: a JSON schema is an object", param=param)
     properties = choices = 0
     for number, (depth, part) in enumerate(_parts(schema), start=1):

@@ -20,16 +20,22 @@ _REPLACEMENT = "\ufffd"
 
 
 class ByteDetokenizer:
-    """Incremental UTF-8 over the bytes of tokens; special tokens give nothing."""
+    """Incremental UTF-8 over the bytes of tokens; special tokens give nothing.
 
-    def __init__(self, table: TokenTable) -> None:
+    Args:
+        table: Knows the bytes.
+        keeps: Special tokens that give their names.
+    """
+
+    def __init__(self, table: TokenTable, *, keeps: frozenset[int] = frozenset()) -> None:
         self._table = table
+        self._keeps = keeps
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strips_space = table.strips_first_space
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token."""
-        if self._table.is_special(token_id):
+        if self._table.is_special(token_id) and token_id not in self._keeps:
             return ""
         text = self._decoder.decode(self._table.bytes_of(token_id))
         return self._without_first_space(text)
@@ -49,7 +55,7 @@ class WindowDetokenizer:
     """Asks a decoder about the tokens since the last certain text.
 
     Args:
-        decode: The tokenizer's own decoding, special tokens left out.
+        decode: The tokenizer's own decoding, less the special tokens that are not to be seen.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

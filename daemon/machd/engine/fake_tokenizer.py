@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
+from machd.engine.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS, MarkedChatFormat
 from machd.engine.protocol import ChatMessages
 
 __all__ = ["END_OF_TEXT", "VOCABULARY_TOKENS", "FakeTokenizer"]
 
 END_OF_TEXT = 256
 VOCABULARY_TOKENS = 257
+
+_CHAT_FORMAT = MarkedChatFormat(
+    tool_format=JSON_TOOLS,
+    tool_markers=JSON_TOOL_MARKERS,
+    shows_tools=True,
+    reasoning_markers=("<think>", "</think>"),
+    has_reasoning_switch=True,
+)
 
 
 class FakeTokenizer:
@@ -20,6 +31,16 @@ class FakeTokenizer:
     def vocabulary_tokens(self) -> int:
         """256 bytes and an end."""
         return VOCABULARY_TOKENS
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """The end."""
+        return frozenset({END_OF_TEXT})
+
+    @property
+    def knows_token_bytes(self) -> bool:
+        """Always."""
+        return True
 
     @property
     def has_chat_template(self) -> bool:
@@ -35,18 +56,48 @@ class FakeTokenizer:
         """The text of those bytes."""
         return bytes(one for one in token_ids if one < END_OF_TEXT).decode("utf-8", "replace")
 
-    def render_chat(self, messages: ChatMessages, *, add_generation_prompt: bool = True) -> str:
-        """A line a message."""
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join([*lines, "assistant: " if add_generation_prompt else ""])
+    @property
+    def chat_format(self) -> MarkedChatFormat:
+        """Thoughts in ``<think>``, calls as JSON in ``<tool_call>``."""
+        return _CHAT_FORMAT
+
+    def render_chat(
+        self,
+        messages: ChatMessages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
+        """A line for the tools, for each variable, and for each message and call."""
+        read = {**({"tools": list(tools)} if tools else {}), **variables}
+        thinks = read.pop("enable_thinking", None)
+        lines = [f"{name}: {json.dumps(value)}\n" for name, value in read.items()]
+        lines += [line for message in messages for line in _lines_of(message)]
+        text = "".join(lines)
+        if continue_final_message:
+            return text.removesuffix("\n")
+        opening = "assistant: <think>" if thinks else "assistant: "
+        return text + (opening if add_generation_prompt else "")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The byte itself."""
         return bytes([token_id]) if token_id < END_OF_TEXT else b"<end>"
 
-    def detokenizer(self) -> _FakeDetokenizer:
+    def detokenizer(self, *, keeps: Sequence[str] = ()) -> _FakeDetokenizer:
         """A fresh one."""
+        del keeps
         return _FakeDetokenizer()
+
+
+def _lines_of(message: Mapping[str, object]) -> Iterator[str]:
+    calls = message.get("tool_calls")
+    content = message.get("content")
+    if content is not None or not calls:
+        yield f"{message['role']}: {message['content']}\n"
+    for call in calls if isinstance(calls, list) else []:
+        yield f"{message['role']} calls: {json.dumps(call['function'])}\n"
 
 
 class _FakeDetokenizer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from machd.api.constraint import Constraint, ConstraintKind
@@ -25,10 +25,17 @@ from machd.errors import GrammarError
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers only
 
-__all__ = ["CompiledGrammar", "LlguidanceCompiler", "compiled"]
+__all__ = ["MAX_CERTAIN_TOKENS", "CompiledGrammar", "LlguidanceCompiler", "compiled"]
 
 _MAX_GRAMMARS = 256
 """Compiled grammars that are kept. One of a usual schema takes some hundred kilobytes."""
+
+MAX_CERTAIN_TOKENS = 8192
+"""Tokens in a row that a grammar may leave no choice about. A recursion that cannot end has no end
+of them."""
+
+_LIMITS = LLParserLimits(verbose_errors=False)
+"""Otherwise llguidance's own, which bound a mask to some 15 ms. Its errors would quote the text."""
 
 _MAX_MESSAGE_CHARACTERS = 600
 
@@ -108,7 +115,7 @@ class LlguidanceCompiler:
         return grammar
 
     def _compile(self, source: str, param: str) -> CompiledGrammar:
-        matcher = LLMatcher(self._tokens(param), source, log_level=0)
+        matcher = LLMatcher(self._tokens(param), source, log_level=0, limits=_LIMITS)
         self._check(matcher, param)
         # The first mask builds most of what later ones need; and some mistakes show only here.
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -116,6 +123,12 @@ class LlguidanceCompiler:
         ends = sum(1 << one for one in self._eos_token_ids)
         if not mask & ~ends and not matcher.is_accepting():
             raise GrammarError(f"{param}: no text can satisfy it", param=param)
+        if len(matcher.compute_ff_tokens()) > MAX_CERTAIN_TOKENS:
+            raise GrammarError(
+                f"{param}: it begins with more than {MAX_CERTAIN_TOKENS} tokens that are always the "
+                "same, or never ends",
+                param=param,
+            )
         return CompiledGrammar(matcher, self._eos_token_ids, self._vocabulary_tokens)
 
     def _check(self, matcher: LLMatcher, param: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
-from machd.engine.grammar import compiled
+from machd.engine.grammar import MAX_CERTAIN_TOKENS, compiled
 from machd.engine.protocol import SamplingParams, Thinking
 from machd.errors import GrammarError
 
@@ -168,7 +168,7 @@ class RowGuide:
         if self.matcher is None or self.matcher.is_stopped():
             return
         certain = self.matcher.compute_ff_tokens()
-        if certain and not self.matcher.consume_tokens(certain):
+        if len(certain) > MAX_CERTAIN_TOKENS or not self.matcher.consume_tokens(certain):
             raise _too_complex()
         self.forced.extend(certain)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from jinja2.exceptions import TemplateError
 
+from machd.engine.chat_format import MarkedChatFormat, read_chat_format
 from machd.engine.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.protocol import ChatMessages, Detokenizer
+from machd.engine.template_probe import MARK, TOOL, USER
 from machd.engine.token_table import TokenForm, TokenTable
 from machd.engine.untyped import Backend, WrappedTokenizer
-from machd.errors import ChatTemplateMissingError, InvalidRequestError
+from machd.errors import ChatTemplateMissingError, InvalidRequestError, MachdError
 
 __all__ = ["MlxTokenizer"]
 
@@ -44,6 +49,18 @@ class MlxTokenizer:
         return self._size_tokens
 
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        if self._table is not None:
+            return self._table.special_token_ids
+        return frozenset(self.wrapped.all_special_ids)
+
+    @property
+    def knows_token_bytes(self) -> bool:
+        """Whether :meth:`token_bytes` tells all: put together they are the text."""
+        return self._table is not None and self._table.form is not TokenForm.OTHER
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`render_chat` can work."""
         return self._has_chat
@@ -70,11 +87,43 @@ class MlxTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
-        if self._table is not None and self._table.form is not TokenForm.OTHER:
+        if self._table is not None and self.knows_token_bytes:
             return decode_bytes(self._table, token_ids)
         return self._decode_whole(token_ids)
 
-    def render_chat(self, messages: ChatMessages, *, add_generation_prompt: bool = True) -> str:
+    @functools.cached_property
+    def chat_format(self) -> MarkedChatFormat:
+        """How the model writes thoughts and calls; a few words are rendered to find out."""
+        shown = self._rendered_quietly(tools=[TOOL])
+        thinking = self._rendered_quietly(variables={"enable_thinking": True})
+        return read_chat_format(
+            self.wrapped,
+            shows_tools=shown is not None and MARK in shown,
+            has_reasoning_switch=(
+                thinking is not None
+                and thinking != self._rendered_quietly(variables={"enable_thinking": False})
+            ),
+        )
+
+    def _rendered_quietly(
+        self,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str | None:
+        try:
+            return self.render_chat([USER], tools=tools, variables=variables)
+        except MachdError:
+            return None
+
+    def render_chat(
+        self,
+        messages: ChatMessages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
         """The prompt text of a conversation, rendered in transformers' sandbox.
 
         Raises:
@@ -85,22 +134,31 @@ class MlxTokenizer:
             raise ChatTemplateMissingError(
                 "this model has no chat template, so it takes prompts and no messages"
             )
+        assert not (add_generation_prompt and continue_final_message), "one end or the other"
+        read: dict[str, object] = dict(variables)
+        if tools:
+            read["tools"] = [dict(tool) for tool in tools]
+        if continue_final_message:
+            read["continue_final_message"] = True
         try:
             text = self.wrapped.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                self._as_rendered(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **read,
             )
-        except TemplateError as error:
-            raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {error.message or error}",
-                param="messages",
-            ) from error
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
-            # A template is a program: content of a kind it does not expect fails anywhere in it.
-            raise InvalidRequestError(
-                f"the model's chat template cannot render these messages: {error}",
-                param="messages",
-            ) from error
+        except Exception as error:
+            refusal = _refusal(error, continues=continue_final_message)
+            if refusal is None:
+                raise
+            raise refusal from error
         return str(text)
+
+    def _as_rendered(self, messages: ChatMessages) -> list[dict[str, object]]:
+        """Templates read the arguments of calls as objects; mlx-lm's own renderers, as JSON text."""
+        if getattr(self.wrapped, "_chat_template", None) is None:
+            return list(messages)
+        return [_with_arguments_as_text(message) for message in messages]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; a special token's are those of its name."""
@@ -110,17 +168,79 @@ class MlxTokenizer:
             token = self.wrapped.convert_ids_to_tokens(token_id)
         return b"" if token is None else str(token).encode("utf-8")
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer for one completion."""
-        if self._table is not None and self._table.form is not TokenForm.OTHER:
-            return ByteDetokenizer(self._table)
-        return WindowDetokenizer(self._decode_whole)
+    def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
+        """A fresh detokenizer for one completion.
+
+        Args:
+            keeps: Texts that come out even where special tokens stand for them, or for parts.
+        """
+        used = {one for text in keeps for one in self.encode(text, add_special_tokens=False)}
+        kept = self.special_token_ids & used
+        if self._table is not None and self.knows_token_bytes:
+            return ByteDetokenizer(self._table, keeps=kept)
+        if not kept:
+            return WindowDetokenizer(self._decode_whole)
+        return WindowDetokenizer(functools.partial(self._decode_keeping, kept))
 
     def _decode_whole(self, token_ids: Sequence[int]) -> str:
+        return self._decode(token_ids, skip_special_tokens=True)
+
+    def _decode_keeping(self, kept: frozenset[int], token_ids: Sequence[int]) -> str:
+        """The library drops all special tokens or none, so the others are taken out before."""
+        dropped = self.special_token_ids - kept
+        return self._decode(
+            [one for one in token_ids if one not in dropped], skip_special_tokens=False
+        )
+
+    def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if self._backend is not None:
-            return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+            decoded = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            return str(decoded)
         with self._lock:
-            return str(self.wrapped.decode(list(token_ids), skip_special_tokens=True))
+            decoded = self.wrapped.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return str(decoded)
+
+
+def _refusal(error: Exception, *, continues: bool) -> InvalidRequestError | None:
+    """What a client is told; None for a failure that no template causes.
+
+    A template is a program: content of a kind it does not expect fails anywhere in it.
+    """
+    if isinstance(error, TemplateError):
+        message = f"the model's chat template refuses these messages: {error.message or error}"
+    elif isinstance(error, ValueError) and continues:
+        # The library's message quotes the conversation.
+        message = (
+            "the model's chat template does not show the final message as it is, so it cannot be "
+            "continued; send a user message after it"
+        )
+    elif isinstance(error, TypeError | ValueError | LookupError | AttributeError):
+        message = f"the model's chat template cannot render these messages: {error}"
+    elif isinstance(error, ArithmeticError | AssertionError | RuntimeError | MemoryError):
+        message = (
+            f"the model's chat template cannot render these messages: {type(error).__name__} in it"
+        )
+    else:
+        return None
+    return InvalidRequestError(message, param="messages")
+
+
+def _with_arguments_as_text(message: dict[str, object]) -> dict[str, object]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_as_text(call) for call in calls]}
+
+
+def _call_as_text(call: object) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return call
+    text = json.dumps(arguments or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _shared_backend(wrapped: WrappedTokenizer) -> Backend | None:

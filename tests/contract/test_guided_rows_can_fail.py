@@ -1,0 +1,138 @@
+"""The tests of guided rows notice what they are there to notice: faults planted on purpose."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+from guided_rows import Run, grammar_of, run_rows, schema_grammar
+
+from machd.api.constraint import ConstraintKind
+from machd.engine.decoder import Decoder
+from machd.engine.guide import RowGuide
+from machd.engine.masks import TokenMasks
+from machd.engine.protocol import Engine, SamplingParams
+from machd.engine.slab import RowPositions
+
+Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
+
+KEY = "a_key_that_is_so_long_that_it_takes_many_tokens_to_write_it_down"
+LONG = {
+    "type": "object",
+    "properties": {KEY: {"type": "string", "maxLength": 40}},
+    "required": [KEY],
+    "additionalProperties": False,
+}
+
+
+def _rows(engine: Engine) -> Run:
+    """A row of digits, a free one and a row of letters, together."""
+    prompts = [
+        tuple(engine.tokenizer.encode(text, add_special_tokens=False))
+        for text in ("Count:", "The capital of France is", "Spell:")
+    ]
+    params = [
+        SamplingParams(
+            temperature=0.0, grammar=grammar_of(engine, ConstraintKind.REGEX, "[0-9]{24}")
+        ),
+        SamplingParams(temperature=0.0),
+        SamplingParams(
+            temperature=0.0, grammar=grammar_of(engine, ConstraintKind.REGEX, "[a-z]{24}")
+        ),
+    ]
+    return run_rows(engine, prompts, params, max_tokens=32)
+
+
+def _holds(engine: Engine, run: Run) -> bool:
+    return (
+        not run.faults
+        and re.fullmatch("[0-9]{24}", run.text(engine, 0)) is not None
+        and re.fullmatch("[a-z]{24}", run.text(engine, 2)) is not None
+    )
+
+
+def _swapped(words: Words) -> Words:
+    """Each row's mask for its neighbour."""
+    return words[::-1].copy()
+
+
+def _all_allowed(words: Words) -> Words:
+    """No mask at all."""
+    return np.full_like(words, ~np.uint32(0))
+
+
+@pytest.mark.parametrize("fault", [_swapped, _all_allowed])
+def test_wrong_masks_are_noticed(
+    embedded_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Words], Words],
+) -> None:
+    """Masks of the wrong row, or none: a row is ended with a fault instead of saying nonsense."""
+    assert _holds(embedded_engine, _rows(embedded_engine))
+    fill = TokenMasks._fill
+    monkeypatch.setattr(TokenMasks, "_fill", lambda self, guides: fault(fill(self, guides)))
+    assert not _holds(embedded_engine, _rows(embedded_engine))
+
+
+def test_a_token_that_is_not_counted_is_noticed(
+    embedded_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matcher that misses every fifth token lets a row say too much."""
+    see, seen = RowGuide.see, 0
+
+    def forgetful(self: RowGuide, token_id: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen % 5:
+            see(self, token_id)
+
+    monkeypatch.setattr(RowGuide, "see", forgetful)
+    assert not _holds(embedded_engine, _rows(embedded_engine))
+
+
+def _wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certain tokens are put in, and then left out of the pass."""
+    dispatch = Decoder._dispatch
+
+    def without(self: Decoder, _beside: object = None) -> object:
+        for row in self._rows:
+            row.certain = ()
+        return dispatch(self, None)
+
+    monkeypatch.setattr(Decoder, "_dispatch", without)
+
+
+def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are moved on as far as the one with the most tokens."""
+    open_step = RowPositions.open_step
+
+    def longest(self: RowPositions, lengths: Sequence[int] | None = None) -> None:
+        open_step(self, None if lengths is None else [max(lengths)] * len(lengths))
+
+    monkeypatch.setattr(RowPositions, "open_step", longest)
+
+
+@pytest.mark.parametrize("plant", [_wrong_logits, _wrong_positions])
+def test_certain_tokens_that_go_wrong_are_noticed(
+    embedded_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """What several tokens in one pass could break changes what rows say, which parity shows."""
+    prompts = [
+        tuple(embedded_engine.tokenizer.encode(text, add_special_tokens=False))
+        for text in ("Fill in the form about a trip to the sea:", "The capital of France is")
+    ]
+    params = [
+        SamplingParams(temperature=0.0, grammar=schema_grammar(embedded_engine, LONG)),
+        SamplingParams(temperature=0.0),
+    ]
+    right = run_rows(embedded_engine, prompts, params, max_tokens=48)
+    assert json.loads(right.text(embedded_engine, 0)).keys() == {KEY}
+    plant(monkeypatch)
+    wrong = run_rows(embedded_engine, prompts, params, max_tokens=48)
+    assert wrong.tokens != right.tokens

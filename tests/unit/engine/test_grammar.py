@@ -1,0 +1,157 @@
+"""What compiles, what is refused and how soon, and what is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import pytest
+from guided_rows import schema_grammar
+
+from machd.api.constraint import Constraint, ConstraintKind
+from machd.api.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
+from machd.engine.fake import FakeEngine
+from machd.engine.grammar import LlguidanceCompiler, compiled
+from machd.engine.protocol import Engine
+from machd.errors import GrammarError
+
+LIMIT_S = 1.0
+"""In which a client learns that its schema is bad."""
+
+
+def _deep(levels: int) -> str:
+    return '{"type":"object","properties":{"a":' * levels + '{"type":"string"}' + "}}" * levels
+
+
+BAD = {
+    "unsupported keyword": (ConstraintKind.JSON_SCHEMA, '{"type":"array","uniqueItems":true}'),
+    "unknown type": (ConstraintKind.JSON_SCHEMA, '{"type":"strin"}'),
+    "unknown format": (ConstraintKind.JSON_SCHEMA, '{"type":"string","format":"zip-code"}'),
+    "reference to nowhere": (ConstraintKind.JSON_SCHEMA, '{"$ref":"#/$defs/none"}'),
+    "reference elsewhere": (ConstraintKind.JSON_SCHEMA, '{"$ref":"https://127.0.0.1/x.json"}'),
+    "reference cycle": (
+        ConstraintKind.JSON_SCHEMA,
+        '{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}',
+    ),
+    "endless recursion": (
+        ConstraintKind.JSON_SCHEMA,
+        '{"properties":{"x":{"$ref":"#"}},"required":["x"],"additionalProperties":false}',
+    ),
+    "nothing satisfies it": (ConstraintKind.JSON_SCHEMA, "false"),
+    "no schema": (ConstraintKind.JSON_SCHEMA, "[1]"),
+    "no JSON": (ConstraintKind.JSON_SCHEMA, "{"),
+    "too deep": (ConstraintKind.JSON_SCHEMA, _deep(MAX_DEPTH)),
+    "ten thousand deep": (ConstraintKind.JSON_SCHEMA, _deep(10_000)),
+    "deep in lists": (ConstraintKind.JSON_SCHEMA, '{"allOf":' + "[" * 5000 + "]" * 5000 + "}"),
+    "many choices": (
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps({"enum": [f"value {i * 7919}" for i in range(10_000)]}),
+    ),
+    "many properties": (
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps({"properties": {f"p{i}": {} for i in range(10_000)}}),
+    ),
+    "too long": (ConstraintKind.JSON_SCHEMA, json.dumps({"title": "x" * 300_000})),
+    "overlapping oneOf": (
+        ConstraintKind.JSON_SCHEMA,
+        '{"oneOf":[{"type":"object"},{"type":"object","properties":{"a":{}}}]}',
+    ),
+    "unclosed pattern": (ConstraintKind.REGEX, "("),
+    "look-ahead": (ConstraintKind.REGEX, "(?=a)b"),
+    "back reference": (ConstraintKind.REGEX, r"(a)\1"),
+    "long pattern": (ConstraintKind.REGEX, "a" * 100_000),
+    "no choice": (ConstraintKind.CHOICE, "[]"),
+    "ten thousand choices": (ConstraintKind.CHOICE, json.dumps([f"{i}" for i in range(10_000)])),
+    "unknown rule": (ConstraintKind.GRAMMAR, "start: nowhere"),
+    "no grammar": (ConstraintKind.GRAMMAR, "hello, how are you"),
+    "bad GBNF": (ConstraintKind.GRAMMAR, 'root ::= "a" ('),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_used_is_refused_within_a_second(name: str) -> None:
+    """Each bad constraint gets an error that names the field, soon enough to tell a client."""
+    kind, source = BAD[name]
+    compiler = FakeEngine().grammars
+    before_s = time.perf_counter()
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(Constraint(kind, source, "response_format"))
+    assert time.perf_counter() - before_s < LIMIT_S
+    assert caught.value.param == "response_format"
+    assert caught.value.message.startswith("response_format: ")
+    assert len(caught.value.message) < 700
+
+
+HEAVY = {
+    "properties": (
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(MAX_PROPERTIES)}}),
+    ),
+    "choices": (ConstraintKind.CHOICE, json.dumps([f"option {i}" for i in range(MAX_CHOICES)])),
+    "enum": (
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps({"enum": [f"value {i * 7919}" for i in range(MAX_CHOICES)]}),
+    ),
+    "depth": (ConstraintKind.JSON_SCHEMA, _deep(MAX_DEPTH // 2)),
+    "nested stars": (ConstraintKind.REGEX, "(a+)+$"),
+    "exploding states": (ConstraintKind.REGEX, "(.*a){20}"),
+    "counted twice": (ConstraintKind.REGEX, "(x{1,1000}){1,1000}"),
+    "ambiguous": (ConstraintKind.GRAMMAR, 'start: s\ns: s s | "a" | "b" | ""'),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_is_within_the_bounds_is_soon_decided(name: str, embedded_engine: Engine) -> None:
+    """The heaviest that is let through compiles for the real vocabulary in a second, or is refused."""
+    kind, source = HEAVY[name]
+    embedded_engine.grammars.compile(Constraint(ConstraintKind.JSON_OBJECT, "", "x"))
+    before_s = time.perf_counter()
+    with contextlib.suppress(GrammarError):
+        embedded_engine.grammars.compile(Constraint(kind, source, "x"))
+    assert time.perf_counter() - before_s < LIMIT_S
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    """The same constraint gives the same grammar, whichever field it came from."""
+    compiler = FakeEngine().grammars
+    first = compiler.compile(Constraint(ConstraintKind.REGEX, "[a-z]+", "guided_regex"))
+    again = compiler.compile(Constraint(ConstraintKind.REGEX, "[a-z]+", "structured_outputs"))
+    other = compiler.compile(Constraint(ConstraintKind.REGEX, "[a-y]+", "guided_regex"))
+    assert again is first
+    assert other != first
+
+
+def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was used longest ago goes first, so memory stays bounded."""
+    monkeypatch.setattr("machd.engine.grammar._MAX_GRAMMARS", 2)
+    compiler = FakeEngine().grammars
+
+    def compile_(pattern: str) -> object:
+        return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+
+    a, b = compile_("a"), compile_("b")
+    assert compile_("a") is a
+    compile_("c")
+    assert compile_("a") is a
+    assert compile_("b") is not b
+
+
+def test_grammars_are_equal_by_what_they_say() -> None:
+    """Two engines' grammars of one source are the same to whoever compares requests."""
+    schema = {"type": "integer"}
+    one, other = (schema_grammar(FakeEngine(), schema) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert compiled(one).matcher is not compiled(other).matcher
+
+
+def test_a_tokenizer_without_bytes_supports_no_grammar() -> None:
+    """Where tokens have no bytes of their own, a constraint is refused instead of ignored."""
+
+    class Tokenizer(type(FakeEngine().tokenizer)):  # type: ignore[misc]
+        knows_token_bytes = False
+
+    compiler = LlguidanceCompiler(Tokenizer(), 257, frozenset({256}))
+    with pytest.raises(GrammarError, match="not supported with this model"):
+        compiler.compile(Constraint(ConstraintKind.JSON_OBJECT, "", "response_format"))
