@@ -29,7 +29,7 @@ check: dev
 
 bench: dev
 	@mkdir -p bench-results
-	$(MACHD) bench --compare single,static,continuous --scenarios sweep,staggered,long-prompt,coalescing \
+	$(MACHD) bench --compare single,static,continuous --scenarios sweep,staggered,long-prompt,coalescing,structured \
 		--concurrency 1,4,8,16 --json bench-results/bench.json --plot bench-results/bench.png $(ARGS)
 
 docs: dev

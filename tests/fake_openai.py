@@ -27,6 +27,8 @@ class FakeOpenAi:
         has_completions: Whether it knows another endpoint than chat.
         sends_usage: Whether it counts tokens where ``stream_options`` asks for it.
         coalesces: Whether an identical request that is open makes another its follower.
+        keeps_schemas: Whether an answer with ``guided_json`` begins as one of an array.
+        schema_step_s: More between two tokens of any stream while one with a schema is open.
         max_tokens: Where every answer ends, whatever was asked for.
         asked: Path and body of every request.
     """
@@ -38,9 +40,12 @@ class FakeOpenAi:
     has_completions: bool = True
     sends_usage: bool = True
     coalesces: bool = False
+    keeps_schemas: bool = False
+    schema_step_s: float = 0.0
     max_tokens: int = 10_000
     asked: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     _open: dict[bytes, int] = field(default_factory=dict)
+    _guided: int = 0
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @asynccontextmanager
@@ -75,11 +80,14 @@ class FakeOpenAi:
             _head(writer, 400)
             return
         is_follower = self.coalesces and self._open.get(body, 0) > 0
+        is_guided = "guided_json" in fields
         self._open[body] = self._open.get(body, 0) + 1
+        self._guided += is_guided
         try:
             await self._stream(writer, fields, is_follower=is_follower)
         finally:
             self._open[body] -= 1
+            self._guided -= is_guided
 
     async def _stream(
         self, writer: asyncio.StreamWriter, fields: dict[str, object], *, is_follower: bool
@@ -95,10 +103,11 @@ class FakeOpenAi:
                 await asyncio.sleep(words * self.word_s)
         else:
             await asyncio.sleep(words * self.word_s)
+        token = b"[" if self.keeps_schemas and "guided_json" in fields else b"x"
         for _ in range(tokens):
-            writer.write(b'data: {"choices":[{"index":0,"text":"x"}]}\n\n')
+            writer.write(b'data: {"choices":[{"index":0,"text":"%b"}]}\n\n' % token)
             await writer.drain()
-            await asyncio.sleep(self.step_s)
+            await asyncio.sleep(self.step_s + self.schema_step_s * (self._guided > 0))
             async with self._reading:
                 pass
         if self.sends_usage and "stream_options" in fields:

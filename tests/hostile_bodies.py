@@ -181,29 +181,99 @@ _OUT_OF_RANGE: tuple[tuple[str, bytes], ...] = (
 )
 
 _UNSUPPORTED: tuple[tuple[str, bytes], ...] = (
-    ("tools", _body(tools=[{"type": "function", "function": {"name": "f"}}])),
-    ("tool_choice", _body(tool_choice="auto")),
     ("functions", _body(functions=[{"name": "f"}])),
     ("function_call", _body(function_call={"name": "f"})),
-    ("a JSON format", _body(response_format={"type": "json_object"})),
-    ("a schema that refers to itself", _body(response_format={"$ref": "#"})),
-    ("an evil pattern", _body(guided_regex="(a+)+b" * 1000)),
-    ("guided_json 1e999", _raw('"guided_json": 1e999')),
     ("a template", _body(chat_template="{{ cycler.__init__.__globals__ }}")),
     ("template arguments", _body(chat_template_kwargs={"tokenize": True})),
     ("no generation prompt", _body(add_generation_prompt=False)),
-    ("continue the last message", _body(continue_final_message=True)),
     ("store", _body(store=True)),
     ("audio out", _body(modalities=["text", "audio"], audio={"voice": "alloy"})),
     ("prediction", _body(prediction={"type": "content", "content": "hi"})),
     ("web search", _body(web_search_options={"search_context_size": "low"})),
-    ("reasoning effort", _body(reasoning_effort="high")),
     ("verbosity", _body(verbosity="low")),
     ("an image from the network", _part(type="image_url", image_url={"url": "http://h/i.png"})),
     ("an image from the disk", _part(type="image_url", image_url={"url": "file:///etc/hostname"})),
     ("a sound", _part(type="input_audio", input_audio={"data": "", "format": "wav"})),
     ("a file", _part(type="file", file={"file_id": "f"})),
-    ("tool calls in the past", _message(role="assistant", tool_calls=[{"id": "c"}])),
+)
+
+
+def _tool(**function: object) -> dict[str, object]:
+    return {"type": "function", "function": function}
+
+
+def _call(**function: object) -> bytes:
+    return _message(
+        role="assistant", tool_calls=[{"id": "c", "type": "function", "function": function}]
+    )
+
+
+_DEEP_SCHEMA = '{"a":' * 500 + "{}" + "}" * 500
+_JSON_SCHEMA = '"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": '
+
+_TOOLS: tuple[tuple[str, bytes], ...] = (
+    ("tools are an object", _body(tools={})),
+    ("129 tools", _body(tools=[_tool(name=f"f{i}") for i in range(129)])),
+    ("a tool of another type", _body(tools=[{"type": "custom", "custom": {"name": "f"}}])),
+    ("a tool without a name", _body(tools=[_tool(description="d")])),
+    ("a tool's name with a quote", _body(tools=[_tool(name='f"')])),
+    ("a tool's name with a line feed at its end", _body(tools=[_tool(name="f\n")])),
+    ("a tool's name of 65 characters", _body(tools=[_tool(name="f" * 65)])),
+    ("two tools of one name", _body(tools=[_tool(name="f"), _tool(name="f")])),
+    ("a tool's parameters are a list", _body(tools=[_tool(name="f", parameters=[])])),
+    ("a tool's parameters are a text", _body(tools=[_tool(name="f", parameters="{}")])),
+    (
+        "a tool's parameters are deep",
+        _raw(
+            '"tools": [{"type": "function", "function": {"name": "f", "parameters": '
+            + _DEEP_SCHEMA
+            + "}}]"
+        ),
+    ),
+    (
+        "a tool's parameters are long",
+        _body(tools=[_tool(name="f", parameters={"description": "x" * 300_000})]),
+    ),
+    ("tool_choice of another word", _body(tool_choice="any")),
+    ("tool_choice names no tool", _body(tools=[_tool(name="f")], tool_choice=_tool(name="g"))),
+    ("tool_choice without tools", _body(tool_choice="required")),
+    ("a call without an id", _message(role="assistant", tool_calls=[_tool(name="f")])),
+    ("a call's arguments are an object", _call(name="f", arguments={})),
+    ("a call's arguments are a list", _call(name="f", arguments="[]")),
+    ("a call's arguments are no JSON", _call(name="f", arguments="{")),
+    ("a call's arguments are deep", _call(name="f", arguments=_DEEP_SCHEMA)),
+    ("a call's arguments are too deep", _call(name="f", arguments="[" * _DEPTH)),
+    ("a call's arguments hold 1e999", _call(name="f", arguments='{"a": 1e999}')),
+    ("a tool answers no call", _message(role="tool", tool_call_id="c", content="4")),
+)
+
+_SHAPES: tuple[tuple[str, bytes], ...] = (
+    ("a format without a type", _body(response_format={"$ref": "#"})),
+    ("a format of another type", _body(response_format={"type": "xml"})),
+    ("a schema format without a schema", _body(response_format={"type": "json_schema"})),
+    ("a schema that is null", _raw(_JSON_SCHEMA + "null}}")),
+    ("a schema with 1e999", _raw(_JSON_SCHEMA + '{"const": 1e999}}}')),
+    ("a schema with half a surrogate pair", _raw(_JSON_SCHEMA + '{"const": "\\ud800"}}}')),
+    ("a deep schema", _raw(_JSON_SCHEMA + _DEEP_SCHEMA + "}}")),
+    ("guided_json is a number", _body(guided_json=1)),
+    ("guided_json 1e999", _raw('"guided_json": 1e999')),
+    ("guided_json is a text that is no JSON", _body(guided_json="{")),
+    ("guided_json is long", _body(guided_json={"description": "x" * 300_000})),
+    ("guided_regex is long", _body(guided_regex="(a+)+b" * 5000)),
+    ("guided_choice is empty", _body(guided_choice=[])),
+    ("guided_choice is a text", _body(guided_choice="a")),
+    ("guided_grammar is long", _body(guided_grammar="x" * 300_000)),
+    ("two constraints", _body(guided_regex="a", guided_choice=["a"])),
+    ("two constraints in one field", _body(structured_outputs={"regex": "a", "json": {}})),
+    ("a constraint without an end", _body(guided_regex="a", ignore_eos=True)),
+    ("reasoning effort of another word", _body(reasoning_effort="maximal")),
+    ("a negative thinking budget", _body(thinking_token_budget=-1)),
+    ("template arguments that are a list", _body(chat_template_kwargs={"thinking": [True]})),
+    ("a switch that is a word", _body(chat_template_kwargs={"enable_thinking": "no"})),
+    (
+        "continue the user's message",
+        _body(continue_final_message=True, add_generation_prompt=False),
+    ),
 )
 
 _NO_SUCH_MODEL: tuple[tuple[str, bytes], ...] = (
@@ -226,6 +296,8 @@ HOSTILE_CHAT_BODIES: tuple[HostileBody, ...] = (
     *((name, body, _BAD) for name, body in _WRONG_SHAPE),
     *((name, body, _BAD) for name, body in _OUT_OF_RANGE),
     *((name, body, _BAD) for name, body in _UNSUPPORTED),
+    *((name, body, _BAD) for name, body in _TOOLS),
+    *((name, body, _BAD) for name, body in _SHAPES),
     *((name, body, _UNKNOWN_MODEL) for name, body in _NO_SUCH_MODEL),
     *((name, body, _TOO_LARGE) for name, body in _LARGE),
 )

@@ -31,6 +31,7 @@ from machd.serving.fanout import Fanout
 from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
+from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.startup_guard import Measure, OnStart, StartupGuard, nothing_known
 from machd.settings.model import ContinuousBatchingSettings, Settings
@@ -108,6 +109,10 @@ class Parts:
             clock=clock,
             settings=settings,
             versions=installed_versions(),
+            responses=ResponseStore(
+                max_responses=settings.limits.max_stored_responses,
+                max_bytes=settings.limits.max_stored_response_bytes,
+            ),
         )
         self.app = create_app(context, api_keys)
         self._watch()

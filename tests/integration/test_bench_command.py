@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from running_daemon import RunningDaemon
 from tiny_checkpoint import write_tiny_llama
 
+from machd.bench.scenarios import Scenario
 from machd.bench.server import ServerProcess
 from machd.cli.bench import bench, forwarded_arguments
 from machd.clock import SystemClock
@@ -86,6 +87,7 @@ def test_a_server_that_refuses_is_a_failure(url: str) -> None:
     [
         (("--compare", "batched"), "is no mode; there are: single, static, continuous"),
         (("--scenarios", "sweep,none"), "is no scenario; there are: sweep, staggered,"),
+        (("--scenarios", "structured"), "structured needs a mode that batches: --compare cont"),
         (("--scenarios", "coalescing"), "coalescing needs a mode that batches: --compare cont"),
         (("--compare", "static", "--scenarios", "long-prompt"), "long-prompt needs a mode that"),
         (("--extra-body", "{}"), "--model-id and --extra-body are for a server at --url"),
@@ -156,7 +158,7 @@ def test_modes_are_measured_one_after_the_other(tiny_llama: Path, tmp_path: Path
 
     result = run(
         *(str(tiny_llama), "--compare", "single,static,continuous", "--concurrency", "2", *SHORT),
-        *("--scenarios", "sweep,staggered,long-prompt,coalescing", "--json", str(path)),
+        *("--scenarios", ",".join(Scenario), "--json", str(path)),
     )
 
     assert result.exit_code == 0, result.output
@@ -181,6 +183,8 @@ def test_modes_are_measured_one_after_the_other(tiny_llama: Path, tmp_path: Path
     assert [one["mode"] for one in report["long_prompt"]] == ["continuous"]
     assert 1400 < report["long_prompt"][0]["prompt_tokens"] < 1600
     assert [one["coalesced"] for one in report["coalescing"]] == [2]
+    assert [one["kept"] for one in report["structured"]] == [8]
+    assert [one["completion_tokens"] for one in report["structured"]] == [96 * 5]
     assert [(one["mode"], one["decode_mode"]) for one in report["servers"]] == [
         ("single", "single"),
         ("continuous", "batched"),

@@ -15,6 +15,7 @@ from machd.bench.connection import ServerAddress
 from machd.bench.target import Dialect, Target, TargetHints
 from machd.cli.bench import bench
 from machd.clock import SystemClock
+from machd.errors import EngineFaultError
 
 SHORT = ("--requests", "3", "--prompt-tokens", "4", "--max-tokens", "5")
 
@@ -81,7 +82,7 @@ async def test_a_person_may_name_the_model_and_more_fields() -> None:
 async def test_every_scenario_runs_against_any_server(tmp_path: Path) -> None:
     """A server of somebody else's gets all of them; what it does not do shows as such."""
     path = tmp_path / "bench.json"
-    names = "sweep,staggered,long-prompt,coalescing"
+    names = "sweep,staggered,long-prompt,coalescing,structured"
     async with FakeOpenAi(step_s=0.005).running() as url:
         result = await asyncio.to_thread(
             run,
@@ -99,3 +100,14 @@ async def test_every_scenario_runs_against_any_server(tmp_path: Path) -> None:
     assert staggered["static_ttft_ratio"] is None
     assert (long_prompt["streams"], long_prompt["prompt_tokens"]) == (8, 50)
     assert (coalescing["copies"], coalescing["coalesced"]) == (3, 0)
+    (structured,) = report["structured"]
+    assert (structured["streams"], structured["requests"]) == (16, 96)
+    assert structured["completion_tokens"] == 96 * 5
+    assert (structured["constrained"], structured["kept"]) == (8, 0)
+
+
+async def test_a_server_without_schemas_is_told_as_one() -> None:
+    """Its refusal ends the bench and names the scenario that asked for them."""
+    async with FakeOpenAi(refuses=frozenset({"guided_json"})).running() as url:
+        with pytest.raises(EngineFaultError, match=r"structured, .* guided_json: .*HTTP 400"):
+            await asyncio.to_thread(run, "--url", url, "--scenarios", "structured", *SHORT)

@@ -13,9 +13,16 @@ from msgspec import Meta
 
 __all__ = [
     "MAX_PROMPTS",
+    "MAX_SCHEMA_BYTES",
+    "MAX_TOOLS",
+    "CallId",
+    "Choices",
     "CompletionLogprobs",
     "ContentText",
+    "Description",
+    "Dimensions",
     "Fraction",
+    "GrammarText",
     "Label",
     "LogitBias",
     "MaxTokens",
@@ -24,6 +31,7 @@ __all__ = [
     "ModelName",
     "Penalty",
     "PriorityName",
+    "RegexText",
     "RepetitionPenalty",
     "SamplesPerPrompt",
     "Seed",
@@ -31,14 +39,23 @@ __all__ = [
     "StopTokenIds",
     "StreamInterval",
     "Temperature",
+    "TemplateVariable",
+    "ThinkingBudget",
     "TokenId",
     "TokenIds",
+    "ToolName",
     "TopK",
     "TopLogprobs",
 ]
 
 MAX_PROMPTS = 128
 """Prompts that one completion request may carry; each of them is ``n`` sequences."""
+
+MAX_TOOLS = 128
+"""Tools that one request may bring, and calls that one message may hold."""
+
+MAX_SCHEMA_BYTES = 256 * 1024
+"""Bytes of JSON that one schema may have, be it a tool's or an answer's."""
 
 _MAX_TEXT_CHARS = 8 * 1024 * 1024
 _MAX_TOKEN_ID = 2**31 - 1
@@ -119,3 +136,34 @@ Metadata = Annotated[
     Meta(max_length=16),
 ]
 """Pairs that a client keeps for itself. The bounds are OpenAI's."""
+
+ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+"""A tool's or a schema's name; OpenAI's pattern. In Python alone ``$`` lets a line feed follow."""
+
+CallId = Annotated[str, Meta(min_length=1, max_length=512)]
+"""A tool call's id: ours, or that of whichever server made the call."""
+
+Description = Annotated[str, Meta(max_length=64 * 1024)]
+"""What a tool or a schema is for, in characters."""
+
+RegexText = Annotated[str, Meta(min_length=1, max_length=16 * 1024)]
+"""A regular expression, in characters."""
+
+GrammarText = Annotated[str, Meta(min_length=1, max_length=64 * 1024)]
+"""A context-free grammar, in characters."""
+
+Choices = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1, max_length=1024)
+]
+"""Texts one of which the answer is."""
+
+ThinkingBudget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Tokens of thought; 0 closes thoughts as soon as they open."""
+
+TemplateVariable = (
+    bool | Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(max_length=64)]
+)
+"""What a client may give a chat template."""
+
+Dimensions = Annotated[int, Meta(ge=1, le=2**16)]
+"""Width of an embedding."""

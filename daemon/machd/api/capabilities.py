@@ -174,11 +174,16 @@ class Features(Struct, frozen=True, kw_only=True):
 
     Attributes:
         chat: The model has a chat template.
+        tools: Tools can be called; where the template shows the model none, machd does.
+        tool_format: Name of the way in which the model writes calls; null where it has none of
+            its own.
+        reasoning: The model's thoughts are told apart from its answer.
     """
 
     chat: bool
     logprobs: bool
     tools: bool
+    tool_format: str | None = None
     reasoning: bool
     structured_output: bool
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -10,21 +10,62 @@ from machd.api.logprobs import ChatLogprobs
 from machd.api.usage import FinishReason, Usage
 
 __all__ = [
+    "CallDelta",
+    "CallFunction",
+    "CallFunctionDelta",
     "ChatChoice",
     "ChatChunkChoice",
     "ChatCompletion",
     "ChatCompletionChunk",
     "ChatDelta",
+    "ChatFinishReason",
     "ChatResponseMessage",
+    "ToolCall",
+    "UsedTier",
 ]
+
+ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
+"""``tool_calls``: the answer ended by itself and called something."""
+
+UsedTier: TypeAlias = Literal["default", "flex", "scale", "priority"]
+"""The service tier that a request asked for; ``auto`` is ``default``."""
+
+
+class CallFunction(Struct, frozen=True, kw_only=True):
+    """A function that is to be called.
+
+    Attributes:
+        arguments: JSON text of an object; its beginning where ``max_tokens`` cut the call short.
+    """
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call; ``id`` is what the tool's message has to name."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CallFunction
 
 
 class ChatResponseMessage(Struct, frozen=True, kw_only=True):
-    """The message that the model wrote."""
+    """The message that the model wrote.
+
+    Attributes:
+        content: Null where there are only calls.
+        reasoning_content: What the model thought; left out where it did not.
+        reasoning: The same, as other clients look for it.
+        tool_calls: Left out where there are none.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -33,11 +74,17 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     index: int
     message: ChatResponseMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A whole answer. ``created`` is in seconds since 1970."""
+    """A whole answer.
+
+    Attributes:
+        created: In seconds since 1970.
+        service_tier: Left out where the request names none.
+        system_fingerprint: The same as long as model and software are.
+    """
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -45,14 +92,42 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: UsedTier | UnsetType = UNSET
     system_fingerprint: str | None = None
 
 
+class CallFunctionDelta(Struct, frozen=True, kw_only=True):
+    """The name, once, and what comes next of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class CallDelta(Struct, frozen=True, kw_only=True):
+    """What a chunk adds to one call; ``id``, ``type`` and the name come with the first.
+
+    Attributes:
+        index: Counts the calls of a message from 0.
+    """
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CallFunctionDelta
+
+
 class ChatDelta(Struct, frozen=True, kw_only=True):
-    """What a chunk adds to the message: the role in the first one, nothing in the last one."""
+    """What a chunk adds to the message: the role in the first one, nothing in the last one.
+
+    Attributes:
+        tool_calls: One entry at most.
+    """
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):
@@ -61,7 +136,7 @@ class ChatChunkChoice(Struct, frozen=True, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
@@ -77,6 +152,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    service_tier: UsedTier | UnsetType = UNSET
     system_fingerprint: str | None = None
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET

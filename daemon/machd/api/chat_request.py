@@ -2,61 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Raw, UnsetType
 
-from machd.api.bounds import Label, MaxTokens, Metadata, TopLogprobs
-from machd.api.messages import ChatMessageList, check_messages, template_messages
+from machd.api.bounds import Label, MaxTokens, Metadata, PriorityName, ThinkingBudget, TopLogprobs
+from machd.api.chat_completion import UsedTier
+from machd.api.conversation import Conversation, ToolChoiceMode
+from machd.api.messages import (
+    ChatMessageList,
+    check_final_message,
+    check_messages,
+    template_messages,
+)
 from machd.api.options import GenerationOptions
+from machd.api.reasoning import (
+    ReasoningEffort,
+    ReasoningOptions,
+    TemplateVariables,
+    reasoning_options,
+)
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.api.sampling import SamplingRequest
-from machd.errors import InvalidRequestError
+from machd.api.tools import ChatToolChoice, ChatToolList, chat_tool_choice, chat_tools
+from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["ChatCompletionRequest"]
+__all__ = ["ChatCompletionRequest", "ServiceTier"]
+
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
+"""OpenAI's word for who goes first."""
 
 _NoneOnly: TypeAlias = Annotated[Raw | UnsetType, only("none")]
 _TextModality: TypeAlias = Annotated[Raw | UnsetType, only(["text"])]
-_TextFormat: TypeAlias = Annotated[Raw | UnsetType, only({"type": "text"})]
-_TrueOnly: TypeAlias = Annotated[Raw | UnsetType, only(True)]  # noqa: FBT003 - a JSON value
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
+
+_TIER_PRIORITIES: dict[ServiceTier, PriorityName] = {"flex": "batch", "priority": "interactive"}
 
 
 class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
-    """A conversation to continue: OpenAI's fields and the extensions of ``SamplingRequest``."""
+    """A conversation to continue: OpenAI's fields and the extensions of ``SamplingRequest``.
+
+    From ``chat_template_kwargs`` on, the fields are extensions that other servers spell the same
+    way, up to those that are refused.
+    """
 
     messages: ChatMessageList
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
+    tools: ChatToolList | None = None
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
     metadata: Metadata | None = None
-    service_tier: Label | None = None
+    service_tier: ServiceTier | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
-    parallel_tool_calls: bool | None = None
 
-    tools: Refused = UNSET
-    tool_choice: _NoneOnly = UNSET
+    chat_template_kwargs: TemplateVariables | None = None
+    thinking_token_budget: ThinkingBudget | None = None
+    thinking_budget: ThinkingBudget | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
     functions: Refused = UNSET
     function_call: _NoneOnly = UNSET
-    response_format: _TextFormat = UNSET
     audio: Refused = UNSET
     modalities: _TextModality = UNSET
     moderation: Refused = UNSET
     prediction: Refused = UNSET
-    reasoning_effort: Refused = UNSET
     verbosity: Refused = UNSET
     web_search_options: Refused = UNSET
     store: _FalseOnly = UNSET
 
     # A template is code that runs in the daemon (CVE-2025-61620): it comes with the model only.
     chat_template: Refused = UNSET
-    chat_template_kwargs: Refused = UNSET
-    add_generation_prompt: _TrueOnly = UNSET
-    continue_final_message: _FalseOnly = UNSET
 
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
@@ -68,6 +92,8 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         refuse_unsupported(self, _NEUTRAL)
         check_messages(self.messages)
         self.check_stream_options()
+        self._check_continuation()
+        self.conversation()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
@@ -83,11 +109,76 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.generation_options(
             max_tokens=self.max_completion_tokens or self.max_tokens,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            priority=self.priority or _TIER_PRIORITIES.get(self.service_tier or "default"),
+        )
+
+    def conversation(self) -> Conversation:
+        """What is to be continued, free of this dialect.
+
+        Raises:
+            InvalidRequestError: Fields about tools, thoughts or the answer's shape contradict
+                each other.
+            UnsupportedParameterError: One of them asks for what machd does not do.
+        """
+        choice, tools = chat_tool_choice(
+            self.tool_choice,
+            chat_tools(self.tools),
+            parallel_tool_calls=self.parallel_tool_calls,
+        )
+        if choice.mode is ToolChoiceMode.REQUIRED and self.ignore_eos:
+            raise InvalidRequestError(
+                "ignore_eos and tool_choice contradict each other; send one of them",
+                param="ignore_eos",
+            )
+        reasoning = self._reasoning()
+        return Conversation(
+            messages=self.template_messages(),
+            tools=tools,
+            tool_choice=choice,
+            constraint=self.constraint(),
+            thinks=reasoning.thinks,
+            thinking_budget_tokens=reasoning.budget_tokens,
+            template_variables=reasoning.template_variables,
+            continues_final_message=bool(self.continue_final_message),
         )
 
     def template_messages(self) -> list[dict[str, object]]:
         """The conversation as a chat template sees it."""
         return template_messages(self.messages)
+
+    @property
+    def used_tier(self) -> UsedTier | UnsetType:
+        """``service_tier`` as the answer repeats it; it is not there unless asked for."""
+        if self.service_tier is None:
+            return UNSET
+        return "default" if self.service_tier == "auto" else self.service_tier
+
+    def _reasoning(self) -> ReasoningOptions:
+        return reasoning_options(
+            effort=self.reasoning_effort,
+            variables=self.chat_template_kwargs,
+            budgets={
+                "thinking_token_budget": self.thinking_token_budget,
+                "thinking_budget": self.thinking_budget,
+            },
+        )
+
+    def _check_continuation(self) -> None:
+        opens_turn = self.add_generation_prompt is not False
+        if not self.continue_final_message:
+            if not opens_turn:
+                raise UnsupportedParameterError(
+                    "add_generation_prompt: false is supported together with "
+                    "continue_final_message: true only",
+                    param="add_generation_prompt",
+                )
+            return
+        if opens_turn:
+            raise InvalidRequestError(
+                "continue_final_message needs add_generation_prompt: false",
+                param="continue_final_message",
+            )
+        check_final_message(self.messages)
 
 
 _NEUTRAL = neutral_values(ChatCompletionRequest)

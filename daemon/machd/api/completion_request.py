@@ -51,6 +51,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         """
         refuse_unsupported(self, _NEUTRAL)
         self.prompts()
+        self.constraint()
         self.check_stream_options()
         if self.best_of not in (None, self.n or 1):
             raise UnsupportedParameterError(

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import UnionType
 from typing import Literal
 
 from msgspec import Struct
 
+from machd.api.anthropic_errors import AnthropicErrorBody
+from machd.api.anthropic_message import Message, StreamEvent, TokenCount
+from machd.api.anthropic_request import CountTokensRequest, MessagesRequest
 from machd.api.cache import CacheStats
 from machd.api.capabilities import Capabilities
 from machd.api.chat_completion import ChatCompletion, ChatCompletionChunk
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.completion import Completion
 from machd.api.completion_request import CompletionRequest
+from machd.api.embeddings import EmbeddingsRequest
 from machd.api.errors import ErrorBody
 from machd.api.health import Health
 from machd.api.models import Model, ModelList
+from machd.api.responses_answer import DeletedResponse, Response
+from machd.api.responses_events import ResponseEvent
+from machd.api.responses_request import ResponsesRequest
 from machd.api.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -35,12 +43,12 @@ class Answer:
     """One answer that an endpoint can give.
 
     Attributes:
-        body: The type on the wire; None where no Struct describes it. Of an event stream, the
-            type of each event's data.
+        body: The type on the wire, or a union of types; None where none describes it. Of an event
+            stream, the type of each event's data.
     """
 
     status: int
-    body: type[Struct] | None
+    body: type[Struct] | UnionType | None
     media_type: str = JSON
 
 
@@ -57,7 +65,7 @@ class Endpoint:
     """
 
     name: str
-    method: Literal["get", "post"]
+    method: Literal["get", "post", "delete"]
     path: str
     summary: str
     answers: tuple[Answer, ...]
@@ -75,6 +83,11 @@ _READING = _errors(401, 403, 421, 503)
 _POSTING = _errors(400, 401, 403, 404, 408, 413, 415, 421, 500, 503)
 _GENERATING = _errors(400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 _OPEN = _errors(403, 421)
+
+
+def _in_anthropics_words(errors: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple(Answer(one.status, AnthropicErrorBody) for one in errors)
+
 
 PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
@@ -98,6 +111,58 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         request=CompletionRequest,
         answers=(Answer(200, Completion), Answer(200, Completion, EVENTS), *_GENERATING),
         generates=True,
+    ),
+    Endpoint(
+        name="create_response",
+        method="post",
+        path="/v1/responses",
+        summary="Answer, perhaps after an earlier response",
+        request=ResponsesRequest,
+        answers=(Answer(200, Response), Answer(200, ResponseEvent, EVENTS), *_GENERATING),
+        generates=True,
+    ),
+    Endpoint(
+        name="get_response",
+        method="get",
+        path="/v1/responses/{id}",
+        summary="A stored response",
+        answers=(Answer(200, Response), *_READING, *_errors(400, 404)),
+    ),
+    Endpoint(
+        name="delete_response",
+        method="delete",
+        path="/v1/responses/{id}",
+        summary="Forget a stored response",
+        answers=(Answer(200, DeletedResponse), *_READING, *_errors(404)),
+    ),
+    Endpoint(
+        name="create_message",
+        method="post",
+        path="/v1/messages",
+        summary="Continue a conversation, in Anthropic's words",
+        request=MessagesRequest,
+        answers=(
+            Answer(200, Message),
+            Answer(200, StreamEvent, EVENTS),
+            *_in_anthropics_words(_GENERATING),
+        ),
+        generates=True,
+    ),
+    Endpoint(
+        name="count_message_tokens",
+        method="post",
+        path="/v1/messages/count_tokens",
+        summary="Tokens of the prompt that a conversation would have",
+        request=CountTokensRequest,
+        answers=(Answer(200, TokenCount), *_in_anthropics_words(_POSTING)),
+    ),
+    Endpoint(
+        name="create_embeddings",
+        method="post",
+        path="/v1/embeddings",
+        summary="Vectors of texts; no model that can be served offers them yet",
+        request=EmbeddingsRequest,
+        answers=_POSTING,
     ),
     Endpoint(
         name="list_models",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct
 
-from machd.api.bounds import ContentText, Label
+from machd.api.bounds import MAX_TOOLS, CallId, ContentText, Label
+from machd.api.raw_json import raw_object
 from machd.api.refusal import Refused, neutral_values, refuse_unsupported
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
@@ -19,12 +20,14 @@ __all__ = [
     "DeveloperMessage",
     "FilePart",
     "ImagePart",
+    "MessageToolCall",
     "RefusalPart",
     "SystemMessage",
     "TextPart",
     "ToolMessage",
     "UserMessage",
     "VideoPart",
+    "check_final_message",
     "check_messages",
     "template_messages",
 ]
@@ -81,14 +84,35 @@ class UserMessage(Struct, frozen=True, kw_only=True, tag="user", tag_field="role
     name: Label | None = None
 
 
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    """The function of a call, with the JSON text of an object as its arguments."""
+
+    name: CallId
+    arguments: ContentText
+
+
+class MessageToolCall(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
+    """A call that the model made."""
+
+    id: CallId
+    function: CalledFunction
+
+
 class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_field="role"):
-    """What the model said. ``content`` may be null only beside what machd refuses."""
+    """What the model said.
+
+    Attributes:
+        content: May be null beside calls.
+        reasoning_content: What it thought; ``reasoning`` is another server's word for it.
+    """
 
     content: _Content | None = None
     name: Label | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    reasoning_content: ContentText | None = None
+    reasoning: ContentText | None = None
     refusal: Refused = UNSET
     audio: Refused = UNSET
-    tool_calls: Refused = UNSET
     function_call: Refused = UNSET
 
 
@@ -122,28 +146,61 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Refuse what a template could not be given.
 
     Raises:
-        UnsupportedParameterError: A part is not text, or an assistant's message holds more
-            than text; ``param`` says where.
-        InvalidRequestError: An assistant's message has no content.
+        UnsupportedParameterError: A part is not text, or an assistant's message holds what machd
+            does not take; ``param`` says where.
+        InvalidRequestError: An assistant's message has neither content nor calls, a call's
+            arguments are no JSON object, or a tool answers though nothing was called.
     """
+    has_called = False
     for index, message in enumerate(messages):
         where = f"messages[{index}]."
         if isinstance(message, AssistantMessage):
-            refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
-        if message.content is None:
+            _check_assistant(message, where=where)
+            has_called |= bool(message.tool_calls)
+        elif isinstance(message, ToolMessage) and not has_called:
             raise InvalidRequestError(
-                f"{where}content: required, but missing", param=f"{where}content"
+                f"{where}tool_call_id: no message before this one calls a tool",
+                param=f"{where}tool_call_id",
             )
-        if not isinstance(message.content, str):
+        if message.content is not None and not isinstance(message.content, str):
             _check_parts(message.content, where=f"{where}content")
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
-    """Checked messages as templates read them: a role, one text, and the names if given.
+def check_final_message(messages: Sequence[ChatMessage]) -> None:
+    """Refuse to continue what is not a text of the assistant's.
 
-    Text parts are joined without anything between them.
+    Raises:
+        InvalidRequestError: The last message is another's, calls tools or holds no text.
     """
-    return [_template_message(message) for message in messages]
+    last = messages[-1]
+    if not isinstance(last, AssistantMessage) or last.tool_calls or not _text(last.content).strip():
+        raise InvalidRequestError(
+            "continue_final_message needs a last message that is a text of the assistant's",
+            param="continue_final_message",
+        )
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
+    """Checked messages as :class:`machd.api.conversation.Conversation` has them.
+
+    Text parts are joined without anything between them, and a tool's message gets the name of the
+    function that it answers for.
+    """
+    names: dict[str, str] = {}
+    seen = []
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            names |= {call.id: call.function.name for call in message.tool_calls or ()}
+        seen.append(_template_message(message, names))
+    return seen
+
+
+def _check_assistant(message: AssistantMessage, *, where: str) -> None:
+    refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
+    if message.content is None and not message.tool_calls:
+        raise InvalidRequestError(f"{where}content: required, but missing", param=f"{where}content")
+    for index, call in enumerate(message.tool_calls or ()):
+        _arguments(call, param=f"{where}tool_calls[{index}].function.arguments")
 
 
 def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
@@ -152,22 +209,50 @@ def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
             param = f"{where}[{index}].type"
             kind = part.__struct_config__.tag
             raise UnsupportedParameterError(
-                f'{param}: parts of type "{kind}" are not supported; send "text"', param=param
+                f'{param}: parts of type "{kind}" are not supported, as the served model takes '
+                'text only; send "text"',
+                param=param,
             )
 
 
-def _template_message(message: ChatMessage) -> dict[str, object]:
+def _template_message(message: ChatMessage, names: Mapping[str, str]) -> dict[str, object]:
     role = next(role for kind, role in _TEMPLATE_ROLES if isinstance(message, kind))
     seen: dict[str, object] = {"role": role, "content": _text(message.content)}
-    if message.name is not None:
-        seen["name"] = message.name
+    name = message.name
     if isinstance(message, ToolMessage):
         seen["tool_call_id"] = message.tool_call_id
+        name = name or names.get(message.tool_call_id)
+    if name is not None:
+        seen["name"] = name
+    if isinstance(message, AssistantMessage):
+        seen |= _assistant_fields(message)
     return seen
 
 
+def _assistant_fields(message: AssistantMessage) -> dict[str, object]:
+    """What an assistant's message holds beside its text."""
+    seen: dict[str, object] = {}
+    if thoughts := message.reasoning_content or message.reasoning:
+        seen["reasoning_content"] = thoughts
+    if message.tool_calls:
+        seen["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call, param="")},
+            }
+            for call in message.tool_calls
+        ]
+    return seen
+
+
+def _arguments(call: MessageToolCall, *, param: str) -> dict[str, object]:
+    """A call's arguments as an object; clients write no text for no arguments."""
+    text = call.function.arguments
+    return raw_object(text, param=param, max_bytes=None) if text else {}
+
+
 def _text(content: _Content | None) -> str:
-    assert content is not None, "check_messages comes first"
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     return "".join(part.text for part in content if isinstance(part, TextPart))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from inspect import cleandoc
+from types import UnionType
 from typing import TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from machd.api.endpoints import EVENTS, JSON, PUBLIC_ENDPOINTS, Answer, Endpoint
 __all__ = ["openapi_document"]
 
 Json: TypeAlias = dict[str, object]
+_Type: TypeAlias = type[Struct] | UnionType
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -85,9 +87,9 @@ def openapi_document(
     }
 
 
-def _types(endpoints: Iterable[Endpoint]) -> list[type[Struct]]:
+def _types(endpoints: Iterable[Endpoint]) -> list[_Type]:
     """Every type that the endpoints name, once each, in their order."""
-    named: dict[type[Struct], None] = {}
+    named: dict[_Type, None] = {}
     for endpoint in endpoints:
         for body in (endpoint.request, *(answer.body for answer in endpoint.answers)):
             if body is not None:
@@ -95,7 +97,7 @@ def _types(endpoints: Iterable[Endpoint]) -> list[type[Struct]]:
     return list(named)
 
 
-def _operation(endpoint: Endpoint, schemas: dict[type[Struct], Json]) -> Json:
+def _operation(endpoint: Endpoint, schemas: dict[_Type, Json]) -> Json:
     operation: Json = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
@@ -116,7 +118,7 @@ def _operation(endpoint: Endpoint, schemas: dict[type[Struct], Json]) -> Json:
     return operation
 
 
-def _responses(endpoint: Endpoint, schemas: dict[type[Struct], Json]) -> Json:
+def _responses(endpoint: Endpoint, schemas: dict[_Type, Json]) -> Json:
     statuses = sorted({answer.status for answer in endpoint.answers})
     return {
         str(status): {
@@ -143,10 +145,26 @@ def _header_names(endpoint: Endpoint, status: int) -> tuple[str, ...]:
     return _EVERY_ANSWER
 
 
-def _schema(answer: Answer, schemas: dict[type[Struct], Json]) -> Json:
+def _schema(answer: Answer, schemas: dict[_Type, Json]) -> Json:
     if answer.body is None:
         return {"type": "object" if answer.media_type == JSON else "string"}
     if answer.media_type == EVENTS:
-        # OpenAPI 3.1 cannot say "a stream of"; like OpenAI's own document, name one event's data.
-        return {**schemas[answer.body], "description": "The data of each event, before [DONE]."}
+        # One event, in the words of OpenAPI 3.2; 3.1 has none for "a stream of".
+        return {
+            "type": "object",
+            "required": ["data"],
+            "properties": {
+                "event": {"type": "string"},
+                "data": {
+                    "anyOf": [
+                        {"const": "[DONE]"},
+                        {
+                            "type": "string",
+                            "contentMediaType": JSON,
+                            "contentSchema": schemas[answer.body],
+                        },
+                    ]
+                },
+            },
+        }
     return schemas[answer.body]

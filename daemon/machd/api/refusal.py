@@ -18,6 +18,8 @@ from machd.errors import UnsupportedParameterError
 
 __all__ = ["Ignored", "Refused", "neutral_values", "only", "refuse_unsupported"]
 
+_REFUSED = "Not supported: any other value is answered with 400."
+
 _MAX_NEUTRAL_BYTES = 64
 """No value that asks for nothing is longer than this; longer ones are refused unread."""
 
@@ -25,7 +27,7 @@ _MAX_NEUTRAL_BYTES = 64
 def only(*values: object) -> Meta:
     """Mark a raw field: besides null and emptiness, these values alone are accepted."""
     return Meta(
-        description="Not supported: any other value is answered with 400.",
+        description=_REFUSED,
         extra_json_schema={"enum": [None, [], {}, *values]},
     )
 
@@ -50,7 +52,9 @@ def neutral_values(body_type: type[Struct]) -> Mapping[str, tuple[object, ...]]:
             name: tuple(mark.extra_json_schema["enum"])
             for name in body_type.__struct_fields__
             for mark in getattr(hints[name], "__metadata__", ())
-            if isinstance(mark, Meta) and mark.extra_json_schema is not None
+            if isinstance(mark, Meta)
+            and mark.description == _REFUSED
+            and mark.extra_json_schema is not None
         }
     )
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from msgspec import UNSET, Struct
 
 from machd.api.bounds import (
+    Choices,
     Fraction,
+    GrammarText,
     Label,
     LogitBias,
     MaxTokens,
     MinP,
-    ModelName,
     Penalty,
     PriorityName,
+    RegexText,
     RepetitionPenalty,
     SamplesPerPrompt,
     Seed,
@@ -22,8 +24,18 @@ from machd.api.bounds import (
     Temperature,
     TopK,
 )
+from machd.api.constraint import Constraint
+from machd.api.generation_request import GenerationRequest
 from machd.api.options import GenerationOptions
-from machd.api.refusal import Refused
+from machd.api.raw_json import ObjectSource
+from machd.api.refusal import Ignored, Refused
+from machd.api.response_format import (
+    ResponseFormat,
+    StructuredOutputs,
+    format_constraint,
+    one_constraint,
+    source_constraints,
+)
 from machd.api.token_ids import check_token_ids
 from machd.errors import InvalidRequestError
 
@@ -42,14 +54,14 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingRequest(Struct, frozen=True, kw_only=True):
+class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
     """How to generate. Null means the default throughout, as in OpenAI's API.
 
     From ``top_k`` to ``stop_token_ids`` the fields are extensions that other servers spell the
-    same way; ``priority`` is machd's own. What follows are extensions that machd refuses.
+    same way; ``priority`` is machd's own. What follows are the ways to say what the answer has to
+    look like: OpenAI's, and vLLM's older and newer ones.
     """
 
-    model: ModelName
     max_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: Fraction | None = None
@@ -71,11 +83,42 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     stop_token_ids: StopTokenIds | None = None
     priority: PriorityName | None = None
 
-    guided_json: Refused = UNSET
-    guided_regex: Refused = UNSET
-    guided_choice: Refused = UNSET
-    guided_grammar: Refused = UNSET
-    structured_outputs: Refused = UNSET
+    response_format: ResponseFormat | None = None
+    guided_json: ObjectSource = UNSET
+    guided_regex: RegexText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_decoding_backend: Ignored = UNSET
+    guided_whitespace_pattern: Refused = UNSET
+
+    def constraint(self) -> Constraint | None:
+        """What the answer has to look like; None for any text.
+
+        Raises:
+            InvalidRequestError: There are two answers to that, a schema is no JSON object or too
+                long, or the end of text, which alone ends what is constrained, is to be ignored.
+            UnsupportedParameterError: ``structured_outputs`` asks for what machd does not do.
+        """
+        found = one_constraint(
+            [
+                format_constraint(self.response_format),
+                *source_constraints(
+                    self.guided_json,
+                    self.guided_regex,
+                    self.guided_choice,
+                    self.guided_grammar,
+                    prefix="guided_",
+                ),
+                *(self.structured_outputs.constraints() if self.structured_outputs else ()),
+            ]
+        )
+        if found is not None and self.ignore_eos:
+            raise InvalidRequestError(
+                f"ignore_eos and {found.param} contradict each other; send one of them",
+                param="ignore_eos",
+            )
+        return found
 
     def check_stream_options(self) -> None:
         """Refuse ``stream_options`` on an answer that is not streamed.
@@ -102,9 +145,13 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
             check_token_ids(token_ids or (), vocabulary_tokens=vocabulary_tokens, param=param)
 
     def generation_options(
-        self, *, max_tokens: int | None, top_logprobs: int | None
+        self,
+        *,
+        max_tokens: int | None,
+        top_logprobs: int | None,
+        priority: PriorityName | None = None,
     ) -> GenerationOptions:
-        """The dialect-free form, given the two values that the dialects spell differently."""
+        """The dialect-free form, given the values that the dialects spell differently."""
         return GenerationOptions(
             max_tokens=max_tokens,
             temperature=_or(self.temperature, 1.0),
@@ -124,7 +171,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
             stream=bool(self.stream),
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             stream_interval=self.stream_interval,
-            priority=self.priority or "normal",
+            priority=priority or self.priority or "normal",
         )
 
 

@@ -7,8 +7,16 @@ from typing import Self
 from msgspec import Struct
 
 from machd.api.bounds import ContentText, ModelName, TokenIds
-from machd.api.messages import ChatMessageList, check_messages, template_messages
+from machd.api.conversation import Conversation
+from machd.api.messages import (
+    ChatMessageList,
+    check_final_message,
+    check_messages,
+    template_messages,
+)
+from machd.api.reasoning import TemplateVariables, reasoning_options
 from machd.api.token_ids import check_token_ids
+from machd.api.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError
 
 __all__ = ["DetokenizeRequest", "DetokenizeResponse", "TokenizeRequest", "TokenizeResponse"]
@@ -23,7 +31,11 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
         messages: The conversation; either this or ``prompt``.
         add_special_tokens: Null means true for ``prompt`` and false for ``messages``, whose
             template writes the special tokens itself.
+        tools: What the template is shown beside ``messages``.
+        chat_template_kwargs: As of a chat completion.
         add_generation_prompt: Open the assistant's turn after ``messages``.
+        continue_final_message: End where the last message's text does; not together with
+            ``add_generation_prompt``.
         return_token_strs: Answer with each token's text too.
     """
 
@@ -32,6 +44,9 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     messages: ChatMessageList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
+    tools: ChatToolList | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: bool | None = None
 
     def checked(self) -> Self:
@@ -39,11 +54,15 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
         Raises:
             InvalidRequestError: It holds both or neither, or the messages are not renderable.
+            UnsupportedParameterError: A part of a message or a template variable that machd does
+                not pass on.
         """
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequestError("send either prompt or messages", param="prompt")
         if self.messages is not None:
             check_messages(self.messages)
+            self._check_continuation(self.messages)
+        self.conversation()
         return self
 
     @property
@@ -53,9 +72,37 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
             return self.prompt is not None
         return self.add_special_tokens
 
-    def template_messages(self) -> list[dict[str, object]]:
-        """The conversation as a chat template sees it; empty for a ``prompt``."""
-        return template_messages(self.messages or [])
+    @property
+    def is_chat_prompt(self) -> bool:
+        """Whether a chat completion could have this very prompt."""
+        is_open = self.add_generation_prompt or bool(self.continue_final_message)
+        return self.messages is not None and is_open and not self.adds_special_tokens
+
+    def conversation(self) -> Conversation:
+        """The conversation; without messages for a ``prompt``.
+
+        Raises:
+            InvalidRequestError: The tools are not what tools can be.
+            UnsupportedParameterError: A template variable that machd does not pass on.
+        """
+        reasoning = reasoning_options(effort=None, variables=self.chat_template_kwargs, budgets={})
+        return Conversation(
+            messages=template_messages(self.messages or []),
+            tools=chat_tools(self.tools),
+            thinks=reasoning.thinks,
+            template_variables=reasoning.template_variables,
+            continues_final_message=bool(self.continue_final_message),
+        )
+
+    def _check_continuation(self, messages: ChatMessageList) -> None:
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message needs add_generation_prompt: false",
+                param="continue_final_message",
+            )
+        check_final_message(messages)
 
 
 class TokenizeResponse(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 __all__ = ["CompletionTokensDetails", "FinishReason", "PromptTokensDetails", "Usage"]
 
@@ -26,12 +26,12 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     """Part of the completion's tokens.
 
     Attributes:
-        reasoning_tokens: Generated as reasoning.
+        reasoning_tokens: Generated as reasoning; left out where nobody has counted them.
         accepted_prediction_tokens: Zero; machd takes no ``prediction``.
         rejected_prediction_tokens: Zero; machd takes no ``prediction``.
     """
 
-    reasoning_tokens: int = 0
+    reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 

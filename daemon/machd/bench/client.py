@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from machd.bench.connection import Connection, PieceListener
@@ -21,9 +21,20 @@ class Client(Protocol):
     """Somebody who asks for one completion after the other."""
 
     async def complete(
-        self, prompt: str, max_tokens: int, *, on_piece: PieceListener | None = None
+        self,
+        prompt: str,
+        max_tokens: int,
+        *,
+        schema: Mapping[str, object] | None = None,
+        on_piece: PieceListener | None = None,
     ) -> RequestTiming:
         """Ask, and wait for the whole answer.
+
+        Args:
+            prompt: A text to continue.
+            max_tokens: How long the answer is.
+            schema: A JSON schema that the answer is held to.
+            on_piece: Told of every piece of the answer as it comes.
 
         Raises:
             EngineFaultError: There was none.
@@ -48,7 +59,12 @@ class CompletionClient:
         self._connection = Connection(target.address, api_key=target.api_key, clock=clock)
 
     async def complete(
-        self, prompt: str, max_tokens: int, *, on_piece: PieceListener | None = None
+        self,
+        prompt: str,
+        max_tokens: int,
+        *,
+        schema: Mapping[str, object] | None = None,
+        on_piece: PieceListener | None = None,
     ) -> RequestTiming:
         """Stream a completion.
 
@@ -56,7 +72,7 @@ class CompletionClient:
             EngineFaultError: The server did not give one.
         """
         dialect = self._target.dialect
-        body = dialect.body(self._target.model_id, prompt, max_tokens)
+        body = dialect.body(self._target.model_id, prompt, max_tokens, schema=schema)
         try:
             answer = await self._connection.exchange(
                 "POST", dialect.path, body, timeout_s=COMPLETION_TIMEOUT_S, on_piece=on_piece

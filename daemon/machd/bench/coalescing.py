@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from machd.bench.client import ClientMaker
 from machd.bench.level import together
-from machd.bench.timing import RequestTiming
+from machd.bench.timing import RequestTiming, wall_s
 from machd.bench.workload import Workload
 
 __all__ = [
@@ -71,9 +71,9 @@ async def run_coalescing(
     for number in range(_ROUNDS):
         # Another prompt for the copies: the first one's may be remembered by now.
         one, other = workload.prompts(f"coalescing-{number}", 2)
-        alone.append(_wall_s(await _send(make_client, workload, [one], on_request)))
+        alone.append(wall_s(await _send(make_client, workload, [one], on_request)))
         timings = await _send(make_client, workload, [other] * COPIES, on_request)
-        shared.append(_wall_s(timings))
+        shared.append(wall_s(timings))
         coalesced.append(sum(timing.leader_id is not None for timing in timings))
     alone_s, together_s = statistics.median(alone), statistics.median(shared)
     return CoalescingFigures(
@@ -105,7 +105,3 @@ async def _send(
 
     await together(ask(prompt) for prompt in prompts)
     return timings
-
-
-def _wall_s(timings: Sequence[RequestTiming]) -> float:
-    return max(one.last_token_s for one in timings) - min(one.sent_s for one in timings)

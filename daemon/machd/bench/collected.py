@@ -16,6 +16,7 @@ from machd.bench.modes import STATIC
 from machd.bench.plan import BenchPlan
 from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
 from machd.bench.staggered import StaggeredTimings, staggered_figures
+from machd.bench.structured import StructuredFigures
 from machd.bench.target import Dialect, Target
 
 __all__ = ["Collected", "Subject"]
@@ -50,6 +51,7 @@ class Collected:
     staggered: list[StaggeredTimings] = field(default_factory=list)
     long_prompt: list[LongPromptFigures] = field(default_factory=list)
     coalescing: list[CoalescingFigures] = field(default_factory=list)
+    structured: list[StructuredFigures] = field(default_factory=list)
     servers: list[ServerFigures] = field(default_factory=list)
 
     def report(self, plan: BenchPlan, *, url: str | None) -> BenchReport:
@@ -76,5 +78,6 @@ class Collected:
             staggered=staggered_figures(self.staggered, plan.arrivals, static=STATIC.name),
             long_prompt=self.long_prompt,
             coalescing=self.coalescing,
+            structured=self.structured,
             servers=self.servers,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 
 from machd.bench.client import Client, ClientMaker
-from machd.bench.timing import RequestTiming
+from machd.bench.timing import RequestTiming, wall_s
 from machd.bench.workload import Workload
 
 __all__ = ["Level", "LevelTimings", "run_level", "together", "warm_up"]
@@ -43,8 +43,7 @@ class LevelTimings:
     @property
     def wall_s(self) -> float:
         """From the first request's sending to the last token."""
-        first_s = min(one.sent_s for one in self.timings)
-        return max(one.last_token_s for one in self.timings) - first_s
+        return wall_s(self.timings)
 
 
 async def run_level(

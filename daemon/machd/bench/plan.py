@@ -10,6 +10,7 @@ from machd.bench.long_prompt import LongPromptLoad
 from machd.bench.modes import Mode
 from machd.bench.scenarios import Scenario
 from machd.bench.staggered import Arrivals
+from machd.bench.structured import STRUCTURED_REQUESTS, STRUCTURED_STREAMS
 from machd.bench.workload import Workload
 
 __all__ = ["BenchPlan"]
@@ -82,6 +83,8 @@ class BenchPlan:
                 return self.long_prompt.streams + 1
             case Scenario.COALESCING:
                 return COPIES
+            case Scenario.STRUCTURED:
+                return STRUCTURED_STREAMS
 
     def _requests(self, scenario: Scenario) -> int:
         match scenario:
@@ -93,3 +96,5 @@ class BenchPlan:
                 return 1
             case Scenario.COALESCING:
                 return COALESCING_REQUESTS
+            case Scenario.STRUCTURED:
+                return STRUCTURED_REQUESTS

@@ -20,6 +20,9 @@
                       "p99_ratio"}],
      "coalescing":  [{"mode", "copies", "rounds", "alone_s", "together_s", "ratio",
                       "coalesced"}],
+     "structured":  [{"mode", "streams", "constrained", "rounds", "requests",
+                      "completion_tokens", "plain_tps", "mixed_tps", "ratio",
+                      "plain_itl": D | null, "mixed_itl": D | null, "kept"}],
      "servers":  [{"mode", "decode_mode", "decode_mode_reason", "start_to_ready_s",
                    "ready_rss_bytes", "end_rss_bytes", "ready_beyond_weights_bytes",
                    "end_beyond_weights_bytes"}]}
@@ -43,6 +46,7 @@ from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
 from machd.bench.staggered import StaggeredFigures
+from machd.bench.structured import StructuredFigures
 
 __all__ = ["BenchReport", "ServerFigures", "WorkloadFacts"]
 
@@ -97,7 +101,7 @@ class BenchReport(Struct, frozen=True, kw_only=True):
         url: The server that was measured; null where the bench started its own.
         levels: A row for each mode and concurrency, in the order in which they ran.
         ceilings: The bare loop, one entry for each batch width; empty with ``url``.
-        staggered: One entry for each mode that ran this scenario; so are the two that follow.
+        staggered: One entry for each mode that ran this scenario; so are the three that follow.
         servers: One entry for each mode that has a server; empty with ``url``.
     """
 
@@ -112,4 +116,5 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     staggered: list[StaggeredFigures]
     long_prompt: list[LongPromptFigures]
     coalescing: list[CoalescingFigures]
+    structured: list[StructuredFigures]
     servers: list[ServerFigures]

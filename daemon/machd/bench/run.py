@@ -22,6 +22,7 @@ from machd.bench.scenarios import Scenario
 from machd.bench.server import ServerProcess
 from machd.bench.staggered import StaggeredTimings, run_staggered
 from machd.bench.static import StaticBatcher
+from machd.bench.structured import run_structured
 from machd.bench.target import Target, TargetHints
 from machd.clock import Clock
 
@@ -179,11 +180,16 @@ class Bench:
                 await run_long_prompt(make_client, plan.workload, load, mode=mode.name)
             )
             advance()
-        else:
-            assert scenario is Scenario.COALESCING, "the sweep has levels"
+        elif scenario is Scenario.COALESCING:
             make_client = clients(plan.max_width, 1)
             collected.coalescing.append(
                 await run_coalescing(make_client, plan.workload, mode=mode.name, on_request=advance)
+            )
+        else:
+            assert scenario is Scenario.STRUCTURED, "the sweep has levels"
+            make_client = clients(plan.max_width, 1)
+            collected.structured.append(
+                await run_structured(make_client, plan.workload, mode=mode.name, on_request=advance)
             )
 
     async def _run_bare_again(self, bare: CeilingProcess, level: Level) -> None:

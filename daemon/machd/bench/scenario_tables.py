@@ -12,6 +12,8 @@ from machd.bench.coalescing import COALESCING_GOAL, CoalescingFigures
 from machd.bench.long_prompt import LONG_PROMPT_GOAL, LongPromptFigures
 from machd.bench.report import BenchReport
 from machd.bench.staggered import STAGGERED_GOAL, StaggeredFigures
+from machd.bench.statistics import Distribution
+from machd.bench.structured import STRUCTURED_GOAL, StructuredFigures
 
 __all__ = ["scenario_tables"]
 
@@ -24,6 +26,8 @@ def scenario_tables(report: BenchReport) -> Iterable[RenderableType]:
         yield _long_prompt(report.long_prompt)
     if report.coalescing:
         yield _coalescing(report.coalescing)
+    if report.structured:
+        yield _structured(report.structured)
 
 
 def _staggered(rows: list[StaggeredFigures]) -> RenderableType:
@@ -92,3 +96,37 @@ def _coalescing(rows: list[CoalescingFigures]) -> RenderableType:
             f"{row.coalesced} of {row.copies}",
         )
     return Group(Text(title), Text(), table)
+
+
+def _structured(rows: list[StructuredFigures]) -> RenderableType:
+    first = rows[0]
+    title = (
+        f"{first.streams} completions, {first.constrained} of them held to JSON schemas "
+        f"(goal: at least {STRUCTURED_GOAL:g} x as fast)"
+    )
+    table = plain_table()
+    table.add_column("mode")
+    for heading in (
+        "tokens/s,\nall plain",
+        "tokens/s,\nmixed",
+        "ratio",
+        "plain gaps,\np50, ms",
+        "beside\nschemas",
+        "kept to\nschemas",
+    ):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.mode,
+            number(row.plain_tps),
+            number(row.mixed_tps),
+            f"{row.ratio:.2f} x",
+            _p50_ms(row.plain_itl),
+            _p50_ms(row.mixed_itl),
+            f"{row.kept} of {row.constrained}",
+        )
+    return Group(Text(title), Text(), table)
+
+
+def _p50_ms(sample: Distribution | None) -> str:
+    return NONE if sample is None else number(sample.p50_s * 1000)

@@ -19,6 +19,8 @@ class Scenario(StrEnum):
     """A long prompt that arrives while other streams run."""
     COALESCING = "coalescing"
     """The same deterministic request from several clients at once."""
+    STRUCTURED = "structured"
+    """Answers that are held to JSON schemas beside others that are not."""
 
 
 def scenarios_named(names: Iterable[str]) -> tuple[Scenario, ...]:

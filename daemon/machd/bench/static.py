@@ -10,6 +10,7 @@ server around such a batch could do.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,9 +99,15 @@ class StaticClient:
         self._batcher = batcher
 
     async def complete(
-        self, prompt: str, max_tokens: int, *, on_piece: PieceListener | None = None
+        self,
+        prompt: str,
+        max_tokens: int,
+        *,
+        schema: Mapping[str, object] | None = None,
+        on_piece: PieceListener | None = None,
     ) -> RequestTiming:
         """Ask; nothing comes before the end, so there are no pieces to tell of."""
+        assert schema is None, "batch_generate knows no schemas, so the mode is not asked for them"
         del on_piece
         return await self._batcher.submit(prompt, max_tokens)
 

@@ -13,6 +13,7 @@ from machd.bench.figures import CeilingFigures, LevelFigures
 from machd.bench.modes import CONTINUOUS, STATIC
 from machd.bench.report import BenchReport, ServerFigures
 from machd.bench.scenario_tables import scenario_tables
+from machd.bench.structured import StructuredFigures
 
 __all__ = ["print_report"]
 
@@ -133,8 +134,9 @@ def _warnings(report: BenchReport) -> Iterable[str]:
 def _warnings_of_answers(report: BenchReport) -> Iterable[str]:
     if not report.workload.ignores_eos:
         yield "note: the server does not take ignore_eos, so answers may have ended early"
-    asked = sum(level.requests for level in report.levels) * report.workload.max_tokens
-    given = sum(level.completion_tokens for level in report.levels)
+    counted: list[LevelFigures | StructuredFigures] = [*report.levels, *report.structured]
+    asked = sum(one.requests for one in counted) * report.workload.max_tokens
+    given = sum(one.completion_tokens for one in counted)
     if given < asked:
         yield f"note: answers ended early: {given} tokens of {asked} that were asked for"
     several = max((level.tokens_per_event for level in report.levels if level.itl), default=1.0)

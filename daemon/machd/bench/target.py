@@ -48,8 +48,18 @@ class Dialect:
         """The endpoint."""
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
-    def body(self, model_id: str, prompt: str, max_tokens: int) -> bytes:
-        """A greedy, streamed request; greedy, because the bare loop is."""
+    def body(
+        self,
+        model_id: str,
+        prompt: str,
+        max_tokens: int,
+        *,
+        schema: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """A greedy, streamed request; greedy, because the bare loop is.
+
+        One with a schema has no ``ignore_eos``: the end of text is what ends such an answer.
+        """
         fields: dict[str, object] = {
             "model": model_id,
             "max_tokens": max_tokens,
@@ -60,7 +70,9 @@ class Dialect:
             fields["messages"] = [{"role": "user", "content": prompt}]
         else:
             fields["prompt"] = prompt
-        if self.ignores_eos:
+        if schema is not None:
+            fields["guided_json"] = schema
+        elif self.ignores_eos:
             fields["ignore_eos"] = True
         if self.counts_tokens:
             fields["stream_options"] = {"include_usage": True}

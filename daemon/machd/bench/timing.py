@@ -13,7 +13,7 @@ from msgspec import Struct
 from machd.bench.sse import TimedPiece, timed_events
 from machd.errors import EngineFaultError
 
-__all__ = ["RequestTiming", "excerpt"]
+__all__ = ["RequestTiming", "excerpt", "wall_s"]
 
 _DONE = b"[DONE]"
 _EXCERPT_CHARACTERS = 300
@@ -30,9 +30,13 @@ class _Choice(Struct):
     delta: _Delta | None = None
 
     @property
+    def answer(self) -> str:
+        return self.text or (self.delta or _Delta()).content or ""
+
+    @property
     def has_text(self) -> bool:
         delta = self.delta or _Delta()
-        return bool(self.text or delta.content or delta.reasoning_content or delta.reasoning)
+        return bool(self.answer or delta.reasoning_content or delta.reasoning)
 
 
 class _Usage(Struct):
@@ -56,6 +60,7 @@ class RequestTiming:
         completion_tokens: As the server counted them; without its count, the events with text.
         leader_id: Whose answer this is a copy of, as machd's ``X-Coalesced`` says; None for one
             that was computed for this request.
+        text: The answer, its reasoning left out.
     """
 
     sent_s: float
@@ -64,6 +69,7 @@ class RequestTiming:
     prompt_tokens: int
     completion_tokens: int
     leader_id: str | None = None
+    text: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -94,6 +100,7 @@ class RequestTiming:
         """
         decoder = msgspec.json.Decoder(_Event)
         text_s: list[float] = []
+        answer: list[str] = []
         usage: _Usage | None = None
         for event in timed_events(pieces):
             if event.data == _DONE:
@@ -108,6 +115,7 @@ class RequestTiming:
                 raise EngineFaultError(f"the server broke off: {excerpt(bytes(content.error))}")
             if any(choice.has_text for choice in content.choices):
                 text_s.append(event.arrived_s)
+            answer.extend(choice.answer for choice in content.choices)
             usage = content.usage or usage
         if not text_s:
             raise EngineFaultError("the server answered without any text")
@@ -117,7 +125,13 @@ class RequestTiming:
             text_s=tuple(text_s),
             prompt_tokens=usage.prompt_tokens if usage else 0,
             completion_tokens=(usage and usage.completion_tokens) or len(text_s),
+            text="".join(answer),
         )
+
+
+def wall_s(timings: Sequence[RequestTiming]) -> float:
+    """From sending the first of several requests to the last token of all."""
+    return max(one.last_token_s for one in timings) - min(one.sent_s for one in timings)
 
 
 def excerpt(body: bytes) -> str:

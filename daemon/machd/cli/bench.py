@@ -209,7 +209,8 @@ def bench(
 
     The scenarios: sweep, clients that start together and each keep one request open; staggered,
     requests that arrive one after the other; long-prompt, one that joins running streams;
-    coalescing, identical requests at once. The last two need a mode that batches.
+    coalescing, identical requests at once; structured, completions of which every other one is
+    held to a JSON schema. The last three need a mode that batches.
     """
     arguments = forwarded_arguments(loaded)
     hints = (model_id, extra)

@@ -10,15 +10,18 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
+from machd.http.anthropic import count_message_tokens, create_message
 from machd.http.authentication import ApiKeys, require_api_key
 from machd.http.chat import create_chat_completion
 from machd.http.completions import create_completion
 from machd.http.context import ServerContext
+from machd.http.embeddings import create_embeddings
 from machd.http.failures import EXCEPTION_HANDLERS
 from machd.http.gate import Gate
 from machd.http.health import get_live, get_ready
 from machd.http.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
 from machd.http.models import get_model, list_models
+from machd.http.responses import create_response, delete_response, get_response
 from machd.http.tokenization import detokenize, tokenize
 
 __all__ = ["create_app"]
@@ -33,6 +36,12 @@ def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
     handlers = [
         create_chat_completion,
         create_completion,
+        create_message,
+        count_message_tokens,
+        create_embeddings,
+        create_response,
+        get_response,
+        delete_response,
         list_models,
         get_model,
         tokenize,
@@ -72,7 +81,7 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
         return None
     return CORSConfig(
         allow_origins=[origin.lower() for origin in allowed_origins],
-        allow_methods=["GET", "POST"],
+        allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
         expose_headers=[
             "X-Request-Id",

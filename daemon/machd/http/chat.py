@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from litestar import Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from machd.api.chat_completion import (
     ChatChoice,
@@ -17,22 +18,23 @@ from machd.api.chat_completion import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
-    ChatResponseMessage,
+    UsedTier,
 )
 from machd.api.chat_request import ChatCompletionRequest
-from machd.api.conversation import Conversation
 from machd.api.logprobs import ChatLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
-from machd.engine.protocol import Tokenizer
+from machd.engine.protocol import Engine, SampledToken, Tokenizer
 from machd.errors import MachdError
+from machd.http.chat_pieces import chat_deltas, chat_message
 from machd.http.context import ServerContext
 from machd.http.failures import error_json
+from machd.http.fingerprint import system_fingerprint
 from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import chat_logprobs
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
-from machd.http.usage import wire_finish_reason, wire_usage
-from machd.serving.conversation import prepare_conversation
+from machd.http.usage import chat_finish_reason, wire_usage
+from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 __all__ = ["create_chat_completion"]
@@ -46,19 +48,39 @@ async def create_chat_completion(
     body = await read_generation(request, context, ChatCompletionRequest)
     service = context.service
     options = body.options()
-    prepared = await service.in_worker(
-        prepare_conversation, Conversation(body.template_messages()), service.engine
-    )
+    prepared = await service.in_worker(_prepare, body, service.engine)
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl")
     return respond(
         context,
         identity,
         [prepared.prompt],
         options,
-        _ChatDialect(identity, options, service.model.model_id, service.tokenizer),
+        _ChatDialect(
+            identity,
+            options,
+            _Signature(
+                service.model.model_id,
+                system_fingerprint(service.model, context.versions),
+                body.used_tier,
+            ),
+            service.tokenizer,
+        ),
         prompt_param="messages",
         guidance=prepared.guidance,
     )
+
+
+def _prepare(body: ChatCompletionRequest, engine: Engine) -> PreparedConversation:
+    return prepare_conversation(body.conversation(), engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What every object of an answer says of who gave it."""
+
+    model: str
+    system_fingerprint: str
+    service_tier: UsedTier | UnsetType
 
 
 class _ChatDialect:
@@ -68,14 +90,16 @@ class _ChatDialect:
         self,
         identity: GenerationIdentity,
         options: GenerationOptions,
-        model_id: str,
+        signature: _Signature,
         tokenizer: Tokenizer,
     ) -> None:
         self._identity = identity
         self._options = options
-        self._model_id = model_id
+        self._signature = signature
         self._tokenizer = tokenizer
         self._encoder = msgspec.json.Encoder()
+        # Of each choice, tokens that have had no chunk to go with yet.
+        self._tokens: dict[int, list[SampledToken]] = {}
 
     keep_alive = COMMENT_KEEP_ALIVE
 
@@ -88,13 +112,28 @@ class _ChatDialect:
         )
 
     def event(self, delta: ChoiceDelta) -> bytes:
-        choice = ChatChunkChoice(
-            index=delta.index,
-            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
-            logprobs=self._logprobs(delta),
-            finish_reason=wire_finish_reason(delta.finish_reason),
+        deltas = chat_deltas(delta.pieces)
+        finish_reason = chat_finish_reason(delta.finish_reason)
+        if not deltas:
+            if finish_reason is None:
+                self._keep(delta)
+                return b""
+            deltas = [ChatDelta()]
+        tokens = (*self._tokens.pop(delta.index, ()), *delta.tokens)
+        last = len(deltas) - 1
+        return b"".join(
+            self._chunk(
+                [
+                    ChatChunkChoice(
+                        index=delta.index,
+                        delta=one,
+                        logprobs=self._logprobs(tokens) if position == 0 else None,
+                        finish_reason=finish_reason if position == last else None,
+                    )
+                ]
+            )
+            for position, one in enumerate(deltas)
         )
-        return self._chunk([choice])
 
     def closing(self, usage: GenerationUsage) -> bytes:
         last = self._chunk([], wire_usage(usage)) if self._options.include_usage else b""
@@ -107,9 +146,9 @@ class _ChatDialect:
         choices = [
             ChatChoice(
                 index=delta.index,
-                message=ChatResponseMessage(content=delta.text),
-                logprobs=self._logprobs(delta),
-                finish_reason=wire_finish_reason(delta.finish_reason) or "stop",
+                message=chat_message(delta.pieces),
+                logprobs=self._logprobs(delta.tokens),
+                finish_reason=chat_finish_reason(delta.finish_reason) or "stop",
             )
             for delta in deltas
         ]
@@ -117,20 +156,29 @@ class _ChatDialect:
             ChatCompletion(
                 id=self._identity.generation_id,
                 created=self._identity.created_unix_s,
-                model=self._model_id,
+                model=self._signature.model,
                 choices=choices,
                 usage=wire_usage(usage),
+                service_tier=self._signature.service_tier,
+                system_fingerprint=self._signature.system_fingerprint,
             )
         )
 
-    def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
-        return chat_logprobs(delta.tokens, self._tokenizer) if self._options.logprobs else None
+    def _keep(self, delta: ChoiceDelta) -> None:
+        """Let the tokens wait for the next chunk of their choice."""
+        if self._options.logprobs:
+            self._tokens.setdefault(delta.index, []).extend(delta.tokens)
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs | None:
+        return chat_logprobs(tokens, self._tokenizer) if self._options.logprobs else None
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
         chunk = ChatCompletionChunk(
             id=self._identity.generation_id,
             created=self._identity.created_unix_s,
-            model=self._model_id,
+            model=self._signature.model,
+            service_tier=self._signature.service_tier,
+            system_fingerprint=self._signature.system_fingerprint,
             choices=choices,
             usage=usage if self._options.include_usage else UNSET,
         )

@@ -20,11 +20,13 @@ from machd.engine.protocol import Tokenizer
 from machd.errors import InvalidRequestError, MachdError
 from machd.http.context import ServerContext
 from machd.http.failures import error_json
+from machd.http.fingerprint import system_fingerprint
 from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import TextOffsets, completion_logprobs
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
 from machd.http.usage import wire_finish_reason, wire_usage
-from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+from machd.serving.generation import ChoiceDelta, GenerationUsage
+from machd.serving.guidance import NO_GUIDANCE, Guidance
 
 __all__ = ["create_completion"]
 
@@ -39,14 +41,31 @@ async def create_completion(
     options = body.options()
     prompts = await service.in_worker(_tokenise, service.tokenizer, body.prompts())
     echoes = await service.in_worker(_echo, service.tokenizer, body) if body.echo else []
+    guidance = NO_GUIDANCE
+    if (constraint := body.constraint()) is not None:
+        guidance = Guidance(
+            grammar=await service.in_worker(service.engine.grammars.compile, constraint)
+        )
     identity = identify(request, context, endpoint="completions", prefix="cmpl")
     return respond(
         context,
         identity,
         prompts,
         options,
-        _CompletionDialect(identity, options, service.model.model_id, service.tokenizer, echoes),
+        _CompletionDialect(
+            options,
+            Completion(
+                id=identity.generation_id,
+                created=identity.created_unix_s,
+                model=service.model.model_id,
+                system_fingerprint=system_fingerprint(service.model, context.versions),
+                choices=[],
+            ),
+            service.tokenizer,
+            echoes,
+        ),
         prompt_param="prompt",
+        guidance=guidance,
     )
 
 
@@ -73,15 +92,13 @@ class _CompletionDialect:
 
     def __init__(
         self,
-        identity: GenerationIdentity,
         options: GenerationOptions,
-        model_id: str,
+        blank: Completion,
         tokenizer: Tokenizer,
         echoes: Sequence[str],
     ) -> None:
-        self._identity = identity
         self._options = options
-        self._model_id = model_id
+        self._blank = blank
         self._tokenizer = tokenizer
         self._echoes = echoes
         self._text_offsets: dict[int, TextOffsets] = {}
@@ -140,10 +157,4 @@ class _CompletionDialect:
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
     ) -> Completion:
-        return Completion(
-            id=self._identity.generation_id,
-            created=self._identity.created_unix_s,
-            model=self._model_id,
-            choices=choices,
-            usage=usage,
-        )
+        return msgspec.structs.replace(self._blank, choices=choices, usage=usage)

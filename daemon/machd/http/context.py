@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from machd.api.capabilities import Versions
 from machd.clock import Clock
 from machd.serving.loop import EngineLoop
+from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationService
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
@@ -24,3 +25,4 @@ class ServerContext:
     clock: Clock
     settings: Settings
     versions: Versions
+    responses: ResponseStore

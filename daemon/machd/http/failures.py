@@ -1,7 +1,8 @@
-"""Every way to fail, in one envelope.
+"""Every way to fail, in the envelope that the path's clients read.
 
-Errors of our own tree know their status and code. The framework's are translated by status, never
-by text. Anything else is our bug: the client gets a constant message, the log the traceback.
+That is Anthropic's below ``/v1/messages`` and OpenAI's everywhere else. Errors of our own tree
+know their status and code. The framework's are translated by status, never by text. Anything else
+is our bug: the client gets a constant message, the log the traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp, ExceptionHandlersMap, Receive, Scope, Send
 
+from machd.api.anthropic_errors import anthropic_error_body
 from machd.api.endpoints import PUBLIC_ENDPOINTS
 from machd.api.errors import error_body
 from machd.errors import (
@@ -29,8 +31,19 @@ from machd.errors import (
     RequestError,
     UnavailableError,
 )
+from machd.http.stamps import request_id
 
-__all__ = ["EXCEPTION_HANDLERS", "error_headers", "error_json", "error_response", "unexpected"]
+__all__ = [
+    "EXCEPTION_HANDLERS",
+    "anthropic_error_json",
+    "error_headers",
+    "error_json",
+    "error_response",
+    "speaks_anthropic",
+    "unexpected",
+]
+
+_ANTHROPIC_PATH = "/v1/messages"
 
 _RESTART_S = 5
 """What a client is told to wait for a server that is leaving or failing: about a restart."""
@@ -43,8 +56,19 @@ _HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
 
 
 def error_json(error: MachdError) -> bytes:
-    """The envelope of an error, as JSON."""
+    """OpenAI's envelope of an error, as JSON."""
     return msgspec.json.encode(error_body(error))
+
+
+def anthropic_error_json(error: MachdError, *, request_id: str) -> bytes:
+    """Anthropic's envelope of an error, as JSON."""
+    return msgspec.json.encode(anthropic_error_body(error, request_id=request_id))
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether whoever asks for this path expects Anthropic's envelope."""
+    path = scope["path"]
+    return path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/")
 
 
 def error_headers(error: MachdError) -> dict[str, str]:
@@ -58,14 +82,15 @@ def error_headers(error: MachdError) -> dict[str, str]:
 
 def error_response(error: MachdError) -> ASGIApp:
     """An answer that needs nothing of the framework."""
-    body = error_json(error)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *((name.lower().encode(), value.encode()) for name, value in error_headers(error).items()),
-    ]
 
-    async def respond(_scope: Scope, _receive: Receive, send: Send) -> None:
+    async def respond(scope: Scope, _receive: Receive, send: Send) -> None:
+        body = _envelope(scope, error)
+        own_headers = error_headers(error).items()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *((name.lower().encode(), value.encode()) for name, value in own_headers),
+        ]
         await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -78,9 +103,15 @@ def unexpected(error: BaseException) -> FaultError:
     return FaultError("the server failed to answer this request")
 
 
-def _response(error: MachdError) -> Response[bytes]:
+def _envelope(scope: Scope, error: MachdError) -> bytes:
+    if speaks_anthropic(scope):
+        return anthropic_error_json(error, request_id=request_id(scope))
+    return error_json(error)
+
+
+def _response(request: Request[Any, Any, Any], error: MachdError) -> Response[bytes]:
     return Response(
-        error_json(error),
+        _envelope(request.scope, error),
         status_code=error.http_status,
         media_type="application/json",
         headers=error_headers(error),
@@ -91,19 +122,21 @@ def _on_machd_error(request: Request[Any, Any, Any], error: MachdError) -> Respo
     if isinstance(error, UnavailableError):
         # Whoever refuses does so before a response has started: refusals come by here, or by the gate.
         request.app.state.metrics.count_rejection(error.code)
-    return _response(error)
+    return _response(request, error)
 
 
 def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     make = _HTTP_ERRORS.get(error.status_code)
     if make is not None:
-        response = _response(make())
+        response = _response(request, make())
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             response.set_header("Allow", ", ".join(_methods(request.url.path)))
         return response
     if error.status_code < 500:
-        return _response(InvalidRequestError("the request is not one that this server understands"))
-    return _response(unexpected(error))
+        return _response(
+            request, InvalidRequestError("the request is not one that this server understands")
+        )
+    return _response(request, unexpected(error))
 
 
 def _methods(path: str) -> list[str]:
@@ -117,8 +150,8 @@ def _methods(path: str) -> list[str]:
     )
 
 
-def _on_exception(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    return _response(unexpected(error))
+def _on_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return _response(request, unexpected(error))
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {

@@ -21,25 +21,16 @@ from machd.errors import (
     MisdirectedRequestError,
     TooManyInFlightError,
 )
-from machd.http.failures import error_response
+from machd.http.failures import error_response, speaks_anthropic
+from machd.http.stamps import arrived_s, request_id, stamp
 
 __all__ = ["Gate", "arrived_s", "request_id"]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
-_REQUEST_ID_KEY = "machd_request_id"
-_ARRIVED_KEY = "machd_arrived_s"
+_ID_HEADERS = (b"x-request-id",)
+_ANTHROPIC_ID_HEADERS = (*_ID_HEADERS, b"request-id")  # the one that Anthropic's clients read
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-
-
-def request_id(scope: Scope) -> str:
-    """The id that the gate gave the request."""
-    return str(scope["state"][_REQUEST_ID_KEY])
-
-
-def arrived_s(scope: Scope) -> float:
-    """When the request came, on the monotonic clock."""
-    return float(scope["state"][_ARRIVED_KEY])
 
 
 class Gate:
@@ -82,16 +73,13 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        state = scope.setdefault("state", {})
-        state[_REQUEST_ID_KEY] = stamped
-        state[_ARRIVED_KEY] = self._clock.monotonic_s()
+        stamp(scope, request_id=stamped, arrived_s=self._clock.monotonic_s())
+        names = _ANTHROPIC_ID_HEADERS if speaks_anthropic(scope) else _ID_HEADERS
+        id_headers = [(name, stamped.encode()) for name in names]
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", []),
-                    (b"x-request-id", stamped.encode()),
-                ]
+                message["headers"] = [*message.get("headers", []), *id_headers]
             await send(message)
 
         refusal = self._refusal(headers)

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from litestar import Request
 
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.completion_request import CompletionRequest
+from machd.api.generation_request import GenerationRequest
 from machd.api.options import GenerationOptions
 from machd.http.authentication import client_name
 from machd.http.bodies import check_model, read_body
@@ -21,7 +20,7 @@ from machd.serving.guidance import NO_GUIDANCE, Guidance
 
 __all__ = ["identify", "read_generation", "respond"]
 
-_R = TypeVar("_R", ChatCompletionRequest, CompletionRequest)
+_R = TypeVar("_R", bound=GenerationRequest)
 
 
 async def read_generation(

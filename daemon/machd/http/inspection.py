@@ -21,6 +21,7 @@ from machd.api.capabilities import (
 from machd.api.openapi import openapi_document
 from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
+from machd.engine.protocol import Tokenizer
 from machd.http.context import ServerContext
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import decide_decode_mode
@@ -59,13 +60,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             dtype=model.dtype,
             quantization=model.quantization,
         ),
-        features=Features(
-            chat=service.tokenizer.has_chat_template,
-            logprobs=True,
-            tools=False,
-            reasoning=False,
-            structured_output=False,
-        ),
+        features=_features(service.tokenizer),
         device=Device(
             backend=model.backend,
             memory_bytes=model.device_memory_bytes or None,
@@ -107,6 +102,19 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
     """The OpenAPI document."""
     document = openapi_document(version=context.versions.machd)
     return Response(msgspec.json.encode(document), media_type="application/json")
+
+
+def _features(tokenizer: Tokenizer) -> Features:
+    """What the tokenizer's chat format says."""
+    chat_format = tokenizer.chat_format
+    return Features(
+        chat=tokenizer.has_chat_template,
+        logprobs=True,
+        tools=tokenizer.has_chat_template,
+        tool_format=chat_format.tool_format,
+        reasoning=chat_format.reasoning_markers is not None,
+        structured_output=True,
+    )
 
 
 def _speculation(row: ModelCapabilities) -> SpeculationReport:

@@ -13,10 +13,12 @@ from machd.api.tokenization import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from machd.engine.protocol import Tokenizer
+from machd.api.tools import template_tool
+from machd.engine.protocol import Engine, Tokenizer
 from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
 from machd.http.logprobs import token_text
+from machd.serving.conversation import prepare_conversation
 
 __all__ = ["detokenize", "tokenize"]
 
@@ -31,7 +33,7 @@ async def tokenize(
     ).checked()
     service = context.service
     check_model(body.model, service.model.model_id)
-    tokens, texts = await service.in_worker(_tokenise, service.tokenizer, body)
+    tokens, texts = await service.in_worker(_tokenise, service.engine, body)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=service.model.context_tokens,
@@ -54,13 +56,24 @@ async def detokenize(
     return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
 
 
-def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest) -> tuple[list[int], list[str] | None]:
-    if body.messages is None:
-        text = body.prompt or ""
+def _tokenise(engine: Engine, body: TokenizeRequest) -> tuple[list[int], list[str] | None]:
+    tokenizer = engine.tokenizer
+    if body.is_chat_prompt:
+        tokens = list(prepare_conversation(body.conversation(), engine).prompt)
     else:
-        text = tokenizer.render_chat(
-            body.template_messages(), add_generation_prompt=body.add_generation_prompt
-        )
-    tokens = tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
+        text = body.prompt if body.prompt is not None else _rendered(tokenizer, body)
+        tokens = tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
     texts = [token_text(one, tokenizer) for one in tokens] if body.return_token_strs else None
     return tokens, texts
+
+
+def _rendered(tokenizer: Tokenizer, body: TokenizeRequest) -> str:
+    """A conversation in a way in which no chat completion renders it."""
+    conversation = body.conversation()
+    return tokenizer.render_chat(
+        conversation.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=conversation.continues_final_message,
+        tools=[template_tool(one) for one in conversation.tools],
+        variables=conversation.template_variables,
+    )

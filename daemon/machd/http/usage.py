@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from machd.api.chat_completion import ChatFinishReason
 from machd.api.usage import FinishReason, Usage
-from machd.serving.generation import GenerationUsage
+from machd.serving.generation import TOOL_CALLS, GenerationUsage
 
-__all__ = ["wire_finish_reason", "wire_usage"]
+__all__ = ["chat_finish_reason", "wire_finish_reason", "wire_usage"]
 
 
 def wire_usage(usage: GenerationUsage) -> Usage:
@@ -26,3 +27,8 @@ def wire_finish_reason(reason: str | None) -> FinishReason | None:
             return "length"
         case _:
             return "stop"
+
+
+def chat_finish_reason(reason: str | None) -> ChatFinishReason | None:
+    """Of a chat completion's choice, which may end with calls; None while it goes on."""
+    return "tool_calls" if reason == TOOL_CALLS else wire_finish_reason(reason)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from machd.api.conversation import Conversation
-from machd.engine.protocol import Engine
+from machd.api.constraint import Constraint
+from machd.api.conversation import Conversation, FunctionTool, ToolChoiceMode
+from machd.engine.chat_format import JSON_TOOLS
+from machd.engine.protocol import ChatFormat, Engine, Grammar, TextState, Thinking, Tokenizer
+from machd.errors import InvalidRequestError
+from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
+from machd.serving.tool_grammar import CallSpelling, answer_or_calls, forced_calls
+from machd.serving.tool_prompt import write_tools
 
 __all__ = ["PreparedConversation", "prepare_conversation"]
 
@@ -30,10 +37,167 @@ def prepare_conversation(conversation: Conversation, engine: Engine) -> Prepared
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
         GrammarError: A schema or grammar cannot be used.
-        InvalidRequestError: The template refuses the conversation.
+        InvalidRequestError: The template refuses the conversation, or what is asked for does not
+            go together with this model.
     """
     tokenizer = engine.tokenizer
-    text = tokenizer.render_chat(conversation.messages)
+    calls = _Calls.of(conversation, tokenizer)
+    text = _rendered(conversation, tokenizer, calls)
+    thinking = _thinking(conversation, tokenizer, text)
+    output = ChatOutput(
+        calls.chat_format,
+        tools=calls.tools,
+        starts_in=_starting_state(conversation, calls.chat_format, thinking),
+        stops_after_call=calls.is_single,
+        has_bare_calls=calls.are_bare,
+        has_marked_calls=not calls.are_bare,
+    )
+    grammar = _grammar(conversation, engine, calls)
     # The template writes the special tokens itself.
     prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
-    return PreparedConversation(prompt, Guidance())
+    return PreparedConversation(prompt, Guidance(grammar, thinking, output))
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """What a conversation and its model make of tools.
+
+    Attributes:
+        tools: That the model may call, as templates see them.
+        chat_format: As the model will write calls.
+        are_written_by_us: The template shows no tools, so the messages have to.
+        are_forced: Nothing but calls is wanted.
+        is_single: At most one is.
+    """
+
+    tools: tuple[Mapping[str, object], ...]
+    chat_format: ChatFormat
+    are_written_by_us: bool
+    are_forced: bool
+    is_single: bool
+
+    @classmethod
+    def of(cls, conversation: Conversation, tokenizer: Tokenizer) -> _Calls:
+        choice = conversation.tool_choice
+        tools = conversation.tools if choice.mode is not ToolChoiceMode.NONE else ()
+        chat_format = tokenizer.chat_format
+        are_written_by_us = not chat_format.shows_tools
+        are_forced = bool(tools) and choice.mode is ToolChoiceMode.REQUIRED
+        return cls(
+            tuple(_template_tool(tool) for tool in tools),
+            chat_format.with_json_calls() if are_written_by_us else chat_format,
+            are_written_by_us,
+            are_forced,
+            bool(tools)
+            and (not choice.allows_parallel or (are_forced and choice.name is not None)),
+        )
+
+    @property
+    def are_json_between_markers(self) -> bool:
+        """A grammar can be written for calls as the model knows them."""
+        return self.chat_format.tool_format == JSON_TOOLS and self._has_markers
+
+    @property
+    def are_bare(self) -> bool:
+        """Calls are JSON without markers: the model's way, or what our grammar makes of them."""
+        forces_json = self.are_forced and not self.are_json_between_markers
+        return bool(self.tools) and (forces_json or not self._has_markers)
+
+    @property
+    def _has_markers(self) -> bool:
+        return self.chat_format.tool_markers is not None
+
+    def spelling(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> CallSpelling:
+        """How a grammar writes calls."""
+        markers = self.chat_format.tool_markers
+        if markers is None:
+            return CallSpelling(argument_keys=("parameters", "arguments"))
+        if self.are_json_between_markers:
+            return CallSpelling.between(tokenizer, markers)
+        if self.are_forced:
+            return CallSpelling()
+        return CallSpelling.native(tokenizer, markers[0], eos_token_ids)
+
+
+def _template_tool(tool: FunctionTool) -> dict[str, object]:
+    """A tool as OpenAI's chat completions write it; templates expect every key."""
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": dict(tool.parameters or {"type": "object", "properties": {}}),
+        },
+    }
+
+
+def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -> str:
+    messages, tools = conversation.messages, calls.tools
+    if calls.are_written_by_us:
+        messages, tools = write_tools(messages, tools), ()
+    variables = dict(conversation.template_variables)
+    if conversation.thinks is not None:
+        variables["enable_thinking"] = conversation.thinks
+    continues = conversation.continues_final_message
+    try:
+        return tokenizer.render_chat(
+            messages,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            tools=tools,
+            variables=variables,
+        )
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message, param=conversation.messages_param) from error
+
+
+def _thinking(conversation: Conversation, tokenizer: Tokenizer, prompt: str) -> Thinking | None:
+    """Where thoughts are, for a model that has some unless it was told not to."""
+    markers = tokenizer.chat_format.reasoning_markers
+    if markers is None:
+        return None
+    start, end = markers
+    is_open = prompt.rstrip().endswith(start.rstrip())
+    if conversation.thinks is False and not is_open:
+        return None
+    # A template without a switch opens thoughts even so; then they are closed at once.
+    budget_tokens = 0 if conversation.thinks is False else conversation.thinking_budget_tokens
+    return Thinking(
+        tuple(tokenizer.encode(start, add_special_tokens=False)),
+        tuple(tokenizer.encode(end, add_special_tokens=False)),
+        is_open,
+        budget_tokens,
+    )
+
+
+def _starting_state(
+    conversation: Conversation, chat_format: ChatFormat, thinking: Thinking | None
+) -> TextState:
+    if thinking is not None and thinking.is_open:
+        return TextState.REASONING
+    return TextState.NORMAL if conversation.continues_final_message else chat_format.opening_state
+
+
+def _grammar(conversation: Conversation, engine: Engine, calls: _Calls) -> Grammar | None:
+    constraint = conversation.constraint
+    if constraint is None and not calls.are_forced:
+        return None
+    if calls.chat_format.opening_state is not TextState.NORMAL:
+        param = "tool_choice" if constraint is None else constraint.param
+        raise InvalidRequestError(
+            f"{param}: this model writes its answers as several messages, to which no grammar can "
+            "be applied; leave it out",
+            param=param,
+        )
+    return engine.grammars.compile(_whole_constraint(conversation, engine, calls))
+
+
+def _whole_constraint(conversation: Conversation, engine: Engine, calls: _Calls) -> Constraint:
+    constraint = conversation.constraint
+    if constraint is not None and not calls.tools:
+        return constraint
+    spelling = calls.spelling(engine.tokenizer, engine.model.eos_token_ids)
+    if calls.are_forced:
+        return forced_calls(conversation.tools, conversation.tool_choice, spelling)
+    assert constraint is not None, "without a constraint only forced calls have a grammar"
+    return answer_or_calls(constraint, conversation.tools, conversation.tool_choice, spelling)

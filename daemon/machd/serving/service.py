@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from machd.api.constraint import Constraint
+from machd.api.conversation import Conversation
 from machd.api.options import GenerationOptions
 from machd.clock import Clock
-from machd.engine.protocol import Engine, ModelDescription, SamplingParams, Tokenizer
+from machd.engine.protocol import Engine, Grammar, ModelDescription, SamplingParams, Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,
@@ -23,6 +25,7 @@ from machd.errors import (
     MachdError,
 )
 from machd.scheduler.sequence import Priority, SequenceRequest
+from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
@@ -79,6 +82,8 @@ class GenerationService:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._workers = ThreadPoolExecutor(_TOKENISER_THREADS, thread_name_prefix="machd-tokeniser")
+        # A thread of its own: whoever sends plain prompts does not wait for another's big schema.
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="machd-grammar")
 
     @property
     def open_count(self) -> int:
@@ -112,6 +117,31 @@ class GenerationService:
         """Run tokeniser work off the event loop."""
         event_loop = asyncio.get_running_loop()
         return await event_loop.run_in_executor(self._workers, lambda: function(*args, **kwargs))
+
+    async def prepare(self, conversation: Conversation) -> PreparedConversation:
+        """Render and tokenise a conversation and compile what constrains its answer.
+
+        Raises:
+            ChatTemplateMissingError: The model takes no conversations.
+            GrammarError: A schema or grammar cannot be used.
+            InvalidRequestError: The template refuses the conversation.
+        """
+        pool = self._compiler if conversation.needs_grammar else self._workers
+        event_loop = asyncio.get_running_loop()
+        return await event_loop.run_in_executor(
+            pool, prepare_conversation, conversation, self.engine
+        )
+
+    async def compile(self, constraint: Constraint) -> Grammar:
+        """A grammar for the served model.
+
+        Raises:
+            GrammarError: It cannot be used.
+        """
+        event_loop = asyncio.get_running_loop()
+        return await event_loop.run_in_executor(
+            self._compiler, self.engine.grammars.compile, constraint
+        )
 
     def open(
         self,
@@ -191,7 +221,8 @@ class GenerationService:
 
     def close(self) -> None:
         """Let the worker threads go."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._workers, self._compiler):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
         """Refuse for good what could not be queued on an idle daemon either."""

@@ -173,6 +173,20 @@ class LimitsSettings(SettingsSection):
         le=1_073_741_824,
         description="Bytes of a request body; beyond it 413.",
     )
+    max_stored_responses: int = Field(
+        default=256,
+        ge=0,
+        le=1_000_000,
+        description="Responses of /v1/responses that are kept in memory for previous_response_id; "
+        "beyond it the one that was not used for the longest time goes. 0 keeps none.",
+    )
+    max_stored_response_bytes: int = Field(
+        default=67_108_864,
+        ge=0,
+        le=1_099_511_627_776,
+        description="Bytes that the kept responses, with the conversations before them, may have "
+        "together; beyond it the one that was not used for the longest time goes.",
+    )
     queue_timeout_s: float = Field(
         default=120.0,
         ge=0.001,

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from machd.api.bounds import MAX_TOOLS
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.endpoints import PUBLIC_ENDPOINTS
 
@@ -92,4 +93,7 @@ def test_schema_carries_the_bounds() -> None:
     fields = components["ChatCompletionRequest"]["properties"]
     assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 2.0}
     assert fields["messages"]["maxItems"] == 8192
-    assert fields["tool_choice"]["enum"] == [None, [], {}, "none"]
+    assert fields["function_call"]["enum"] == [None, [], {}, "none"]
+    variables = fields["chat_template_kwargs"]["anyOf"][0]["propertyNames"]
+    assert "enable_thinking" in variables["enum"]
+    assert fields["tools"]["anyOf"][0]["maxItems"] == MAX_TOOLS

@@ -8,14 +8,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from machd.api.chat_request import ChatCompletionRequest
+from machd.api.constraint import Constraint, ConstraintKind
+from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.decoding import decode_body
 from machd.api.options import GenerationOptions
 from machd.api.refusal import neutral_values
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-_MESSAGES = [{"role": "user", "content": "hi"}]
+_MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 
 
 def _request(**fields: object) -> ChatCompletionRequest:
@@ -118,28 +121,17 @@ def test_contradictions_are_refused(fields: dict[str, object], param: str) -> No
 
 
 _ASKING: dict[str, object] = {
-    "tools": [{"type": "function"}],
-    "tool_choice": "auto",
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "response_format": {"type": "json_object"},
     "audio": {"voice": "alloy"},
     "modalities": ["text", "audio"],
     "moderation": {"model": "m"},
     "prediction": {"type": "content", "content": "x"},
-    "reasoning_effort": "low",
     "verbosity": "high",
     "web_search_options": {"search_context_size": "low"},
     "store": True,
     "chat_template": "{{ messages }}",
-    "chat_template_kwargs": {"enable_thinking": False},
-    "add_generation_prompt": False,
-    "continue_final_message": True,
-    "guided_json": {"type": "object"},
-    "guided_regex": "a",
-    "guided_choice": ["a"],
-    "guided_grammar": "root ::= x",
-    "structured_outputs": {"regex": "a"},
+    "guided_whitespace_pattern": "[ ]",
 }
 
 
@@ -168,6 +160,7 @@ def test_unsupported_fields_may_be_empty(name: str, value: object) -> None:
     "fields",
     [
         {"tool_choice": "none"},
+        {"tool_choice": "auto", "tools": []},
         {"function_call": "none"},
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},
@@ -184,11 +177,10 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, object]) -> N
     assert _request(**fields).options() == GenerationOptions()
 
 
-@pytest.mark.parametrize("field", ["store", "continue_final_message"])
-def test_a_number_is_no_boolean(field: str) -> None:
+def test_a_number_is_no_boolean() -> None:
     """0 is not taken for false where only false asks for nothing."""
     with pytest.raises(UnsupportedParameterError):
-        _request(**{field: 0})
+        _request(store=0)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +191,9 @@ def test_a_number_is_no_boolean(field: str) -> None:
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "file"}]},
             "messages[0].content[1].type",
         ),
-        ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         ({"role": "assistant", "refusal": "no"}, "messages[0].refusal"),
+        ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
     ],
 )
 def test_unsupported_message_parts_are_refused(message: dict[str, object], param: str) -> None:
@@ -209,6 +201,13 @@ def test_unsupported_message_parts_are_refused(message: dict[str, object], param
     with pytest.raises(UnsupportedParameterError) as caught:
         _request(messages=[message])
     assert caught.value.param == param
+
+
+def test_a_picture_is_told_what_the_model_takes() -> None:
+    """Who sends more than text learns that it is the model that takes none."""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    with pytest.raises(UnsupportedParameterError, match="takes text only"):
+        _request(messages=[{"role": "user", "content": [part]}])
 
 
 def test_template_sees_roles_texts_and_names() -> None:
@@ -226,7 +225,6 @@ def test_template_sees_roles_texts_and_names() -> None:
                 ],
             },
             {"role": "assistant", "content": "c", "tool_calls": None, "refusal": None},
-            {"role": "tool", "content": "4", "tool_call_id": "call"},
         ]
     ).template_messages()
     assert seen == [
@@ -234,8 +232,152 @@ def test_template_sees_roles_texts_and_names() -> None:
         {"role": "system", "content": "s"},
         {"role": "user", "content": "ab", "name": "bob"},
         {"role": "assistant", "content": "c"},
-        {"role": "tool", "content": "4", "tool_call_id": "call"},
     ]
+
+
+def _called(arguments: str, **fields: object) -> dict[str, object]:
+    function = {"name": "add", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "call", "type": "function", "function": function}],
+        **fields,
+    }
+
+
+def test_template_sees_calls_thoughts_and_who_answered() -> None:
+    """Arguments become an object, and a tool's message gets the name that its call had."""
+    seen = _request(
+        messages=[
+            *_MESSAGES,
+            _called('{"a": [1]}', content=None, reasoning_content="hm"),
+            {"role": "tool", "content": "4", "tool_call_id": "call"},
+            _called("", content="so", reasoning="well"),
+            {"role": "tool", "content": "5", "tool_call_id": "other"},
+            {"role": "tool", "content": "6", "tool_call_id": "call", "name": "own"},
+        ]
+    ).template_messages()
+    assert seen[1] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {
+                "id": "call",
+                "type": "function",
+                "function": {"name": "add", "arguments": {"a": [1]}},
+            }
+        ],
+    }
+    assert seen[2] == {"role": "tool", "content": "4", "tool_call_id": "call", "name": "add"}
+    assert (seen[3]["content"], seen[3]["reasoning_content"]) == ("so", "well")
+    assert seen[3]["tool_calls"][0]["function"]["arguments"] == {}  # type: ignore[index]
+    assert "name" not in seen[4]
+    assert seen[5]["name"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([_called("[1]")], "messages[0].tool_calls[0].function.arguments"),
+        ([_called("{")], "messages[0].tool_calls[0].function.arguments"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].content"),
+        (
+            [*_MESSAGES, {"role": "tool", "tool_call_id": "c", "content": "4"}, _called("{}")],
+            "messages[1].tool_call_id",
+        ),
+    ],
+)
+def test_broken_conversations_about_tools_are_refused(messages: object, param: str) -> None:
+    """What no template could make sense of is a 400 that says where."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(messages=messages)
+    assert caught.value.param == param
+    assert caught.value.code == "invalid_request"
+
+
+_TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_every_field_about_the_conversation_arrives() -> None:
+    """Tools, choice, shape, thoughts and continuation end in the conversation."""
+    conversation = _request(
+        messages=[*_MESSAGES, {"role": "assistant", "content": "so"}],
+        tools=[_TOOL],
+        tool_choice="none",
+        parallel_tool_calls=False,
+        response_format={"type": "json_object"},
+        reasoning_effort="low",
+        thinking_token_budget=9,
+        add_generation_prompt=False,
+        continue_final_message=True,
+    ).conversation()
+    assert conversation == Conversation(
+        messages=[*_MESSAGES, {"role": "assistant", "content": "so"}],
+        tools=(FunctionTool("add", parameters={"type": "object"}),),
+        tool_choice=ToolChoice(ToolChoiceMode.NONE, allows_parallel=False),
+        constraint=Constraint(ConstraintKind.JSON_OBJECT, "", "response_format"),
+        thinks=True,
+        thinking_budget_tokens=9,
+        template_variables={"reasoning_effort": "low"},
+        continues_final_message=True,
+    )
+
+
+def test_a_plain_request_asks_for_nothing_more() -> None:
+    """A request without those fields is a conversation with the defaults."""
+    assert _request().conversation() == Conversation(messages=_MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields"),
+    [
+        (_MESSAGES, {"add_generation_prompt": False}),
+        ([{"role": "assistant", "content": "so"}], {}),
+        ([{"role": "assistant", "content": "so"}], {"add_generation_prompt": True}),
+        ([{"role": "assistant", "content": " "}], {"add_generation_prompt": False}),
+        ([_called("{}", content="so")], {"add_generation_prompt": False}),
+    ],
+)
+def test_only_an_assistant_s_text_is_continued(messages: object, fields: dict[str, object]) -> None:
+    """A continuation needs an open text of the assistant's, and no new turn."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(messages=messages, continue_final_message=True, **fields)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("tier", "priority", "expected", "used"),
+    [
+        (None, None, "normal", UNSET),
+        ("auto", None, "normal", "default"),
+        ("default", None, "normal", "default"),
+        ("scale", None, "normal", "scale"),
+        ("flex", None, "batch", "flex"),
+        ("priority", None, "interactive", "priority"),
+        ("flex", "interactive", "interactive", "flex"),
+    ],
+)
+def test_a_service_tier_is_a_priority(
+    tier: str | None, priority: str | None, expected: str, used: object
+) -> None:
+    """OpenAI's word decides who goes first unless machd's own does, and the answer repeats it."""
+    request = _request(service_tier=tier, priority=priority)
+    assert request.options().priority == expected
+    assert request.used_tier == used
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "a", "ignore_eos": True},
+        {"tools": [_TOOL], "tool_choice": "required", "ignore_eos": True},
+    ],
+)
+def test_what_has_an_end_does_not_ignore_it(fields: dict[str, object]) -> None:
+    """A grammar ends with the end of text, so that end cannot be ignored."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(**fields)
+    assert caught.value.param == "ignore_eos"
 
 
 def test_token_ids_are_held_against_the_vocabulary() -> None:
@@ -264,7 +406,10 @@ _optional = {
     ),
     "stream": st.booleans(),
     "user": st.text(max_size=512),
-    "tools": st.sampled_from([None, []]),
+    "tools": st.sampled_from([None, [], [_TOOL]]),
+    "tool_choice": st.sampled_from([None, "none", "auto"]),
+    "guided_json": st.sampled_from([None, {"type": "string"}, '{"type": "string"}']),
+    "thinking_budget": st.integers(0, 2**31 - 1),
 }
 
 
@@ -274,4 +419,4 @@ def test_encoding_and_decoding_give_the_same_request(fields: dict[str, object], 
     request = _request(messages=[{"role": "user", "content": text}], **fields)
     again = decode_body(msgspec.json.encode(request), ChatCompletionRequest).checked()
     assert again.options() == request.options()
-    assert again.template_messages() == request.template_messages()
+    assert again.conversation() == request.conversation()

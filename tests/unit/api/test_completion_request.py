@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machd.api.completion_request import CompletionRequest, Prompt
+from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.decoding import decode_body
 from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError, RequestError, UnsupportedParameterError
@@ -69,7 +70,7 @@ def test_options_arrive() -> None:
         ({"best_of": 2}, "best_of"),
         ({"best_of": 3, "n": 2}, "best_of"),
         ({"echo": True, "logprobs": 0}, "echo"),
-        ({"guided_regex": "a"}, "guided_regex"),
+        ({"guided_whitespace_pattern": "a"}, "guided_whitespace_pattern"),
     ],
 )
 def test_unsupported_fields_are_refused(fields: dict[str, object], param: str) -> None:
@@ -83,6 +84,16 @@ def test_unsupported_fields_are_refused(fields: dict[str, object], param: str) -
 def test_neutral_fields_are_accepted(fields: dict[str, object]) -> None:
     """The same fields with values that ask for nothing pass."""
     assert _request(**fields).options() == GenerationOptions()
+
+
+def test_a_completion_takes_one_constraint() -> None:
+    """The same shapes as of a chat completion, one at a time."""
+    assert _request().constraint() is None
+    constraint = _request(guided_regex="a+").constraint()
+    assert constraint == Constraint(ConstraintKind.REGEX, "a+", "guided_regex")
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(guided_regex="a", response_format={"type": "json_object"})
+    assert caught.value.param == "guided_regex"
 
 
 def test_prompt_ids_are_held_against_the_vocabulary() -> None:

@@ -16,6 +16,12 @@ DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi_document(version="1.2.3
 _CONTRACT = {
     ("post", "/v1/chat/completions"),
     ("post", "/v1/completions"),
+    ("post", "/v1/responses"),
+    ("get", "/v1/responses/{id}"),
+    ("delete", "/v1/responses/{id}"),
+    ("post", "/v1/messages"),
+    ("post", "/v1/messages/count_tokens"),
+    ("post", "/v1/embeddings"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{id}"),
     ("post", "/tokenize"),
@@ -74,7 +80,7 @@ def test_operations_are_well_formed(endpoint: Endpoint) -> None:
     """Each operation has an id, described responses, and a parameter for each hole in its path."""
     operation = DOCUMENT["paths"][endpoint.path][endpoint.method]
     assert operation["operationId"] == endpoint.name
-    assert "200" in operation["responses"]
+    assert ("200" in operation["responses"]) == (endpoint.name != "create_embeddings")
     assert all(answer["description"] for answer in operation["responses"].values())
     holes = [one["name"] for one in operation.get("parameters", [])]
     assert endpoint.path.count("{") == len(holes)
@@ -98,6 +104,17 @@ def test_generating_endpoints_offer_both_forms_and_all_refusals() -> None:
             assert "X-Decode-Mode" in responses["200"]["headers"]
             assert "X-Coalesced" in responses["200"]["headers"]
             assert "Retry-After" in responses["429"]["headers"]
+
+
+def test_events_are_described_as_what_they_are() -> None:
+    """An event is an object whose data is text, and that text is JSON of a type that is named."""
+    path = DOCUMENT["paths"]["/v1/chat/completions"]["post"]
+    event = path["responses"]["200"]["content"][EVENTS]["schema"]
+    done, data = event["properties"]["data"]["anyOf"]
+    assert done == {"const": "[DONE]"}
+    assert event["required"] == ["data"]
+    assert (data["type"], data["contentMediaType"]) == ("string", "application/json")
+    assert data["contentSchema"] == {"$ref": "#/components/schemas/ChatCompletionChunk"}
 
 
 def test_descriptions_are_not_indented() -> None:

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from machd.api.conversation import FunctionTool
 from machd.api.decoding import decode_body
 from machd.api.tokenization import (
     DetokenizeRequest,
@@ -33,8 +34,37 @@ def test_special_tokens_default_depends_on_the_input() -> None:
 
 def test_messages_are_rendered_like_those_of_a_chat() -> None:
     """The template sees the same messages as in a chat completion."""
-    assert _request(messages=_MESSAGES).template_messages() == _MESSAGES
-    assert _request(prompt="a").template_messages() == []
+    assert _request(messages=_MESSAGES).conversation().messages == _MESSAGES
+    assert _request(prompt="a").conversation().messages == []
+
+
+def test_tools_and_template_variables_are_those_of_a_chat() -> None:
+    """What a chat completion shows the template can be counted here."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    conversation = _request(
+        messages=_MESSAGES, tools=[tool], chat_template_kwargs={"enable_thinking": False}
+    ).conversation()
+    assert conversation.tools == (FunctionTool("f", parameters={"type": "object"}),)
+    assert conversation.thinks is False
+    assert conversation.template_variables == {"enable_thinking": False}
+
+
+def test_a_last_message_is_continued_or_answered() -> None:
+    """Not both, and only where the last message is the assistant's."""
+    answer = [*_MESSAGES, {"role": "assistant", "content": "so"}]
+    request = _request(messages=answer, continue_final_message=True, add_generation_prompt=False)
+    assert request.conversation().continues_final_message
+    for fields in (
+        {"messages": answer, "continue_final_message": True},
+        {
+            "messages": _MESSAGES,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            _request(**fields)
+        assert caught.value.param == "continue_final_message"
 
 
 @pytest.mark.parametrize("fields", [{}, {"model": "m"}, {"prompt": "a", "messages": _MESSAGES}])

@@ -12,6 +12,7 @@ from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
 from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
 from machd.bench.staggered import Arrivals, StaggeredFigures, StaggeredTimings, staggered_figures
+from machd.bench.structured import StructuredFigures, StructuredRound
 from machd.bench.timing import RequestTiming
 
 __all__ = ["made_report", "made_timing"]
@@ -76,6 +77,7 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
                 coalesced=2,
             )
         ],
+        structured=[_structured(slowness)],
         servers=[]
         if url
         else [
@@ -113,3 +115,16 @@ def _long_prompt(slowness: float) -> LongPromptFigures:
     streams = [[(start + index) * slowness for index in range(10)] for start in (0.0, 0.5)]
     joined = made_timing(5 * slowness, first_s=3.0 * slowness, gap_s=0.1, tokens=4)
     return LongPromptFigures.of("continuous", streams, joined, joined.ended_s + 2 * slowness)
+
+
+def _structured(slowness: float) -> StructuredFigures:
+    """Four streams, two of them with schemas, whose gaps are a quarter longer than without."""
+
+    def answers(count: int, gap_s: float) -> tuple[RequestTiming, ...]:
+        return tuple(
+            made_timing(0, first_s=gap_s * slowness, gap_s=gap_s * slowness, tokens=11)
+            for _ in range(count)
+        )
+
+    one = StructuredRound(answers(4, 0.04), answers(2, 0.05), answers(2, 0.05))
+    return StructuredFigures.of("continuous", [one])

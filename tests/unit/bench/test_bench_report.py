@@ -52,6 +52,8 @@ def test_every_scenario_has_a_table_with_its_goal() -> None:
     assert "joins 2 streams (goal: gaps at most 2.5 x)" in text
     assert "3 identical requests at once (goal: at most 1.1 x one alone)" in text
     assert any("1.05 x" in line and line.endswith("2 of 3") for line in lines)
+    assert "2 of them held to JSON schemas (goal: at least 0.85 x as fast)" in text
+    assert any("0.80 x" in line and line.endswith("0 of 2") for line in lines)
 
 
 def test_a_report_without_a_sweep_has_no_empty_tables() -> None:
@@ -86,9 +88,15 @@ def test_answers_that_ended_early_are_noted() -> None:
     report = made_report()
     levels = [msgspec.structs.replace(level, completion_tokens=1) for level in report.levels]
 
-    assert "ended early: 9 tokens of 693" in " ".join(
-        printed(msgspec.structs.replace(report, levels=levels), 200)
-    )
+    (structured,) = report.structured
+    short = msgspec.structs.replace(structured, completion_tokens=87)
+
+    # 63 answers of levels and 8 of the sets, of 11 tokens each.
+    for changed, noted in (
+        (msgspec.structs.replace(report, levels=levels), "ended early: 97 tokens of 781"),
+        (msgspec.structs.replace(report, structured=[short]), "ended early: 780 tokens of 781"),
+    ):
+        assert noted in " ".join(printed(changed, 200))
     assert "ended early: " not in " ".join(printed(report, 200))
 
 

@@ -64,6 +64,18 @@ def test_a_timing_counts_events_with_text_in_either_dialect() -> None:
     assert timing.gaps_s == (4.0,)
     assert timing.latency_s == 10.0
     assert (timing.prompt_tokens, timing.completion_tokens) == (7, 3)
+    assert timing.text == "cafétwo"
+
+
+def test_an_answer_is_what_is_not_reasoning() -> None:
+    """Reasoning counts as tokens, and is no part of the text."""
+    stream = (
+        b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
+        b'data: {"choices":[{"delta":{"content":"["}}]}\n\n'
+    )
+    timing = RequestTiming.read(0, 1, pieces_of(stream))
+
+    assert (timing.text, timing.completion_tokens) == ("[", 2)
 
 
 def test_without_usage_events_are_counted() -> None:

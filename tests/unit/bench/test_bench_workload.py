@@ -79,6 +79,7 @@ def test_a_mode_is_held_against_the_batch_that_it_can_make() -> None:
         (("sweep",), "4"),
         (("sweep", "long-prompt"), "9"),
         (("coalescing",), "4"),
+        (("structured",), "16"),
     ],
 )
 def test_continuous_has_a_slot_for_every_stream(scenarios: tuple[str, ...], width: str) -> None:

@@ -13,7 +13,8 @@ from serving_parts import finished, identity_of
 
 from machd.api.options import GenerationOptions
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine, FakeTokenizer
+from machd.engine.fake import FakeEngine
+from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,

@@ -1,0 +1,191 @@
+"""The blocks of content that Anthropic's messages are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias, TypeVar
+
+from msgspec import UNSET, Meta, Struct
+
+from machd.api.bounds import ContentText, Label
+from machd.api.refusal import Ignored
+from machd.errors import InvalidRequestError, UnsupportedParameterError
+
+__all__ = [
+    "Block",
+    "DocumentBlock",
+    "ImageBlock",
+    "MessageContent",
+    "RedactedThinkingBlock",
+    "SearchResultBlock",
+    "SystemContent",
+    "TextBlock",
+    "ThinkingBlock",
+    "ToolResultBlock",
+    "ToolUseBlock",
+    "blocks_of",
+    "check_blocks",
+    "check_nesting",
+    "joined_text",
+]
+
+_MAX_NESTING = 64
+"""Levels of a JSON value that a template has to write out: far more than calls and schemas have."""
+
+_BETWEEN_BLOCKS = "\n"
+
+
+_Value: TypeAlias = Annotated[object, Meta(extra_json_schema={"description": "Any value."})]
+
+
+class TextBlock(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
+    """A piece of text."""
+
+    text: ContentText
+    cache_control: Ignored = UNSET
+    citations: Ignored = UNSET
+
+
+class ThinkingBlock(Struct, frozen=True, kw_only=True, tag="thinking", tag_field="type"):
+    """What the model thought. machd signs nothing, so any signature will do."""
+
+    thinking: ContentText
+    signature: ContentText | None = None
+
+
+class RedactedThinkingBlock(
+    Struct, frozen=True, kw_only=True, tag="redacted_thinking", tag_field="type"
+):
+    """Another server's encrypted thoughts; nobody here can read them, so they are left out."""
+
+    data: ContentText | None = None
+
+
+class ToolUseBlock(Struct, frozen=True, kw_only=True, tag="tool_use", tag_field="type"):
+    """A call that the model asked for; ``input`` holds its arguments."""
+
+    id: Annotated[Label, Meta(min_length=1)]
+    name: Annotated[Label, Meta(min_length=1)]
+    input: dict[str, _Value]
+    cache_control: Ignored = UNSET
+
+
+class ImageBlock(Struct, frozen=True, tag="image", tag_field="type"):
+    """An image; refused."""
+
+
+class DocumentBlock(Struct, frozen=True, tag="document", tag_field="type"):
+    """A document; refused."""
+
+
+class SearchResultBlock(Struct, frozen=True, tag="search_result", tag_field="type"):
+    """A result of a search; refused."""
+
+
+_ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
+class ToolResultBlock(Struct, frozen=True, kw_only=True, tag="tool_result", tag_field="type"):
+    """What a call returned, or how it failed."""
+
+    tool_use_id: Annotated[Label, Meta(min_length=1)]
+    content: ContentText | Annotated[list[_ResultPart], Meta(max_length=1024)] | None = None
+    is_error: bool | None = None
+    cache_control: Ignored = UNSET
+
+
+Block: TypeAlias = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+)
+
+MessageContent: TypeAlias = ContentText | Annotated[list[Block], Meta(max_length=1024)]
+"""A message's content; a text is short for one text block."""
+
+SystemContent: TypeAlias = ContentText | Annotated[list[TextBlock], Meta(max_length=1024)]
+"""What the operator of a conversation says."""
+
+_B = TypeVar("_B", bound=Struct)
+
+
+def blocks_of(content: str | Sequence[_B] | None) -> list[_B | TextBlock]:
+    """Content as blocks."""
+    if content is None:
+        return []
+    return [TextBlock(text=content)] if isinstance(content, str) else list(content)
+
+
+def joined_text(blocks: Sequence[Struct]) -> str:
+    """The texts among the blocks; separate blocks are separate lines."""
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    return _BETWEEN_BLOCKS.join(text for text in texts if text)
+
+
+def check_blocks(blocks: Sequence[Struct], *, role: str, where: str) -> None:
+    """Refuse what a role's message cannot hold.
+
+    Args:
+        blocks: As :func:`blocks_of` gives them.
+        role: Whose message it is.
+        where: Path of the content in the request, such as ``messages[2].content``.
+
+    Raises:
+        UnsupportedParameterError: A block is not text, a thought, a call or a result.
+        InvalidRequestError: Another role's message holds such blocks, or a call's input is
+            nested too deeply.
+    """
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        kind = block.__struct_config__.tag
+        if isinstance(block, ImageBlock | DocumentBlock | SearchResultBlock):
+            raise UnsupportedParameterError(
+                f'{place}.type: blocks of type "{kind}" are not supported; send "text"',
+                param=f"{place}.type",
+            )
+        if not isinstance(block, _KINDS_BY_ROLE[role]):
+            raise InvalidRequestError(
+                f'{place}.type: a message of the role "{role}" cannot hold blocks of type "{kind}"',
+                param=f"{place}.type",
+            )
+        if isinstance(block, ToolResultBlock):
+            check_blocks(blocks_of(block.content), role="user", where=f"{place}.content")
+        elif isinstance(block, ToolUseBlock):
+            check_nesting(block.input, where=f"{place}.input")
+
+
+def check_nesting(value: object, *, where: str) -> None:
+    """Refuse a JSON value that is nested more deeply than templates and compilers can stand.
+
+    Raises:
+        InvalidRequestError: It is; ``param`` is ``where``.
+    """
+    level = [value]
+    for _ in range(_MAX_NESTING):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise InvalidRequestError(f"{where}: nested more than {_MAX_NESTING} levels deep", param=where)
+
+
+def _inside(value: object) -> Sequence[object]:
+    """The containers right inside a JSON value."""
+    if isinstance(value, dict):
+        inner: Sequence[object] = list(value.values())
+    elif isinstance(value, list):
+        inner = value
+    else:
+        return ()
+    return [one for one in inner if isinstance(one, dict | list)]
+
+
+_KINDS_BY_ROLE: dict[str, tuple[type[Struct], ...]] = {
+    "system": (TextBlock,),
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+}

@@ -1,0 +1,193 @@
+"""What ``POST /v1/messages`` answers, whole and in events, and what counting answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Raw, Struct
+
+__all__ = [
+    "AnswerBlock",
+    "AnswerText",
+    "AnswerThinking",
+    "AnswerToolUse",
+    "BlockDelta",
+    "BlockDeltaEvent",
+    "BlockStartEvent",
+    "BlockStopEvent",
+    "InputJsonDelta",
+    "Message",
+    "MessageDelta",
+    "MessageDeltaEvent",
+    "MessageStartEvent",
+    "MessageStopEvent",
+    "MessageUsage",
+    "PingEvent",
+    "SignatureDelta",
+    "StopReason",
+    "StreamEvent",
+    "TextDelta",
+    "ThinkingDelta",
+    "TokenCount",
+]
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+"""Why an answer ended."""
+
+
+class MessageUsage(Struct, frozen=True, kw_only=True):
+    """Tokens of a request.
+
+    Attributes:
+        input_tokens: Of the prompt, without those that came from the prefix cache.
+        cache_creation_input_tokens: Zero; what machd keeps is not asked for or paid for.
+        cache_read_input_tokens: Of the prompt, taken from the prefix cache.
+        output_tokens: Of the answer, thoughts included.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int
+
+
+class AnswerText(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
+    """Some of the answer's text."""
+
+    text: str
+
+
+class AnswerThinking(Struct, frozen=True, kw_only=True, tag="thinking", tag_field="type"):
+    """What the model thought. Clients want a signature; machd signs nothing."""
+
+    thinking: str
+    signature: str = ""
+
+
+class AnswerToolUse(Struct, frozen=True, kw_only=True, tag="tool_use", tag_field="type"):
+    """A call that the client is asked to make.
+
+    Attributes:
+        input: The arguments, an object; empty where ``max_tokens`` cut them short.
+    """
+
+    id: str
+    name: str
+    input: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+
+
+AnswerBlock: TypeAlias = AnswerText | AnswerThinking | AnswerToolUse
+
+
+class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
+    """An answer; at the start of a stream, one without content.
+
+    Attributes:
+        stop_reason: Null at the start of a stream.
+        stop_sequence: The stop sequence that ended the answer, if one did.
+    """
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Struct, frozen=True, kw_only=True):
+    """How many tokens a conversation's prompt has."""
+
+    input_tokens: int
+
+
+class MessageStartEvent(Struct, frozen=True, kw_only=True, tag="message_start", tag_field="type"):
+    """The first event."""
+
+    message: Message
+
+
+class PingEvent(Struct, frozen=True, tag="ping", tag_field="type"):
+    """No news."""
+
+
+class BlockStartEvent(
+    Struct, frozen=True, kw_only=True, tag="content_block_start", tag_field="type"
+):
+    """A block begins; indices count from 0, and blocks never interleave."""
+
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(Struct, frozen=True, kw_only=True, tag="text_delta", tag_field="type"):
+    """More text."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, frozen=True, kw_only=True, tag="thinking_delta", tag_field="type"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class SignatureDelta(Struct, frozen=True, kw_only=True, tag="signature_delta", tag_field="type"):
+    """What ends every thought."""
+
+    signature: str = ""
+
+
+class InputJsonDelta(Struct, frozen=True, kw_only=True, tag="input_json_delta", tag_field="type"):
+    """More of the JSON text of a call's input."""
+
+    partial_json: str
+
+
+BlockDelta: TypeAlias = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class BlockDeltaEvent(
+    Struct, frozen=True, kw_only=True, tag="content_block_delta", tag_field="type"
+):
+    """A block grows."""
+
+    index: int
+    delta: BlockDelta
+
+
+class BlockStopEvent(Struct, frozen=True, kw_only=True, tag="content_block_stop", tag_field="type"):
+    """A block is whole."""
+
+    index: int
+
+
+class MessageDelta(Struct, frozen=True, kw_only=True):
+    """How the answer ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDeltaEvent(Struct, frozen=True, kw_only=True, tag="message_delta", tag_field="type"):
+    """The answer has ended; the usage is that of the whole request."""
+
+    delta: MessageDelta
+    usage: MessageUsage
+
+
+class MessageStopEvent(Struct, frozen=True, tag="message_stop", tag_field="type"):
+    """The last event."""
+
+
+StreamEvent: TypeAlias = (
+    MessageStartEvent
+    | PingEvent
+    | BlockStartEvent
+    | BlockDeltaEvent
+    | BlockStopEvent
+    | MessageDeltaEvent
+    | MessageStopEvent
+)
+"""An event's data; its ``type`` is the event's name."""

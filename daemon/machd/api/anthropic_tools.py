@@ -1,0 +1,166 @@
+"""Tools in Anthropic's dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from machd.api.anthropic_content import check_nesting
+from machd.api.bounds import MAX_TOOLS, Description, Label
+from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.api.raw_json import OptionalSchema, is_given
+from machd.api.refusal import Ignored, neutral_values, only, refuse_unsupported
+from machd.api.tools import check_tool_choice, check_unique_names, parameters_of
+from machd.errors import InvalidRequestError, UnsupportedParameterError
+
+__all__ = [
+    "AnthropicTool",
+    "AnthropicToolChoice",
+    "AnthropicToolList",
+    "anthropic_tool_choice",
+    "anthropic_tools",
+]
+
+_CUSTOM = "custom"
+
+_SERVER_TOOLS = (
+    "advisor",
+    "bash",
+    "code_execution",
+    "computer",
+    "mcp_toolset",
+    "memory",
+    "text_editor",
+    "tool_search_tool",
+    "web_fetch",
+    "web_search",
+)
+"""Kinds that Anthropic defines or runs itself; a type is one of these and a date."""
+
+_ToolName: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")
+]
+"""Anthropic's pattern, twice as long as OpenAI's. In Python alone ``$`` lets a line feed follow."""
+
+_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
+_DirectOnly: TypeAlias = Annotated[Raw | UnsetType, only(["direct"])]
+
+
+class AnthropicTool(Struct, frozen=True, kw_only=True):
+    """A tool that the client runs.
+
+    Attributes:
+        type: ``custom`` unless left out. Tools that Anthropic's servers run are refused.
+        input_schema: JSON schema of the call's input.
+        strict: Whether the input has to follow the schema to the letter.
+    """
+
+    name: _ToolName
+    type: Label | None = None
+    description: Description | None = None
+    input_schema: OptionalSchema = UNSET
+    strict: bool | None = None
+    cache_control: Ignored = UNSET
+    eager_input_streaming: Ignored = UNSET
+    input_examples: Ignored = UNSET
+    defer_loading: _FalseOnly = UNSET
+    allowed_callers: _DirectOnly = UNSET
+
+
+AnthropicToolList: TypeAlias = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]
+"""The tools of a request; their names are unique."""
+
+
+class AutoToolChoice(Struct, frozen=True, kw_only=True, tag="auto", tag_field="type"):
+    """The model decides."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyToolChoice(Struct, frozen=True, kw_only=True, tag="any", tag_field="type"):
+    """At least one call, of any tool."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedTool(Struct, frozen=True, kw_only=True, tag="tool", tag_field="type"):
+    """This one tool is to be called."""
+
+    name: _ToolName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoToolChoice(Struct, frozen=True, kw_only=True, tag="none", tag_field="type"):
+    """No call."""
+
+
+AnthropicToolChoice: TypeAlias = AutoToolChoice | AnyToolChoice | NamedTool | NoToolChoice
+"""Whether tools are called, and which."""
+
+
+def anthropic_tools(tools: Sequence[AnthropicTool] | None) -> tuple[FunctionTool, ...]:
+    """The tools of a request, free of this dialect.
+
+    Raises:
+        UnsupportedParameterError: One is Anthropic's own, or is to be called in another way.
+        InvalidRequestError: Two have the same name, or a schema is missing or no JSON object.
+    """
+    given = tools or ()
+    read = tuple(_tool(tool, where=f"tools[{index}].") for index, tool in enumerate(given))
+    check_unique_names([tool.name for tool in given], place="tools[{index}].name")
+    return read
+
+
+def anthropic_tool_choice(
+    choice: AnthropicToolChoice | None, tools: Sequence[FunctionTool]
+) -> ToolChoice:
+    """What is asked about calls.
+
+    Raises:
+        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
+    """
+    match choice:
+        case NoToolChoice():
+            asked = ToolChoice(ToolChoiceMode.NONE)
+        case AutoToolChoice(disable_parallel_tool_use=is_single):
+            asked = ToolChoice(ToolChoiceMode.AUTO, None, not is_single)
+        case AnyToolChoice(disable_parallel_tool_use=is_single):
+            asked = ToolChoice(ToolChoiceMode.REQUIRED, None, not is_single)
+        case NamedTool(name=name, disable_parallel_tool_use=is_single):
+            asked = ToolChoice(ToolChoiceMode.REQUIRED, name, not is_single)
+        case _:
+            asked = ToolChoice()
+    check_tool_choice(asked, tools, param="tool_choice")
+    return asked
+
+
+def _tool(tool: AnthropicTool, *, where: str) -> FunctionTool:
+    if tool.type not in (None, _CUSTOM):
+        raise _not_custom(tool.type or "", param=f"{where}type")
+    refuse_unsupported(tool, _NEUTRAL, where=where)
+    param = f"{where}input_schema"
+    if not is_given(tool.input_schema):
+        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+    parameters = parameters_of(tool.input_schema, param=param)
+    check_nesting(parameters, where=param)
+    return FunctionTool(
+        name=tool.name,
+        description=tool.description,
+        parameters=parameters,
+        strict=bool(tool.strict),
+    )
+
+
+def _not_custom(type_: str, *, param: str) -> InvalidRequestError:
+    kind = next((one for one in _SERVER_TOOLS if type_.startswith(one)), None)
+    if kind is None:
+        return InvalidRequestError(f'{param}: expected "{_CUSTOM}"', param=param)
+    return UnsupportedParameterError(
+        f'{param}: {kind} tools are not supported; send tools of the type "{_CUSTOM}"',
+        param=param,
+    )
+
+
+_NEUTRAL = neutral_values(AnthropicTool)

@@ -1,0 +1,190 @@
+"""Tools as OpenAI's chat completions write them, and the checks that every dialect shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, Raw, Struct
+
+from machd.api.bounds import MAX_TOOLS, Description, ToolName
+from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.api.raw_json import OptionalSchema, is_given, raw_object
+from machd.errors import InvalidRequestError
+
+__all__ = [
+    "AllowedToolsChoice",
+    "ChatTool",
+    "ChatToolChoice",
+    "ChatToolList",
+    "NamedToolChoice",
+    "chat_tool_choice",
+    "chat_tools",
+    "check_tool_choice",
+    "check_unique_names",
+    "parameters_of",
+    "template_tool",
+]
+
+
+class FunctionDefinition(Struct, frozen=True, kw_only=True):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments, an object; any object will do without one.
+        strict: Whether the arguments have to follow the schema to the letter.
+    """
+
+    name: ToolName
+    description: Description | None = None
+    parameters: OptionalSchema = UNSET
+    strict: bool | None = None
+
+
+class ChatTool(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
+    """A tool; functions are the only kind."""
+
+    function: FunctionDefinition
+
+
+class FunctionName(Struct, frozen=True, kw_only=True):
+    """A function by its name."""
+
+    name: ToolName
+
+
+class NamedToolChoice(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
+    """This one function is to be called."""
+
+    function: FunctionName
+
+
+class AllowedTools(Struct, frozen=True, kw_only=True):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Struct, frozen=True, kw_only=True, tag="allowed_tools", tag_field="type"):
+    """These tools alone may be called, as if there were no others."""
+
+    allowed_tools: AllowedTools
+
+
+ChatToolList: TypeAlias = Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS)]
+"""The tools of a request; their names are unique."""
+
+ChatToolChoice: TypeAlias = (
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
+)
+"""Whether tools are called, and which."""
+
+
+def chat_tools(tools: Sequence[ChatTool] | None) -> tuple[FunctionTool, ...]:
+    """The tools of a request, free of this dialect.
+
+    Raises:
+        InvalidRequestError: Two have the same name, or parameters are no JSON object.
+    """
+    functions = [tool.function for tool in tools or ()]
+    check_unique_names([one.name for one in functions], place="tools[{index}].function.name")
+    return tuple(
+        FunctionTool(
+            name=one.name,
+            description=one.description,
+            parameters=parameters_of(one.parameters, param=f"tools[{index}].function.parameters"),
+            strict=bool(one.strict),
+        )
+        for index, one in enumerate(functions)
+    )
+
+
+def chat_tool_choice(
+    choice: ChatToolChoice | None,
+    tools: tuple[FunctionTool, ...],
+    *,
+    parallel_tool_calls: bool | None,
+) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
+    """What is asked about calls, and the tools that may be called.
+
+    Raises:
+        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
+    """
+    mode, name = ToolChoiceMode.AUTO, None
+    if isinstance(choice, str):
+        mode = ToolChoiceMode(choice)
+    elif isinstance(choice, NamedToolChoice):
+        mode, name = ToolChoiceMode.REQUIRED, choice.function.name
+    elif isinstance(choice, AllowedToolsChoice):
+        mode = ToolChoiceMode(choice.allowed_tools.mode)
+        tools = _allowed(choice.allowed_tools, tools)
+    asked = ToolChoice(mode, name, allows_parallel=parallel_tool_calls is not False)
+    check_tool_choice(asked, tools, param="tool_choice")
+    return asked, tools
+
+
+def check_unique_names(names: Sequence[str], *, place: str) -> None:
+    """Refuse tools that cannot be told apart.
+
+    Args:
+        names: In the request's order.
+        place: Where a name stands, with ``{index}``.
+
+    Raises:
+        InvalidRequestError: One name occurs twice; ``param`` is the second place.
+    """
+    seen: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if name in seen:
+            param = place.format(index=index)
+            raise InvalidRequestError(
+                f"{param}: the same name as at {place.format(index=seen[name])}", param=param
+            )
+        seen[name] = index
+
+
+def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, param: str) -> None:
+    """Hold what is asked about calls against the tools.
+
+    Raises:
+        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
+    """
+    if choice.mode is not ToolChoiceMode.REQUIRED:
+        return
+    if not tools:
+        raise InvalidRequestError(f"{param}: asks for a call, and there are no tools", param=param)
+    if choice.name is not None and choice.name not in {tool.name for tool in tools}:
+        raise InvalidRequestError(f"{param}: names a function that is not in tools", param=param)
+
+
+def parameters_of(raw: OptionalSchema, *, param: str) -> dict[str, object] | None:
+    """The schema of a tool's arguments; None where it takes any object.
+
+    Raises:
+        InvalidRequestError: It is no JSON object, or too long.
+    """
+    return raw_object(raw, param=param) if isinstance(raw, Raw) and is_given(raw) else None
+
+
+def template_tool(tool: FunctionTool) -> dict[str, object]:
+    """A tool as OpenAI's chat completions write it; templates expect every key."""
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": dict(tool.parameters or {"type": "object", "properties": {}}),
+        },
+    }
+
+
+def _allowed(allowed: AllowedTools, tools: tuple[FunctionTool, ...]) -> tuple[FunctionTool, ...]:
+    by_name = {tool.name: tool for tool in tools}
+    names = {one.function.name for one in allowed.tools}
+    if not names <= by_name.keys():
+        raise InvalidRequestError(
+            "tool_choice.allowed_tools.tools: names a function that is not in tools",
+            param="tool_choice",
+        )
+    return tuple(tool for tool in tools if tool.name in names)

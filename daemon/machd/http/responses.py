@@ -1,0 +1,137 @@
+"""``/v1/responses``: create one, look at one, forget one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from machd.api.responses_answer import DeletedResponse, OutputItem
+from machd.api.responses_items import ItemChain
+from machd.api.responses_request import ResponsesRequest
+from machd.errors import NotFoundError, UnsupportedParameterError
+from machd.http.authentication import client_name
+from machd.http.context import ServerContext
+from machd.http.generations import identify, read_generation, respond
+from machd.http.responses_dialect import KeepResponse, ResponsesDialect, opened_response
+from machd.serving.generation import GenerationIdentity
+from machd.serving.response_store import ResponseStore, StoredResponse
+
+__all__ = ["create_response", "delete_response", "get_response"]
+
+_NOT_STORED = (
+    "no such response is stored here; it may have been made with store: false, with another API "
+    "key or before a restart, or dropped for want of room (limits.max_stored_responses, "
+    "limits.max_stored_response_bytes)"
+)
+
+
+@post("/v1/responses", status_code=200)
+async def create_response(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Answer, perhaps after an earlier response."""
+    body = await read_generation(request, context, ResponsesRequest)
+    service = context.service
+    client = client_name(request.scope)
+    previous, referenced = _stored_items(context.responses, client, body)
+    chain = await service.in_worker(body.chain, previous=previous, referenced=referenced)
+    prepared = await service.prepare(await service.in_worker(body.continued, chain))
+    identity = identify(request, context, endpoint="responses", prefix="resp")
+    # OpenAI's ids of responses have an underscore where those of completions have a dash.
+    identity = replace(identity, generation_id=identity.generation_id.replace("-", "_"))
+    options = body.options()
+    return respond(
+        context,
+        identity,
+        [prepared.prompt],
+        options,
+        ResponsesDialect(
+            opened_response(body, options, identity, service.model.model_id),
+            logprobs_from=service.tokenizer if options.logprobs else None,
+            clock=context.clock,
+            keep=_keeper(context.responses, identity, chain) if body.is_stored else _forget,
+        ),
+        prompt_param="input",
+        guidance=prepared.guidance,
+    )
+
+
+@get("/v1/responses/{response_id:str}")
+async def get_response(
+    request: Request[Any, Any, Any],
+    context: NamedDependency[ServerContext],
+    response_id: FromPath[str],
+) -> Response[bytes]:
+    """A stored response, as it was answered."""
+    if request.query_params.get("stream", "false") != "false":
+        raise UnsupportedParameterError(
+            "stream: a stored response is not streamed again; leave it out", param="stream"
+        )
+    context.service.lifecycle.check_accepting()
+    found = context.responses.get(client_name(request.scope), response_id)
+    if found is None:
+        raise NotFoundError(_NOT_STORED, param="response_id")
+    return Response(found.answer, media_type="application/json")
+
+
+@delete("/v1/responses/{response_id:str}", status_code=200)
+async def delete_response(
+    request: Request[Any, Any, Any],
+    context: NamedDependency[ServerContext],
+    response_id: FromPath[str],
+) -> DeletedResponse:
+    """Forget a stored response. Those that continue it hold what they need of it themselves."""
+    context.service.lifecycle.check_accepting()
+    if not context.responses.delete(client_name(request.scope), response_id):
+        raise NotFoundError(_NOT_STORED, param="response_id")
+    return DeletedResponse(id=response_id)
+
+
+def _stored_items(
+    store: ResponseStore, client: str, body: ResponsesRequest
+) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
+    """The items before the request's own, and those that it refers to.
+
+    Raises:
+        NotFoundError: ``previous_response_id`` names nothing that is stored.
+    """
+    previous: tuple[bytes, ...] = ()
+    if body.previous_response_id is not None:
+        found = store.get(client, body.previous_response_id)
+        if found is None:
+            raise NotFoundError(
+                f"previous_response_id: {_NOT_STORED}", param="previous_response_id"
+            )
+        previous = found.items
+    referenced = {
+        item_id: item
+        for item_id in body.referenced_ids
+        if (item := store.item(client, item_id)) is not None
+    }
+    return previous, referenced
+
+
+def _keeper(store: ResponseStore, identity: GenerationIdentity, chain: ItemChain) -> KeepResponse:
+    def keep(answer: bytes, output: Sequence[OutputItem]) -> None:
+        store.put(
+            identity.client,
+            identity.generation_id,
+            StoredResponse(
+                answer,
+                (*chain.encoded, *(msgspec.json.encode(item) for item in output)),
+                tuple(item.id for item in output),
+            ),
+        )
+
+    return keep
+
+
+def _forget(_answer: bytes, _output: Sequence[OutputItem]) -> None:
+    """Keep nothing, as ``store: false`` asks."""

@@ -1,0 +1,229 @@
+"""Reads a chat model's answer: thoughts, calls and content told apart while they come.
+
+Nothing that a model writes is an error. What looks like a call and is none comes out as content,
+markers included, and so does everything if reading itself should fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from machd.engine.protocol import ChatFormat, TextSplitter, TextState
+from machd.serving.content_text import ContentText
+from machd.serving.output import OutputParser, OutputPiece
+from machd.serving.piece_queue import PieceQueue
+from machd.serving.tool_call_section import ToolCallSection, tool_names
+from machd.serving.tool_call_text import JsonCalls
+
+__all__ = ["ChatOutput"]
+
+_WHITESPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOutput:
+    """How the answers to one conversation are read.
+
+    Attributes:
+        chat_format: How the model writes.
+        tools: That may be called, as templates see them; without any, calls are not looked for.
+        starts_in: Where the prompt left off.
+        stops_after_call: One call is all that the client wants.
+        has_bare_calls: An answer that begins as JSON may be calls, without markers around them.
+        has_marked_calls: Calls may have the format's markers around them.
+    """
+
+    chat_format: ChatFormat
+    tools: tuple[Mapping[str, object], ...] = ()
+    starts_in: TextState = TextState.NORMAL
+    stops_after_call: bool = False
+    has_bare_calls: bool = False
+    has_marked_calls: bool = True
+
+    @property
+    def looks_for_markers(self) -> bool:
+        """Whether markers of calls mean anything."""
+        return bool(self.tools) and self.has_marked_calls
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that have to reach the parser even if they are special tokens."""
+        return self.chat_format.markers(tools=self.looks_for_markers)
+
+    def parser(self) -> OutputParser:
+        """A fresh one, for one choice."""
+        return _ChatParser(self)
+
+
+class _ChatParser:
+    """Stands between a reader and whatever a model's text may do to it."""
+
+    def __init__(self, output: ChatOutput) -> None:
+        self._pieces = PieceQueue()
+        self._reader = _Reader(output, self._pieces)
+        self._is_broken = False
+
+    def push(self, text: str) -> list[OutputPiece]:
+        if not text:
+            return []
+        if self._is_broken:
+            self._pieces.content(text)
+            return self._pieces.take()
+        try:
+            self._reader.push(text)
+        except Exception as error:  # noqa: BLE001 - no mistake in reading may lose a completion
+            self._give_up(error)
+        return self._pieces.take()
+
+    def finish(self) -> list[OutputPiece]:
+        if not self._is_broken:
+            try:
+                self._reader.finish()
+            except Exception as error:  # noqa: BLE001 - the same
+                self._give_up(error)
+        return self._pieces.take()
+
+    def _give_up(self, error: Exception) -> None:
+        log = structlog.get_logger("machd.output")
+        log.error("output.unreadable", cause=type(error).__name__)
+        self._is_broken = True
+        self._pieces.content(self._reader.held)
+
+
+class _Reader:
+    """One answer, stretch by stretch."""
+
+    def __init__(self, output: ChatOutput, pieces: PieceQueue) -> None:
+        self._output = output
+        self._pieces = pieces
+        self._splitter = self._splitter_in(output.starts_in, tools=output.looks_for_markers)
+        self._state = output.starts_in
+        self._section: ToolCallSection | None = None
+        self._thoughts: TextSplitter | None = None
+        self._text = ContentText(pieces, self._bare_calls())
+        self._is_thinking = output.starts_in is TextState.REASONING
+        self._thought_gap: str | None = None
+        self._untaken: deque[tuple[TextState, str]] = deque()
+
+    @property
+    def held(self) -> str:
+        """What came and was not handed out, should no more be understood."""
+        section = "" if self._section is None else self._section.raw
+        return "".join([self._text.gap, section, *(stretch for _, stretch in self._untaken)])
+
+    def push(self, text: str) -> None:
+        self._untaken.extend(self._splitter.push(text))
+        self._take_all()
+
+    def finish(self) -> None:
+        self._untaken.extend(self._splitter.finish())
+        self._take_all()
+        self._end_section(is_closed=False)
+        self._end_thoughts()
+        self._text.finish()
+
+    def _take_all(self) -> None:
+        while self._untaken:
+            state, stretch = self._untaken[0]
+            if state is not self._state:
+                self._change_state(state)
+            self._untaken.popleft()
+            self._take(state, stretch)
+
+    def _change_state(self, state: TextState) -> None:
+        self._end_section(is_closed=True)
+        if state is not TextState.NORMAL:
+            self._end_thoughts()
+        if state is TextState.TOOL:
+            self._text.end_scan()
+            is_thought, self._is_thinking = self._is_thinking, False
+            self._section = ToolCallSection(
+                self._output.chat_format,
+                self._output.tools,
+                self._pieces,
+                is_thought=is_thought,
+            )
+        elif state is TextState.HEADER:
+            self._stop_thinking()
+        self._state = state
+
+    def _take(self, state: TextState, stretch: str) -> None:
+        match state:
+            case TextState.TOOL:
+                assert self._section is not None, "a section opens with its state"
+                self._section.push(stretch)
+            case TextState.REASONING:
+                self._think(stretch)
+            case TextState.NORMAL:
+                self._take_normal(stretch)
+            case TextState.HEADER:
+                pass
+
+    def _take_normal(self, stretch: str) -> None:
+        if self._thoughts is None:
+            self._say(stretch)
+            return
+        for state, part in self._thoughts.push(stretch):
+            self._take_after_thought(state, part)
+
+    def _take_after_thought(self, state: TextState, text: str) -> None:
+        if state is TextState.REASONING:
+            self._think(text)
+        else:
+            self._say(text)
+
+    def _end_section(self, *, is_closed: bool) -> None:
+        section = self._section
+        if section is None:
+            return
+        rest = section.finish(is_closed=is_closed)
+        self._section = None
+        has_called = section.has_called
+        if has_called:
+            self._text.interrupt()
+        if section.is_thought:
+            # Nothing has ended the thoughts that it stood in.
+            self._thoughts = self._splitter_in(TextState.REASONING, tools=False)
+            self._is_thinking = True
+            self._thought_gap = None if has_called else self._thought_gap
+        self._take_normal(rest)
+
+    def _end_thoughts(self) -> None:
+        """Settle what was held back because thoughts around a call might have ended there."""
+        thoughts, self._thoughts = self._thoughts, None
+        for state, part in thoughts.finish() if thoughts is not None else ():
+            self._take_after_thought(state, part)
+
+    def _think(self, text: str) -> None:
+        """Thoughts, less the whitespace around them."""
+        if not self._is_thinking:
+            self._text.end_scan()
+            self._text.interrupt(keeps_gap=True)
+            self._is_thinking, self._thought_gap = True, None
+        gap = self._thought_gap
+        text = text.lstrip(_WHITESPACE) if gap is None else gap + text
+        said = text.rstrip(_WHITESPACE)
+        if said or gap is not None:
+            self._thought_gap = text[len(said) :]
+        self._pieces.reasoning(said)
+
+    def _say(self, text: str) -> None:
+        self._stop_thinking()
+        self._text.push(text)
+
+    def _stop_thinking(self) -> None:
+        if self._is_thinking:
+            self._is_thinking, self._thought_gap = False, None
+            self._text.interrupt()
+
+    def _splitter_in(self, state: TextState, *, tools: bool) -> TextSplitter:
+        return self._output.chat_format.splitter(tools=tools, starts_in=state)
+
+    def _bare_calls(self) -> JsonCalls | None:
+        if not (self._output.tools and self._output.has_bare_calls):
+            return None
+        return JsonCalls(self._pieces, tool_names(self._output.tools), needs_arguments=True)

@@ -1,0 +1,88 @@
+"""The plain text of an answer: what is left when thoughts and marked calls are taken out."""
+
+from __future__ import annotations
+
+from machd.serving.piece_queue import PieceQueue
+from machd.serving.tool_call_text import JsonCalls
+
+__all__ = ["ContentText"]
+
+_WHITESPACE = " \t\r\n"
+
+
+class ContentText:
+    """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found.
+
+    Attributes:
+        gap: Whitespace that is content only if more content follows.
+    """
+
+    def __init__(self, pieces: PieceQueue, bare_calls: JsonCalls | None) -> None:
+        self._pieces = pieces
+        self._bare_calls = bare_calls
+        self._is_scanning = False
+        self._is_after_break = False
+        self._has_said = False
+        self.gap = ""
+
+    def push(self, text: str) -> None:
+        """Some more of it."""
+        rest = text if self._bare_calls is None else self._scan(self._bare_calls, text)
+        if rest:
+            self._say(rest)
+
+    def interrupt(self, *, keeps_gap: bool = False) -> None:
+        """Thoughts or calls come between.
+
+        Args:
+            keeps_gap: Whitespace at the end of what was said belongs to it.
+        """
+        if keeps_gap and self._has_said:
+            self._pieces.content(self.gap)
+        self.gap = ""
+        self._is_after_break = True
+        self._has_said = False
+
+    def end_scan(self) -> None:
+        """What began as bare calls goes on no further."""
+        bare_calls = self._bare_calls
+        if self._is_scanning and bare_calls is not None:
+            self._bare_calls = None
+            self._say(bare_calls.finish())
+
+    def finish(self) -> None:
+        """The answer is over."""
+        self.end_scan()
+        if self._has_said or not self._is_after_break:
+            self._pieces.content(self.gap)
+        self.gap = ""
+
+    def _scan(self, bare_calls: JsonCalls, text: str) -> str:
+        """What is no call of an answer that may begin with one."""
+        if not self._is_scanning:
+            whole, self.gap = self.gap + text, ""
+            text = whole.lstrip(_WHITESPACE)
+            if not text:
+                self.gap = whole
+                return ""
+            if text[0] not in "{[":
+                self._bare_calls = None
+                return whole
+            self.gap = whole[: len(whole) - len(text)]
+            self._is_scanning = True
+        called = self._pieces.calls
+        rest = bare_calls.push(text)
+        if self._pieces.calls > called:
+            self.interrupt()
+        if rest:
+            self._bare_calls = None
+        return rest
+
+    def _say(self, text: str) -> None:
+        text, self.gap = self.gap + text, ""
+        if self._is_after_break and not self._has_said:
+            text = text.lstrip(_WHITESPACE)
+        said = text.rstrip(_WHITESPACE)
+        self.gap = text[len(said) :]
+        self._has_said |= bool(said)
+        self._pieces.content(said)

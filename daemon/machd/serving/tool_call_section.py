@@ -1,0 +1,101 @@
+"""Calls between markers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from machd.engine.protocol import ChatFormat, ParsedToolCall
+from machd.serving.piece_queue import PieceQueue
+from machd.serving.tool_call_text import JsonCalls
+
+__all__ = ["ToolCallSection", "tool_names"]
+
+_WHITESPACE = " \t\r\n"
+
+
+def tool_names(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
+    """Of the functions that may be called, by tools as templates see them."""
+    functions = [tool.get("function") for tool in tools]
+    return frozenset(str(one.get("name")) for one in functions if isinstance(one, Mapping))
+
+
+class ToolCallSection:
+    """What stands between the markers of calls.
+
+    JSON is read as it comes; other spellings when the section ends.
+
+    Args:
+        chat_format: Knows the markers, and the spelling.
+        tools: That may be called, as templates see them.
+        pieces: Take the calls.
+        is_thought: The section stands inside of thoughts.
+    """
+
+    def __init__(
+        self,
+        chat_format: ChatFormat,
+        tools: Sequence[Mapping[str, object]],
+        pieces: PieceQueue,
+        *,
+        is_thought: bool,
+    ) -> None:
+        self._format = chat_format
+        self._start, self._end = chat_format.tool_markers or ("", "")
+        self._tools = tools
+        self._names = tool_names(tools)
+        self._pieces = pieces
+        self._raw: list[str] = []
+        self._json: JsonCalls | None = None
+        self._is_blank = True
+        self._other: list[str] = []
+        self._calls_before = pieces.calls
+        self.is_thought = is_thought
+
+    @property
+    def has_called(self) -> bool:
+        """Whether any of it was a call."""
+        return self._pieces.calls > self._calls_before
+
+    @property
+    def raw(self) -> str:
+        """As the model wrote it so far, the opening marker included."""
+        return self._start + "".join(self._raw)
+
+    def push(self, text: str) -> None:
+        """Some more of it, markers left out."""
+        self._raw.append(text)
+        if self._is_blank:
+            text = text.lstrip(_WHITESPACE)
+            if not text:
+                return
+            self._is_blank = False
+            if text[0] == "{":
+                self._json = JsonCalls(self._pieces, self._names, needs_arguments=False)
+        if self._json is not None:
+            self._other.append(self._json.push(text))
+
+    def finish(self, *, is_closed: bool) -> str:
+        """What is no call, as the model wrote it.
+
+        Args:
+            is_closed: The closing marker was read.
+        """
+        if self._json is not None:
+            self._other.append(self._json.finish())
+            if self._json.found:
+                # Some models close a brace too many.
+                return "".join(self._other).strip(_WHITESPACE + "]},;")
+        calls = self._calls() if is_closed or not self._end else []
+        for call in calls:
+            self._pieces.start(call.name)
+            self._pieces.arguments(call.arguments)
+            self._pieces.end()
+        return "" if calls else self.raw + (self._end if is_closed else "")
+
+    def _calls(self) -> list[ParsedToolCall]:
+        """All of them, or none if one is to a function that the client did not name."""
+        try:
+            calls = self._format.parse_tool_calls("".join(self._raw), self._tools)
+        except ValueError:
+            return []
+        return calls if all(call.name in self._names for call in calls) else []

@@ -1,0 +1,162 @@
+"""Grammars that make a model call, or let it call beside a constrained answer.
+
+They are Lark in llguidance's dialect. Equal requests give equal text, by which compiled grammars are
+cached. A marker that is one token is written as that token: spelled out in pieces it would not be
+the one that the model knows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from machd.api.constraint import Constraint, ConstraintKind
+from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.engine.protocol import Tokenizer
+from machd.errors import InvalidRequestError
+
+__all__ = ["CallSpelling", "answer_or_calls", "forced_calls"]
+
+_PARAM = "tools"
+
+_STYLE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+"""Python's own, which models have seen most."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpelling:
+    """How calls are to be written.
+
+    Attributes:
+        start: What stands before a call, in Lark; None for bare JSON.
+        end: What stands after it.
+        argument_keys: The names under which arguments may stand.
+        free: Instead of JSON, anything may follow ``start``, to the end of the text; Lark for any
+            token but those that end it. Only where calls are not forced.
+    """
+
+    start: str | None = None
+    end: str | None = None
+    argument_keys: tuple[str, ...] = ("arguments",)
+    free: str | None = None
+
+    @classmethod
+    def between(cls, tokenizer: Tokenizer, markers: tuple[str, str]) -> CallSpelling:
+        """JSON between markers."""
+        start, end = markers
+        return cls(_marker(tokenizer, start), _marker(tokenizer, end))
+
+    @classmethod
+    def native(
+        cls, tokenizer: Tokenizer, start: str, eos_token_ids: frozenset[int]
+    ) -> CallSpelling:
+        """What the model makes of calls by itself, from its own marker on."""
+        ids = ",".join(str(one) for one in sorted(eos_token_ids))
+        return cls(start=_marker(tokenizer, start), free=f"<[^{ids}]>*")
+
+
+def forced_calls(
+    tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
+) -> Constraint:
+    """At least one call and nothing beside it; exactly one if the choice says so.
+
+    Args:
+        tools: At least one; with a named choice only that one is used.
+        choice: ``REQUIRED``.
+        spelling: Not a free one.
+    """
+    assert spelling.free is None, "text that may be anything forces nothing"
+    start, rules = _calls(tools, choice, spelling)
+    return _constraint([f"start: {start}", *rules], _PARAM)
+
+
+def answer_or_calls(
+    answer: Constraint, tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
+) -> Constraint:
+    """Text that keeps to a constraint, or calls in its place.
+
+    Raises:
+        InvalidRequestError: The constraint cannot be combined with tools.
+    """
+    answer_rule = _answer(answer)
+    start, rules = _calls(tools, choice, spelling)
+    return _constraint(
+        ["start: answer | calls", f"answer: {answer_rule}", f"calls: {start}", *rules],
+        answer.param,
+    )
+
+
+def _constraint(rules: list[str], param: str) -> Constraint:
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(["%llguidance {}", *rules, ""]), param)
+
+
+def _calls(
+    tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
+) -> tuple[str, list[str]]:
+    """What calls are, as the right side of a rule, and the rules that it needs."""
+    if spelling.free is not None:
+        return f"{spelling.start} {spelling.free}", []
+    is_forced = choice.mode is ToolChoiceMode.REQUIRED
+    named = [tool for tool in tools if not is_forced or choice.name in (None, tool.name)]
+    is_single = not choice.allows_parallel or (is_forced and choice.name is not None)
+    rules = [f"object: {' | '.join(f'object_{index}' for index in range(len(named)))}"]
+    for index, tool in enumerate(named):
+        rules += _object(index, tool, spelling.argument_keys)
+    if spelling.start is not None:
+        rules.append(f'call: {spelling.start} "\\n" object "\\n" {spelling.end}')
+        return ("call" if is_single else 'call ("\\n" call)*'), rules
+    return ("object" if is_single else 'object | "[" object (", " object)* "]"'), rules
+
+
+def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
+    begin = f'{{"name": {json.dumps(tool.name)}, '
+    openings = " | ".join(_text(f'{begin}"{key}": ') for key in keys)
+    return [
+        f'object_{index}: ({openings}) arguments_{index} "}}"',
+        f"arguments_{index}: %json {json.dumps(_schema(tool))}",
+    ]
+
+
+def _schema(tool: FunctionTool) -> Mapping[str, object]:
+    """Of the arguments: always an object, and read leniently unless the tool is strict."""
+    style = _STYLE if tool.strict else {**_STYLE, "lenient": True}
+    return {**(tool.parameters or {}), "type": "object", "x-guidance": style}
+
+
+def _answer(constraint: Constraint) -> str:
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return f"%json {json.dumps({'type': 'object', 'x-guidance': _STYLE})}"
+        case ConstraintKind.JSON_SCHEMA:
+            schema = json.loads(constraint.source)
+            if isinstance(schema, dict):
+                return f"%json {json.dumps({**schema, 'x-guidance': _STYLE})}"
+            return f"%json {json.dumps(schema)}"
+        case ConstraintKind.CHOICE:
+            return " | ".join(_text(str(one)) for one in json.loads(constraint.source))
+        case ConstraintKind.REGEX:
+            return f"/{_slashes_escaped(constraint.source)}/"
+        case ConstraintKind.GRAMMAR:
+            raise InvalidRequestError(
+                f"{constraint.param}: a grammar cannot be combined with tools that the model may "
+                "call; send tool_choice none, or a JSON schema instead of the grammar",
+                param=constraint.param,
+            )
+
+
+def _slashes_escaped(pattern: str) -> str:
+    """A pattern as Lark writes it between slashes, on one line."""
+    escaped = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern)
+    return escaped.replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _marker(tokenizer: Tokenizer, marker: str) -> str:
+    token_ids = tokenizer.encode(marker, add_special_tokens=False)
+    return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else _text(marker)
+
+
+def _text(text: str) -> str:
+    """In Lark a text is written as in JSON."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,133 @@
+"""LiteLLM, which speaks for many other programs: streams, structured output, tools, thoughts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import pytest
+from client_transcript import transcript
+from pydantic import BaseModel
+
+MODEL = "smollm2-135m-instruct"
+QUESTION = "What is the capital of France?"
+pytestmark = pytest.mark.slow
+
+
+class Capital(BaseModel):
+    """An answer that has few forms, so that a small model comes to its end."""
+
+    country: Literal["France", "Italy"]
+    is_european: bool
+
+
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def litellm() -> Any:
+    """The library, which would fetch its table of costs where it is imported."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    import litellm  # noqa: PLC0415 - takes seconds, and reads its environment
+
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    return litellm
+
+
+def asked(url: str, **fields: Any) -> dict[str, Any]:
+    """Arguments of ``litellm.completion``."""
+    return {"api_base": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60, **fields}
+
+
+def user(content: str) -> list[dict[str, Any]]:
+    """A conversation of one message."""
+    return [{"role": "user", "content": content}]
+
+
+# --- the embedded model in a process of its own -----------------------------------------------
+
+
+def test_a_streamed_chat(served_url: str, litellm: Any) -> None:
+    """Text in pieces that the library puts together again."""
+    messages = user(QUESTION)
+    with transcript(served_url, "litellm_streamed_chat", is_scripted=False) as wire:
+        chunks = list(
+            litellm.completion(
+                **asked(wire.url, model=f"openai/{MODEL}", messages=messages),
+                temperature=0,
+                max_tokens=32,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+    whole = litellm.stream_chunk_builder(chunks, messages=messages)
+    assert "Paris" in whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage.completion_tokens > 1
+
+
+def test_an_answer_of_a_models_shape(served_url: str, litellm: Any) -> None:
+    """A class as the response format comes back as an instance's JSON."""
+    with transcript(served_url, "litellm_structured", is_scripted=False) as wire:
+        answer = litellm.completion(
+            **asked(wire.url, model=f"openai/{MODEL}", messages=user(QUESTION)),
+            temperature=0,
+            max_tokens=64,
+            response_format=Capital,
+        )
+    assert Capital.model_validate_json(answer.choices[0].message.content)
+
+
+# --- a model that follows a script ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_round_of_tools(scripted_url: str, litellm: Any, *, is_streamed: bool) -> None:
+    """The model asks, the caller's function answers, the model tells it."""
+    messages = user("weather?")
+    name = "litellm_tools_streamed" if is_streamed else "litellm_tools"
+    with transcript(scripted_url, name, is_scripted=True) as wire:
+
+        def ask() -> Any:
+            request = asked(wire.url, model="openai/fake", messages=messages, tools=[_WEATHER])
+            answer = litellm.completion(**request, stream=is_streamed)
+            if is_streamed:
+                answer = litellm.stream_chunk_builder(list(answer), messages=messages)
+            return answer.choices[0]
+
+        choice = ask()
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Paris"}')
+        messages += [
+            choice.message.model_dump(),
+            {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+        ]
+        choice = ask()
+    assert choice.message.content == "It is sunny in Paris."
+    assert choice.finish_reason == "stop"
+
+
+def test_thoughts_beside_the_answer(scripted_url: str, litellm: Any) -> None:
+    """``reasoning_content`` comes through, streamed and whole."""
+    with transcript(scripted_url, "litellm_reasoning", is_scripted=True) as wire:
+        request = asked(wire.url, model="openai/fake", messages=user("2 + 2?"))
+        request["extra_body"] = {"reasoning_effort": "low"}
+        whole = litellm.completion(**request).choices[0].message
+        chunks = list(litellm.completion(**request, stream=True))
+    streamed = litellm.stream_chunk_builder(chunks).choices[0].message
+    for message in (whole, streamed):
+        assert (message.reasoning_content, message.content) == ("Two and two.", "Four.")

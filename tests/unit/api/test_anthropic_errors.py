@@ -1,0 +1,90 @@
+"""Every operating error in Anthropic's envelope."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import get_args
+
+import msgspec
+import pytest
+from anthropic.types import ErrorResponse
+from anthropic.types.shared import ErrorType
+
+from machd import errors
+from machd.api.anthropic_errors import anthropic_error_body
+
+_NOT_IN_THE_CLIENT = {"request_too_large"}
+_FAMILIES = {
+    "InvalidRequestError": "invalid_request_error",
+    "UnsupportedParameterError": "invalid_request_error",
+    "ContextLengthExceededError": "invalid_request_error",
+    "GrammarError": "invalid_request_error",
+    "ChatTemplateMissingError": "invalid_request_error",
+    "AuthenticationError": "authentication_error",
+    "ForbiddenOriginError": "permission_error",
+    "NotFoundError": "not_found_error",
+    "ModelNotServedError": "not_found_error",
+    "MethodNotAllowedError": "invalid_request_error",
+    "BodyTimeoutError": "timeout_error",
+    "BodyTooLargeError": "request_too_large",
+    "UnsupportedMediaTypeError": "invalid_request_error",
+    "MisdirectedRequestError": "invalid_request_error",
+    "QueueFullError": "rate_limit_error",
+    "KvBudgetSpentError": "rate_limit_error",
+    "TooManyInFlightError": "overloaded_error",
+    "QueueTimeoutError": "overloaded_error",
+    "NotReadyError": "overloaded_error",
+    "DrainingError": "overloaded_error",
+    "DrainDeadlineError": "overloaded_error",
+    "RequestTimeoutError": "timeout_error",
+    "RowFaultError": "api_error",
+    "EngineFaultError": "api_error",
+    "SettingsError": "api_error",
+}
+
+
+def _classes(
+    root: type[errors.MachdError] = errors.MachdError,
+) -> Iterator[type[errors.MachdError]]:
+    yield root
+    for one in root.__subclasses__():
+        yield from _classes(one)
+
+
+def _wire(error: errors.MachdError) -> dict[str, object]:
+    wire = json.loads(msgspec.json.encode(anthropic_error_body(error, request_id="req-1")))
+    assert isinstance(wire, dict)
+    return wire
+
+
+def _made(kind: type[errors.MachdError]) -> errors.MachdError:
+    return errors.SettingsError(["wrong"]) if kind is errors.SettingsError else kind("wrong")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [one for one in set(_classes()) if one.__module__ == errors.__name__],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_error_has_a_family(kind: type[errors.MachdError]) -> None:
+    """No class of the tree is without one of the families that Anthropic's clients know."""
+    wire = _wire(_made(kind))
+    assert wire.keys() == {"type", "error", "request_id"}
+    assert (wire["type"], wire["request_id"]) == ("error", "req-1")
+    detail = wire["error"]
+    assert isinstance(detail, dict)
+    assert detail.keys() == {"type", "message"}
+    assert detail["message"] == "wrong"
+    assert detail["type"] in {*get_args(ErrorType), *_NOT_IN_THE_CLIENT}
+    if detail["type"] not in _NOT_IN_THE_CLIENT:
+        seen = ErrorResponse.model_validate(wire, strict=True)
+        assert seen.request_id == "req-1"
+    assert detail["type"] == _FAMILIES.get(kind.__name__, detail["type"])
+
+
+def test_the_walk_sees_the_whole_tree() -> None:
+    """The classes that the table speaks of exist, and the walk finds all that the tree exports."""
+    names = {one.__name__ for one in _classes()}
+    assert set(_FAMILIES) <= names
+    assert set(errors.__all__) <= names

@@ -1,0 +1,131 @@
+"""Tools of a request: what they become, and what can be asked of calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.api.decoding import decode_body
+from machd.api.tokenization import TokenizeRequest
+from machd.api.tools import (
+    AllowedTools,
+    AllowedToolsChoice,
+    ChatTool,
+    ChatToolChoice,
+    FunctionName,
+    NamedToolChoice,
+    chat_tool_choice,
+    chat_tools,
+    template_tool,
+)
+from machd.errors import InvalidRequestError
+
+_ADD = FunctionTool("add")
+_SAY = FunctionTool("say")
+_TOOLS = (_ADD, _SAY)
+
+
+def _decoded(*functions: dict[str, object]) -> list[ChatTool]:
+    tools = [{"type": "function", "function": one} for one in functions]
+    request = decode_body(json.dumps({"prompt": "", "tools": tools}).encode(), TokenizeRequest)
+    assert request.tools is not None
+    return request.tools
+
+
+def _named(*names: str) -> list[NamedToolChoice]:
+    return [NamedToolChoice(function=FunctionName(name=one)) for one in names]
+
+
+def _allowed(mode: str, *names: str) -> AllowedToolsChoice:
+    tools = AllowedTools(mode=mode, tools=_named(*names))  # type: ignore[arg-type]
+    return AllowedToolsChoice(allowed_tools=tools)
+
+
+def test_tools_keep_everything_and_their_order() -> None:
+    """Names, descriptions, schemas and strictness arrive as they were sent."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2.5, None, "x"]}}}
+    tools = chat_tools(
+        _decoded(
+            {"name": "b", "description": "adds", "parameters": schema, "strict": True},
+            {"name": "a", "parameters": None},
+        )
+    )
+    assert tools == (FunctionTool("b", "adds", schema, strict=True), FunctionTool("a"))
+    assert chat_tools(None) == ()
+
+
+def test_a_template_sees_every_key_of_a_tool() -> None:
+    """What was left out is there and empty, because templates do not ask first."""
+    schema = {"type": "object", "properties": {"a": {}}}
+    assert template_tool(FunctionTool("f", "d", schema, strict=True)) == {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": schema},
+    }
+    assert template_tool(FunctionTool("f"))["function"] == {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+
+def test_equal_names_are_refused_with_both_places() -> None:
+    """The second of two tools with one name is the one at fault."""
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_tools(_decoded({"name": "a"}, {"name": "b"}, {"name": "a"}))
+    assert caught.value.param == "tools[2].function.name"
+    assert "tools[0].function.name" in caught.value.message
+
+
+@pytest.mark.parametrize("parameters", [[], "{}", 1, True])
+def test_parameters_are_an_object(parameters: object) -> None:
+    """A schema of arguments that is no object is a 400 with its place."""
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_tools(_decoded({"name": "a"}, {"name": "b", "parameters": parameters}))
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "tools"),
+    [
+        (None, ToolChoice(), _TOOLS),
+        ("auto", ToolChoice(), _TOOLS),
+        ("none", ToolChoice(ToolChoiceMode.NONE), _TOOLS),
+        ("required", ToolChoice(ToolChoiceMode.REQUIRED), _TOOLS),
+        (_named("say")[0], ToolChoice(ToolChoiceMode.REQUIRED, "say"), _TOOLS),
+        (_allowed("auto", "say"), ToolChoice(), (_SAY,)),
+        (_allowed("required", "say", "add"), ToolChoice(ToolChoiceMode.REQUIRED), _TOOLS),
+    ],
+)
+def test_each_choice_is_understood(
+    choice: ChatToolChoice | None, expected: ToolChoice, tools: tuple[FunctionTool, ...]
+) -> None:
+    """Every spelling becomes its mode, and allowed tools are all that is left."""
+    assert chat_tool_choice(choice, _TOOLS, parallel_tool_calls=None) == (expected, tools)
+
+
+@pytest.mark.parametrize(("asked", "allows"), [(None, True), (True, True), (False, False)])
+def test_parallel_calls_are_allowed_unless_forbidden(asked: bool | None, allows: bool) -> None:  # noqa: FBT001
+    """Only ``false`` keeps an answer to one call."""
+    choice, _ = chat_tool_choice("auto", _TOOLS, parallel_tool_calls=asked)
+    assert choice.allows_parallel is allows
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        ("required", ()),
+        (_named("add")[0], ()),
+        (_named("sub")[0], _TOOLS),
+        (_allowed("auto", "sub"), _TOOLS),
+        (_allowed("required", "add", "sub"), _TOOLS),
+    ],
+)
+def test_a_choice_that_cannot_be_met_is_refused(
+    choice: ChatToolChoice, tools: tuple[FunctionTool, ...]
+) -> None:
+    """A call of nothing, or of a tool that is not there, is a 400 about ``tool_choice``."""
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_tool_choice(choice, tools, parallel_tool_calls=None)
+    assert caught.value.param == "tool_choice"
