@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import http.client
-import json
 import os
 import threading
 from collections.abc import Iterator

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
 __all__ = ["exchange_shape", "laid_out"]
 
 _WIDTH = 100
-_TIMES = {"created", "created_at", "completed_at"}
-_TEXTS = {"arguments", "content", "delta", "partial_json", "reasoning", "reasoning_content"} | {
-    "text", "thinking"
-}  # fmt: skip
+_FLEETING = {
+    "created": "<time>",
+    "created_at": "<time>",
+    "completed_at": "<time>",
+    "sequence_number": "<number>",
+    "system_fingerprint": "<fingerprint>",
+}
+_TEXTS = frozenset(
+    {"arguments", "content", "delta", "partial_json", "reasoning", "reasoning_content"}
+    | {"text", "thinking"}
+)
 _ID = re.compile(r"\b(chatcmpl|cmpl|resp|msg|call|toolu|fc|rs|req)([-_])[0-9a-f]{16,}(_[0-9]+)?\b")
 
 
@@ -90,7 +97,7 @@ def _parted_choice(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if delta and "tool_calls" not in delta:
         yield {**unfinished, "delta": delta}
     if reason is not None:
-        yield {**choice, "delta": {}}
+        yield {**choice, "delta": {}, "logprobs": None if delta else choice["logprobs"]}
 
 
 def _joined(events: list[object]) -> list[object]:
@@ -161,19 +168,17 @@ class _Placeholders:
 
     def in_answer(self, value: Any, name: str = "") -> Any:
         """Ids, times and numbers of events; what a real model said, and its probabilities."""
-        if name in _TIMES and value is not None:
-            return "<time>"
-        if name == "sequence_number":
-            return "<number>"
-        if name == "system_fingerprint":
-            return "<fingerprint>"
-        if not self._is_scripted and value:
-            if name == "logprobs":
-                return "<logprobs>"
-            if name == "usage":
-                return _counts_hidden(value)
-            if name in _TEXTS and isinstance(value, str):
-                return "<text>"
+        if value is not None and name in _FLEETING:
+            return _FLEETING[name]
+        if self._is_scripted or not value:
+            return self._within(value)
+        if name == "usage":
+            return _hidden_counts(value)
+        if name in ("input", "logprobs"):
+            return f"<{name}>"
+        return "<text>" if name in _TEXTS and isinstance(value, str) else self._within(value)
+
+    def _within(self, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self.in_answer(one, key) for key, one in value.items()}
         if isinstance(value, list):
@@ -187,10 +192,10 @@ class _Placeholders:
         return self._ids[match[0]]
 
 
-def _counts_hidden(value: Any) -> Any:
+def _hidden_counts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _counts_hidden(one) for key, one in value.items()}
-    return "<count>" if isinstance(value, int) else value
+        return {key: _hidden_counts(one) for key, one in value.items()}
+    return "<count>"
 
 
 def laid_out(value: Any, indent: int = 0) -> str:

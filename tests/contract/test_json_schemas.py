@@ -121,19 +121,22 @@ def walk(
     said: list[int] = []
     while len(said) < _MAX_TOKENS:
         said += guide.take_forced(_MAX_TOKENS)
-        mask = np.frombuffer(guide.matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-        assert len(allowed), "a grammar that can neither go on nor end"
-        ends = [int(one) for one in allowed if int(one) in guide.eos_token_ids]
-        nearer = ends or [int(one) for one in allowed if int(one) in closing]
-        chosen = (
-            rng.choice(nearer) if nearer and rng.random() < _CLOSES else int(rng.choice(allowed))
-        )
+        mask = guide.matcher.compute_bitmask()
+        nearer = [one for one in guide.eos_token_ids if _is_in(mask, one)]
+        nearer = nearer or [one for one in sorted(closing) if _is_in(mask, one)]
+        chosen = rng.choice(nearer) if nearer and rng.random() < _CLOSES else _any(mask, rng)
         if chosen in guide.eos_token_ids:
             return engine.tokenizer.decode(said)
         said.append(chosen)
         guide.see(chosen)
     return None
+
+
+def _any(mask: bytes, rng: random.Random) -> int:
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    allowed = np.flatnonzero(bits)
+    assert len(allowed), "a grammar that can neither go on nor end"
+    return int(allowed[rng.randrange(len(allowed))])
 
 
 @pytest.mark.parametrize("case", SCHEMA_CASES, ids=lambda case: case.name)

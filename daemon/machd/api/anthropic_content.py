@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias, TypeVar
 from msgspec import UNSET, Meta, Struct
 
 from machd.api.bounds import ContentText, Label
+from machd.api.raw_json import JsonObject, raw_object
 from machd.api.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
@@ -25,17 +26,10 @@ __all__ = [
     "ToolUseBlock",
     "blocks_of",
     "check_blocks",
-    "check_nesting",
     "joined_text",
 ]
 
-_MAX_NESTING = 64
-"""Levels of a JSON value that a template has to write out: far more than calls and schemas have."""
-
 _BETWEEN_BLOCKS = "\n"
-
-
-_Value: TypeAlias = Annotated[object, Meta(extra_json_schema={"description": "Any value."})]
 
 
 class TextBlock(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
@@ -66,7 +60,7 @@ class ToolUseBlock(Struct, frozen=True, kw_only=True, tag="tool_use", tag_field=
 
     id: Annotated[Label, Meta(min_length=1)]
     name: Annotated[Label, Meta(min_length=1)]
-    input: dict[str, _Value]
+    input: JsonObject
     cache_control: Ignored = UNSET
 
 
@@ -156,32 +150,7 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str) -> None:
         if isinstance(block, ToolResultBlock):
             check_blocks(blocks_of(block.content), role="user", where=f"{place}.content")
         elif isinstance(block, ToolUseBlock):
-            check_nesting(block.input, where=f"{place}.input")
-
-
-def check_nesting(value: object, *, where: str) -> None:
-    """Refuse a JSON value that is nested more deeply than templates and compilers can stand.
-
-    Raises:
-        InvalidRequestError: It is; ``param`` is ``where``.
-    """
-    level = [value]
-    for _ in range(_MAX_NESTING):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return
-    raise InvalidRequestError(f"{where}: nested more than {_MAX_NESTING} levels deep", param=where)
-
-
-def _inside(value: object) -> Sequence[object]:
-    """The containers right inside a JSON value."""
-    if isinstance(value, dict):
-        inner: Sequence[object] = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    else:
-        return ()
-    return [one for one in inner if isinstance(one, dict | list)]
+            raw_object(block.input, param=f"{place}.input", max_bytes=None)
 
 
 _KINDS_BY_ROLE: dict[str, tuple[type[Struct], ...]] = {

@@ -7,7 +7,6 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.api.anthropic_content import check_nesting
 from machd.api.bounds import MAX_TOOLS, Description, Label
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.raw_json import OptionalSchema, is_given
@@ -144,7 +143,6 @@ def _tool(tool: AnthropicTool, *, where: str) -> FunctionTool:
     if not is_given(tool.input_schema):
         raise InvalidRequestError(f"{param}: required, but missing", param=param)
     parameters = parameters_of(tool.input_schema, param=param)
-    check_nesting(parameters, where=param)
     return FunctionTool(
         name=tool.name,
         description=tool.description,

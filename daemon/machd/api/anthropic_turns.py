@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 from machd.api.anthropic_content import (
@@ -192,7 +193,7 @@ def _assistant_message(turn: _Turn) -> dict[str, object]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": call.input},
+                "function": {"name": call.name, "arguments": msgspec.json.decode(call.input)},
             }
             for call in calls
         ]

@@ -23,6 +23,9 @@ class ConstraintKind(StrEnum):
     CHOICE = "choice"
     """A JSON array of strings, one of which is the whole text."""
 
+    CALLS = "calls"
+    """Lark that machd itself wrote around the schemas of tools."""
+
     GRAMMAR = "grammar"
     """A context-free grammar, in llguidance's dialect of Lark or in GBNF."""
 

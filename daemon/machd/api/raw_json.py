@@ -15,6 +15,7 @@ from machd.api.bounds import MAX_SCHEMA_BYTES
 from machd.errors import InvalidRequestError
 
 __all__ = [
+    "JsonObject",
     "ObjectSource",
     "OptionalSchema",
     "Schema",
@@ -39,6 +40,11 @@ OptionalSchema: TypeAlias = Annotated[
     Meta(description="A JSON schema, or null.", extra_json_schema={"type": ["object", "null"]}),
 ]
 """A JSON schema that may be null or left out; kept as text."""
+
+JsonObject: TypeAlias = Annotated[
+    Raw, Meta(description="A JSON object.", extra_json_schema={"type": "object"})
+]
+"""An object that has to be there; kept as text."""
 
 ObjectSource: TypeAlias = Annotated[
     Raw | UnsetType,

@@ -8,7 +8,7 @@ position alone, so isolation can be checked without a model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
@@ -186,7 +186,7 @@ class FakeEngine:
             return [self._script(row.prompt, row.sampling, row.position)]
         if not guide.forced:
             wanted = self._script(row.prompt, row.sampling, row.position)
-            chosen = wanted if not guide.needs_mask else _nearest(wanted, guide.allowed())
+            chosen = wanted if not guide.needs_mask else _nearest(wanted, guide)
             guide.see(chosen)
             row.position += 1
             certain = guide.take_forced(row.room_tokens)
@@ -205,9 +205,11 @@ class FakeEngine:
         return SampledToken(slot_index, token_id, -0.5, top)
 
 
-def _nearest(wanted: int, allowed: Collection[int]) -> int:
-    """What is wanted, else what ends a text soonest, else anything."""
-    return next(one for one in (wanted, *_PREFERRED, *sorted(allowed)) if one in allowed)
+def _nearest(wanted: int, guide: RowGuide) -> int:
+    """What is wanted, else what ends a text soonest, else anything that begins no thoughts."""
+    allowed = guide.allowed()
+    others = sorted(allowed - {guide.also_allowed})
+    return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
 
 
 def _description(context_tokens: int) -> ModelDescription:

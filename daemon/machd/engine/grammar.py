@@ -222,10 +222,16 @@ def _bounded(constraint: Constraint) -> str:
     return constraint.source
 
 
+def _calls(constraint: Constraint) -> str:
+    # The schemas in it were held against their own bounds; a request's tools may have many.
+    return LLMatcher.grammar_from_lark(constraint.source)
+
+
 _SOURCES: dict[ConstraintKind, Callable[[Constraint], str]] = {
     ConstraintKind.JSON_OBJECT: _json_object,
     ConstraintKind.JSON_SCHEMA: _json_schema,
     ConstraintKind.REGEX: _regex,
     ConstraintKind.CHOICE: _choice,
+    ConstraintKind.CALLS: _calls,
     ConstraintKind.GRAMMAR: _grammar,
 }

@@ -29,6 +29,7 @@ from machd.engine.model_files import (
     read_template,
     read_text,
 )
+from machd.engine.template_probe import MARK, SYSTEM, TOOL, USER
 from machd.engine.untyped import Backend
 from machd.errors import ModelFormatError
 
@@ -46,24 +47,6 @@ _NOT_BUILT = (
     "there is no tokenizer.json, and no other tokenizer was built to check the model: whether its "
     "files are whole is not known"
 )
-
-_MARK = "zq7marker"
-"""A word that no template contains by itself."""
-
-_SYSTEM: dict[str, object] = {"role": "system", "content": _MARK}
-_USER: dict[str, object] = {"role": "user", "content": "Hello"}
-_TOOL: dict[str, object] = {
-    "type": "function",
-    "function": {
-        "name": _MARK,
-        "description": "Look something up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"key": {"type": "string", "description": "What to look up."}},
-            "required": ["key"],
-        },
-    },
-}
 
 _Render = Callable[..., str]
 """Messages, and what else the template reads, to text."""
@@ -220,16 +203,16 @@ def _rendered_abilities(facts: _TokenizerFacts) -> TemplateAbilities:
     render = _renderer(facts, facts.chat_template)
     think_start, think_end, *_ = _infer_thinking(facts)
     has_thinking = think_start is not None
-    render([_USER], enable_thinking=has_thinking)
+    render([USER], enable_thinking=has_thinking)
     with_tools = _renderer(facts, facts.tool_template or facts.chat_template)
     return TemplateAbilities(
         present=True,
-        system_role=_shows_mark(partial(render, [_SYSTEM, _USER], enable_thinking=has_thinking)),
-        tools=_shows_mark(partial(with_tools, [_USER], tools=[_TOOL])),
+        system_role=_shows_mark(partial(render, [SYSTEM, USER], enable_thinking=has_thinking)),
+        tools=_shows_mark(partial(with_tools, [USER], tools=[TOOL])),
         tool_format=facts.tool_format or _infer_tool_parser(facts),
         reasoning_tags=(think_start, think_end) if has_thinking else None,
         reasoning_switch=(
-            render([_USER], enable_thinking=True) != render([_USER], enable_thinking=False)
+            render([USER], enable_thinking=True) != render([USER], enable_thinking=False)
         ),
     )
 
@@ -260,7 +243,7 @@ def _shows_mark(render: Callable[[], str]) -> bool:
     from jinja2.exceptions import TemplateError  # noqa: PLC0415 - imported with transformers
 
     try:
-        return _MARK in render()
+        return MARK in render()
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from litestar import Request, post
@@ -30,9 +29,7 @@ async def create_message(
     body, conversation = await _read(request, context, MessagesRequest)
     service = context.service
     prepared = await service.prepare(conversation)
-    identity = identify(request, context, endpoint="messages", prefix="msg")
-    # Anthropic's ids have an underscore after what they are ids of.
-    identity = replace(identity, generation_id=identity.generation_id.replace("-", "_", 1))
+    identity = identify(request, context, endpoint="messages", prefix="msg_")
     return respond(
         context,
         identity,

@@ -24,7 +24,7 @@ from machd.api.chat_request import ChatCompletionRequest
 from machd.api.logprobs import ChatLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
-from machd.engine.protocol import Engine, SampledToken, Tokenizer
+from machd.engine.protocol import SampledToken, Tokenizer
 from machd.errors import MachdError
 from machd.http.chat_pieces import chat_deltas, chat_message
 from machd.http.context import ServerContext
@@ -34,7 +34,6 @@ from machd.http.generations import identify, read_generation, respond
 from machd.http.logprobs import chat_logprobs
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
 from machd.http.usage import chat_finish_reason, wire_usage
-from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 __all__ = ["create_chat_completion"]
@@ -48,8 +47,8 @@ async def create_chat_completion(
     body = await read_generation(request, context, ChatCompletionRequest)
     service = context.service
     options = body.options()
-    prepared = await service.in_worker(_prepare, body, service.engine)
-    identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl")
+    prepared = await service.prepare(await service.in_worker(body.conversation))
+    identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
     return respond(
         context,
         identity,
@@ -68,10 +67,6 @@ async def create_chat_completion(
         prompt_param="messages",
         guidance=prepared.guidance,
     )
-
-
-def _prepare(body: ChatCompletionRequest, engine: Engine) -> PreparedConversation:
-    return prepare_conversation(body.conversation(), engine)
 
 
 @dataclass(frozen=True, slots=True)

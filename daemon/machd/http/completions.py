@@ -43,10 +43,8 @@ async def create_completion(
     echoes = await service.in_worker(_echo, service.tokenizer, body) if body.echo else []
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
-        guidance = Guidance(
-            grammar=await service.in_worker(service.engine.grammars.compile, constraint)
-        )
-    identity = identify(request, context, endpoint="completions", prefix="cmpl")
+        guidance = Guidance(grammar=await service.compile(constraint))
+    identity = identify(request, context, endpoint="completions", prefix="cmpl-")
     return respond(
         context,
         identity,

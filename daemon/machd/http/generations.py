@@ -44,9 +44,9 @@ async def read_generation(
 def identify(
     request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
 ) -> GenerationIdentity:
-    """Name a request's generation."""
+    """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
     return GenerationIdentity(
-        generation_id=f"{prefix}-{secrets.token_hex(14)}",
+        generation_id=f"{prefix}{secrets.token_hex(14)}",
         request_id=request_id(request.scope),
         endpoint=endpoint,
         client=client_name(request.scope),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -43,9 +42,7 @@ async def create_response(
     previous, referenced = _stored_items(context.responses, client, body)
     chain = await service.in_worker(body.chain, previous=previous, referenced=referenced)
     prepared = await service.prepare(await service.in_worker(body.continued, chain))
-    identity = identify(request, context, endpoint="responses", prefix="resp")
-    # OpenAI's ids of responses have an underscore where those of completions have a dash.
-    identity = replace(identity, generation_id=identity.generation_id.replace("-", "_"))
+    identity = identify(request, context, endpoint="responses", prefix="resp_")
     options = body.options()
     return respond(
         context,

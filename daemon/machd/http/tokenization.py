@@ -14,11 +14,10 @@ from machd.api.tokenization import (
     TokenizeResponse,
 )
 from machd.api.tools import template_tool
-from machd.engine.protocol import Engine, Tokenizer
+from machd.engine.protocol import Tokenizer
 from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
 from machd.http.logprobs import token_text
-from machd.serving.conversation import prepare_conversation
 
 __all__ = ["detokenize", "tokenize"]
 
@@ -33,7 +32,13 @@ async def tokenize(
     ).checked()
     service = context.service
     check_model(body.model, service.model.model_id)
-    tokens, texts = await service.in_worker(_tokenise, service.engine, body)
+    if body.is_chat_prompt:
+        tokens = list((await service.prepare(body.conversation())).prompt)
+    else:
+        tokens = await service.in_worker(_tokenise, service.tokenizer, body)
+    texts = None
+    if body.return_token_strs:
+        texts = [token_text(one, service.tokenizer) for one in tokens]
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=service.model.context_tokens,
@@ -56,15 +61,9 @@ async def detokenize(
     return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
 
 
-def _tokenise(engine: Engine, body: TokenizeRequest) -> tuple[list[int], list[str] | None]:
-    tokenizer = engine.tokenizer
-    if body.is_chat_prompt:
-        tokens = list(prepare_conversation(body.conversation(), engine).prompt)
-    else:
-        text = body.prompt if body.prompt is not None else _rendered(tokenizer, body)
-        tokens = tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
-    texts = [token_text(one, tokenizer) for one in tokens] if body.return_token_strs else None
-    return tokens, texts
+def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
+    text = body.prompt if body.prompt is not None else _rendered(tokenizer, body)
+    return tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
 
 
 def _rendered(tokenizer: Tokenizer, body: TokenizeRequest) -> str:

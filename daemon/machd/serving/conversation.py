@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from machd.api.constraint import Constraint
-from machd.api.conversation import Conversation, FunctionTool, ToolChoiceMode
+from machd.api.conversation import Conversation, ToolChoiceMode
+from machd.api.tools import template_tool
 from machd.engine.chat_format import JSON_TOOLS
 from machd.engine.protocol import ChatFormat, Engine, Grammar, TextState, Thinking, Tokenizer
 from machd.errors import InvalidRequestError
@@ -84,7 +85,7 @@ class _Calls:
         are_written_by_us = not chat_format.shows_tools
         are_forced = bool(tools) and choice.mode is ToolChoiceMode.REQUIRED
         return cls(
-            tuple(_template_tool(tool) for tool in tools),
+            tuple(template_tool(tool) for tool in tools),
             chat_format.with_json_calls() if are_written_by_us else chat_format,
             are_written_by_us,
             are_forced,
@@ -117,18 +118,6 @@ class _Calls:
         if self.are_forced:
             return CallSpelling()
         return CallSpelling.native(tokenizer, markers[0], eos_token_ids)
-
-
-def _template_tool(tool: FunctionTool) -> dict[str, object]:
-    """A tool as OpenAI's chat completions write it; templates expect every key."""
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description or "",
-            "parameters": dict(tool.parameters or {"type": "object", "properties": {}}),
-        },
-    }
 
 
 def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -> str:

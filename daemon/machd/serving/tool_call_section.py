@@ -83,8 +83,9 @@ class ToolCallSection:
         if self._json is not None:
             self._other.append(self._json.finish())
             if self._json.found:
-                # Some models close a brace too many.
-                return "".join(self._other).strip(_WHITESPACE + "]},;")
+                # Some models close a brace too many; some are cut short inside of the marker.
+                rest = "".join(self._other).strip(_WHITESPACE + "]},;")
+                return "" if self._end.startswith(rest) else rest
         calls = self._calls() if is_closed or not self._end else []
         for call in calls:
             self._pieces.start(call.name)

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.api.schema_bounds import check_schema
 from machd.engine.protocol import Tokenizer
 from machd.errors import InvalidRequestError
 
 __all__ = ["CallSpelling", "answer_or_calls", "forced_calls"]
 
 _PARAM = "tools"
+
+_MAX_CALLS = 16
+"""In one forced answer: a small model that has begun to call does not stop by itself."""
 
 _STYLE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 """Python's own, which models have seen most."""
@@ -89,7 +93,7 @@ def answer_or_calls(
 
 
 def _constraint(rules: list[str], param: str) -> Constraint:
-    return Constraint(ConstraintKind.GRAMMAR, "\n".join(["%llguidance {}", *rules, ""]), param)
+    return Constraint(ConstraintKind.CALLS, "\n".join(["%llguidance {}", *rules, ""]), param)
 
 
 def _calls(
@@ -101,13 +105,14 @@ def _calls(
     is_forced = choice.mode is ToolChoiceMode.REQUIRED
     named = [tool for tool in tools if not is_forced or choice.name in (None, tool.name)]
     is_single = not choice.allows_parallel or (is_forced and choice.name is not None)
+    more = f"{{0,{_MAX_CALLS - 1}}}"
     rules = [f"object: {' | '.join(f'object_{index}' for index in range(len(named)))}"]
     for index, tool in enumerate(named):
         rules += _object(index, tool, spelling.argument_keys)
     if spelling.start is not None:
         rules.append(f'call: {spelling.start} "\\n" object "\\n" {spelling.end}')
-        return ("call" if is_single else 'call ("\\n" call)*'), rules
-    return ("object" if is_single else 'object | "[" object (", " object)* "]"'), rules
+        return ("call" if is_single else f'call ("\\n" call){more}'), rules
+    return ("object" if is_single else f'object | "[" object (", " object){more} "]"'), rules
 
 
 def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
@@ -121,6 +126,7 @@ def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
 
 def _schema(tool: FunctionTool) -> Mapping[str, object]:
     """Of the arguments: always an object, and read leniently unless the tool is strict."""
+    check_schema(dict(tool.parameters or {}), param=_PARAM)
     style = _STYLE if tool.strict else {**_STYLE, "lenient": True}
     return {**(tool.parameters or {}), "type": "object", "x-guidance": style}
 
@@ -138,7 +144,7 @@ def _answer(constraint: Constraint) -> str:
             return " | ".join(_text(str(one)) for one in json.loads(constraint.source))
         case ConstraintKind.REGEX:
             return f"/{_slashes_escaped(constraint.source)}/"
-        case ConstraintKind.GRAMMAR:
+        case ConstraintKind.GRAMMAR | ConstraintKind.CALLS:
             raise InvalidRequestError(
                 f"{constraint.param}: a grammar cannot be combined with tools that the model may "
                 "call; send tool_choice none, or a JSON schema instead of the grammar",

@@ -235,6 +235,40 @@ def test_thoughts_beside_the_answer(scripted_url: str) -> None:
         assert "".join(delta.get(name) or "" for delta in deltas) == message[name]
 
 
+def test_thoughts_are_an_item_of_a_response(scripted_url: str) -> None:
+    """The same in responses: an item of its own before the message, and events of its own."""
+    question: Any = {"model": "fake", "input": "2 + 2?", "reasoning": {"effort": "low"}}
+    with recorded(scripted_url, "responses_reasoning", is_scripted=True) as client:
+        whole = client.responses.create(**question)
+        with client.responses.stream(**question) as stream:
+            events = list(stream)
+            streamed = stream.get_final_response()
+    for response in (whole, streamed):
+        thought, _message = response.output
+        assert thought.type == "reasoning"
+        assert [part.text for part in thought.content or []] == ["Two and two."]
+        assert response.output_text == "Four."
+    thoughts = [one.delta for one in events if one.type == "response.reasoning_text.delta"]
+    assert "".join(thoughts) == "Two and two."
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+
+
+def test_log_probabilities_do_not_depend_on_the_stream(scripted_url: str) -> None:
+    """Streamed and whole, there is an entry for each token, and they are the same."""
+    question: Any = {"model": "fake", "messages": user("say abcdef"), "max_tokens": 3}
+    question |= {"logprobs": True, "top_logprobs": 1}
+    with recorded(scripted_url, "logprobs", is_scripted=True) as client:
+        (whole,) = client.chat.completions.create(**question).choices
+        chunks = list(client.chat.completions.create(**question, stream=True))
+    streamed = [choice.logprobs for chunk in chunks for choice in chunk.choices]
+    assert whole.message.content == "abc"
+    assert whole.logprobs is not None
+    assert [token.token for token in whole.logprobs.content or []] == ["a", "b", "c"]
+    assert [
+        token for logprobs in streamed if logprobs is not None for token in logprobs.content or []
+    ] == whole.logprobs.content
+
+
 def weather(call: Any) -> str:
     """The client's function."""
     return {"Paris": "sunny", "Rome": "rainy"}[json.loads(call.function.arguments)["city"]]

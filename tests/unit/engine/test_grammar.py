@@ -36,7 +36,7 @@ BAD = {
     ),
     "endless recursion": (
         ConstraintKind.JSON_SCHEMA,
-        '{"properties":{"x":{"$ref":"#"}},"required":["x"],"additionalProperties":false}',
+        '{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"],"maxProperties":1}',
     ),
     "nothing satisfies it": (ConstraintKind.JSON_SCHEMA, "false"),
     "no schema": (ConstraintKind.JSON_SCHEMA, "[1]"),

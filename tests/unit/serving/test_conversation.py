@@ -164,7 +164,7 @@ def test_a_model_without_thoughts_has_none() -> None:
 def test_required_calls_are_forced_and_then_read() -> None:
     """In the model's own spelling where that is JSON between markers."""
     _, prepared, (asked,) = _prepared(replace(WITH_TOOL, tool_choice=REQUIRED, constraint=SCHEMA))
-    assert asked.kind is ConstraintKind.GRAMMAR
+    assert asked.kind is ConstraintKind.CALLS
     assert asked.param == "tools"
     assert "<tool_call>" in asked.source
     assert prepared.guidance.grammar is not None

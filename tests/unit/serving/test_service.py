@@ -111,7 +111,7 @@ async def test_a_tokenizer_that_fails_leaves_nothing_open(
 ) -> None:
     """A request that could not begin has no stream that waits for ever."""
 
-    def fails(_tokenizer: FakeTokenizer) -> Never:
+    def fails(_tokenizer: FakeTokenizer, **_keeps: object) -> Never:
         raise RuntimeError("planted")
 
     monkeypatch.setattr(FakeTokenizer, "detokenizer", fails)
@@ -139,8 +139,8 @@ async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
     (request,) = serving.submitted(options, 3)
     sampling = request.sampling
 
-    names = set(sampling.__slots__) - {"forced_token_ids"}
-    assert sampling.forced_token_ids == ()
+    names = set(sampling.__slots__) - {"forced_token_ids", "grammar", "thinking"}
+    assert (sampling.forced_token_ids, sampling.grammar, sampling.thinking) == ((), None, None)
     assert {name: getattr(sampling, name) for name in names} == {
         name: getattr(options, name) for name in names
     }

@@ -75,7 +75,7 @@ def _block(call: str) -> str:
 def test_a_required_call_is_a_call(text: str, *, is_allowed: bool) -> None:
     """Calls of the named functions with arguments of their schemas, and nothing beside them."""
     constraint = forced_calls(TOOLS, REQUIRED, MARKED)
-    assert constraint.kind is ConstraintKind.GRAMMAR
+    assert constraint.kind is ConstraintKind.CALLS
     assert constraint.param == "tools"
     assert _allows(constraint, text) is is_allowed
 
