@@ -133,7 +133,7 @@ def batching_of(
 class LateFirstToken(FakeEngine):
     """An engine that gives a row's first token with its first decode, not with its last chunk."""
 
-    def _prefill(self, chunk: PrefillChunk) -> SampledToken | RowFault | None:
+    def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
         return super()._prefill(replace(chunk, is_last=False))
 
 

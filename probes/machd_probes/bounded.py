@@ -5,6 +5,7 @@ from __future__ import annotations
 from machd.clock import Clock
 from machd.engine.protocol import (
     Engine,
+    GrammarCompiler,
     MemoryReading,
     ModelDescription,
     StepPlan,
@@ -44,6 +45,11 @@ class BoundedEngine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._engine.tokenizer
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """The engine's own."""
+        return self._engine.grammars
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step.

@@ -110,9 +110,9 @@ def test_a_budget_of_nothing_closes_open_thoughts_at_once(digits: Grammar) -> No
 def test_a_guide_with_nothing_left_to_say_is_done() -> None:
     """Once thoughts of a plain row are over, it costs what any other row does."""
     one = guide(None, Thinking(START, END, is_open=True, budget_tokens=9))
-    assert not one.is_done
+    before = one.is_done
     say(one, b"a</think>")
-    assert one.is_done
+    assert [before, one.is_done] == [False, True]
     short = guide(None, Thinking(START, END, is_open=True, budget_tokens=1))
     say(short, b"a")
     assert [short.is_done, len(short.take_forced(99)), short.is_done] == [False, len(END), True]
