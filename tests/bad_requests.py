@@ -164,6 +164,8 @@ def _tool_with(path: str, source: str, *, is_strict: bool = False) -> bytes:
 
 _UNIQUE = '{"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}'
 
+_CIRCLE = '{"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}'
+
 _TOOL_MISTAKES: dict[str, Callable[[str], bytes]] = {
     "two tools of one name": lambda path: _sent(path, tools=[_tool(path, "f"), _tool(path, "f")]),
     "a choice that names no tool": lambda path: _sent(
@@ -175,10 +177,6 @@ _TOOL_MISTAKES: dict[str, Callable[[str], bytes]] = {
     "a tool of an unknown kind": lambda path: _sent(path, tools=[{"type": "magic", "name": "f"}]),
     "a strict tool with an unsupported keyword": lambda path: _tool_with(
         path, _UNIQUE, is_strict=True
-    ),
-    "a tool with a reference circle": lambda path: _tool_with(
-        path,
-        '{"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}',
     ),
     "a tool of 10,000 levels": lambda path: _tool_with(path, _deep(10_000)),
     "a tool of 10,000 properties": lambda path: _tool_with(
@@ -274,8 +272,9 @@ HEAVY_REQUESTS: tuple[BadRequest, ...] = (
         for name, source in _HEAVY_SCHEMAS.items()
     ),
     *(
-        BadRequest(path, "a tool with an unsupported keyword", _tool_with(path, _UNIQUE))
+        BadRequest(path, f"a tool with {name}", _tool_with(path, source))
         for path in (CHAT, RESPONSES, MESSAGES)
+        for name, source in (("an unsupported keyword", _UNIQUE), ("a reference circle", _CIRCLE))
     ),
 )
 """Either refused or answered, and soon."""

@@ -101,12 +101,10 @@ _HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII | re.IG
 _URI = re.compile(r"[a-z][a-z0-9+.-]*:[!-~]*", re.ASCII | re.IGNORECASE)
 
 
-@_FORMATS.checks("time")
 def _is_time(instance: object) -> bool:
     return not isinstance(instance, str) or _TIME.fullmatch(instance) is not None
 
 
-@_FORMATS.checks("date-time", raises=ValueError)
 def _is_date_time(instance: object) -> bool:
     if not isinstance(instance, str):
         return True
@@ -114,17 +112,20 @@ def _is_date_time(instance: object) -> bool:
     return instance[10:11] in ("T", "t") and _TIME.fullmatch(instance[11:]) is not None
 
 
-@_FORMATS.checks("hostname")
 def _is_host(instance: object) -> bool:
     if not isinstance(instance, str):
         return True
     return len(instance) <= 253 and all(map(_HOST_LABEL.fullmatch, instance.split(".")))
 
 
-@_FORMATS.checks("uri")
 def _is_uri(instance: object) -> bool:
     return not isinstance(instance, str) or _URI.fullmatch(instance) is not None
 
+
+_FORMATS.checks("time")(_is_time)
+_FORMATS.checks("date-time", raises=ValueError)(_is_date_time)
+_FORMATS.checks("hostname")(_is_host)
+_FORMATS.checks("uri")(_is_uri)
 
 _OF_EACH_TYPE: dict[str, Json] = {
     "null": None,
@@ -166,9 +167,7 @@ _VALUES = (
     SchemaCase("enum beside a type", {"type": "string", "enum": ["a", 1]}, ("a",), (1, "b")),
     SchemaCase("enum beside a bound", {"enum": [1, 5], "minimum": 3}, (5,), (1, 3)),
     SchemaCase("const", {"const": "é\n"}, ("é\n",), ("é", "")),
-    SchemaCase(
-        "const with what has to be escaped", {"const": '\x01"\\\t'}, ('\x01"\\\t',), ("\x01",)
-    ),
+    SchemaCase("const with what has to be escaped", {"const": '"\\\t/'}, ('"\\\t/',), ('"\\/', "")),
     SchemaCase("const object", {"const": {"a": [1, None]}}, ({"a": [1, None]},), ({"a": [1]}, {})),
     SchemaCase("const false", {"const": False}, (False,), (0, None, True)),
 )
@@ -343,7 +342,7 @@ _STRINGS = (
     SchemaCase(
         "no half of a pair, no raw control character",
         {"type": "string"},
-        ("", "\n\t", "\x00", "\u2028"),
+        ("", "\n\t", "\u2028"),
         (1,),
         ('"\\ud800"', '"\\udc00"', '"a\nb"', '"\x00"', '"\\x"', '"'),
     ),

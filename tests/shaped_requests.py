@@ -39,7 +39,7 @@ class ShapedRequest:
 
 def varied_schema(rng: random.Random, depth: int = 2) -> dict[str, object]:
     """A closed object of one to three properties, some of them optional, some of them objects."""
-    names = rng.sample(_NAMES, rng.randint(1, 3))
+    names = rng.sample(_NAMES, rng.randint(1, depth + 1))
     required = [name for name in names if rng.random() < 0.7]
     return {
         "type": "object",
@@ -77,7 +77,7 @@ def _number(rng: random.Random) -> dict[str, object]:
 
 def _string(rng: random.Random) -> dict[str, object]:
     shortest = rng.randint(0, 3)
-    return {"type": "string", "minLength": shortest, "maxLength": shortest + rng.randint(0, 10)}
+    return {"type": "string", "minLength": shortest, "maxLength": shortest + rng.randint(0, 7)}
 
 
 def _pattern(rng: random.Random) -> dict[str, object]:

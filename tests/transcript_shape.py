@@ -100,7 +100,7 @@ def _parted_choice(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**choice, "delta": {}, "logprobs": None if delta else choice["logprobs"]}
 
 
-def _joined(events: list[object]) -> list[object]:
+def _joined(events: Iterable[object]) -> list[object]:
     """Events that differ in their text alone become one: where a text is cut is no promise."""
     joined: list[object] = []
     for event in events:

@@ -19,34 +19,23 @@ from bad_requests import (
     error_of,
     valid_body,
 )
+from paced_daemon import paced_daemon
 from running_daemon import RunningDaemon
 from scraping import scrape
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine, StepPlan
+from machd.engine.protocol import Engine
 
 _LIMIT_S = 1.0
-_PACE_S = 0.02
+_HEAVY_LIMIT_S = 5.0
 _HEALTH_P99_S = 0.05
 _MAX_GAP_STEPS = 5
 _JSON = {"Content-Type": "application/json"}
-_BATCHED: dict[str, object] = {
-    "continuous_batching.enabled": True,
-    "continuous_batching.max_b": 4,
-    "continuous_batching.window_ms": 0,
-}
-
-
-def _paced(_plan: StepPlan) -> None:
-    time.sleep(_PACE_S)
 
 
 @pytest.fixture(name="url", scope="module")
 def _url() -> Iterator[str]:
-    """A daemon whose model takes 20 ms for a step."""
-    with RunningDaemon(
-        lambda: FakeEngine(before_step=_paced, context_tokens=100_000), _BATCHED
-    ) as daemon:
+    """A daemon with a scripted model."""
+    with RunningDaemon() as daemon:
         yield daemon.url
 
 
@@ -81,7 +70,7 @@ def test_what_is_heavy_is_answered_or_refused(http: httpx.Client, heavy: BadRequ
     """Within the bounds, though made to be slow: no failure of ours, and soon decided."""
     answer, took_s = _post(http, heavy)
     assert answer.status_code in (200, 400), answer.text
-    assert took_s < 2 * _LIMIT_S
+    assert took_s < _HEAVY_LIMIT_S
     if answer.status_code == 400:
         error_of(heavy.path, answer.json())
 
@@ -97,44 +86,57 @@ def test_a_stream_that_cannot_be_is_no_stream(http: httpx.Client, path: str) -> 
     error_of(path, answer.json())
 
 
-def test_nobody_else_notices(url: str, http: httpx.Client) -> None:
-    """All of it at once from two senders: health answers at once, and a running stream goes on."""
+@pytest.mark.slow
+def test_nobody_else_notices() -> None:
+    """All of it at once from two senders: health answers at once, and a running stream goes on.
+
+    What a busy machine does to both before the storm is allowed for.
+    """
     health_s: list[float] = []
     arrivals_s: list[float] = []
-    with _running(_poll_health, url, health_s), _running(_read_stream, url, arrivals_s):
-        _wait_for(arrivals_s, 20)
-        calm = len(arrivals_s)
-        senders = [
-            threading.Thread(target=_send_all, args=(url, requests))
-            for requests in (BAD_REQUESTS, tuple(reversed(BAD_REQUESTS)))
-        ]
-        health_s.clear()
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join()
-        polled_s = sorted(health_s)
-        storm_s = arrivals_s[calm:]
-    gaps_s = [after - before for before, after in itertools.pairwise(storm_s)]
-    p99_s = polled_s[int(len(polled_s) * 0.99)]
+    with paced_daemon() as url:
+        with _running(_poll_health, url, health_s), _running(_read_stream, url, arrivals_s):
+            _wait_for(arrivals_s, 100)
+            calm_health, calm_arrivals = len(health_s), len(arrivals_s)
+            senders = [
+                threading.Thread(target=_send_all, args=(url, requests))
+                for requests in (BAD_REQUESTS, tuple(reversed(BAD_REQUESTS)))
+            ]
+            for sender in senders:
+                sender.start()
+            for sender in senders:
+                sender.join()
+            storm_health, storm_arrivals = len(health_s), len(arrivals_s)
+        assert scrape(url, "machd_faults_total") == 0
+        with httpx.Client(base_url=url, timeout=20) as client:
+            for path in PATHS:
+                assert client.post(path, json=valid_body(path)).status_code == 200
+    calm = _gaps(arrivals_s[:calm_arrivals])
+    gaps_s = _gaps(arrivals_s[calm_arrivals:storm_arrivals])
+    calm_p99_s = _p99(health_s[:calm_health])
+    p99_s = _p99(health_s[calm_health:storm_health])
     print(  # noqa: T201
-        f"health p99 {p99_s * 1000:.1f} ms of {len(polled_s)}; "
-        f"gaps: median {statistics.median(gaps_s) * 1000:.1f} ms, max {max(gaps_s) * 1000:.1f} ms "
-        f"of {len(gaps_s)}"
+        f"health p99 {p99_s * 1000:.1f} ms, before {calm_p99_s * 1000:.1f} ms; gaps: median "
+        f"{statistics.median(gaps_s) * 1000:.1f} ms, max {max(gaps_s) * 1000:.1f} ms, before "
+        f"{max(calm) * 1000:.1f} ms, of {len(gaps_s)}"
     )
-    assert len(polled_s) > 50
-    assert len(gaps_s) > 50
-    assert p99_s < _HEALTH_P99_S
-    assert max(gaps_s) < _MAX_GAP_STEPS * statistics.median(gaps_s)
-    assert scrape(url, "machd_faults_total", scope="engine") == 0
-    for path in PATHS:
-        assert http.post(path, json=valid_body(path)).status_code == 200
+    assert len(gaps_s) > 30
+    assert p99_s < max(_HEALTH_P99_S, 3 * calm_p99_s)
+    assert max(gaps_s) < max(_MAX_GAP_STEPS * statistics.median(gaps_s), 3 * max(calm))
+
+
+def _gaps(moments_s: list[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(moments_s)]
+
+
+def _p99(times_s: list[float]) -> float:
+    return sorted(times_s)[int(len(times_s) * 0.99)]
 
 
 def _send_all(url: str, requests: tuple[BadRequest, ...]) -> None:
     with httpx.Client(base_url=url, timeout=20) as client:
         for one in requests:
-            client.post(one.path, content=one.body, headers=_JSON)
+            assert client.post(one.path, content=one.body, headers=_JSON).status_code == 400
 
 
 def _poll_health(url: str, took_s: list[float], done: threading.Event) -> None:
@@ -198,8 +200,10 @@ def _stern_engine() -> Engine:
     from tiny_models import TinyKind, tiny_model  # noqa: PLC0415
 
     from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
+    from machd.engine.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same
 
     model = tiny_model(TinyKind.STANDARD)
+    assert isinstance(model.tokenizer, MlxTokenizer)
     model.tokenizer.wrapped._tokenizer.chat_template = _STERN
     return MlxEngine(model)
 

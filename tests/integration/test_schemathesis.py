@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
+from msgspec import Struct
 from running_daemon import RunningDaemon
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -50,6 +53,9 @@ _MODES = [
     pytest.param(GenerationMode.POSITIVE, id="as described"),
     pytest.param(GenerationMode.NEGATIVE, id="otherwise"),
 ]
+_ERROR_BODIES = ("ErrorBody", "AnthropicErrorBody")
+"""What ends a stream that cannot go on."""
+
 _EVENT_DATA = re.compile(r"^data: (.*)$", re.MULTILINE)
 
 
@@ -89,40 +95,84 @@ def test_every_answer_is_one_that_is_described(
 ) -> None:
     """Whatever is sent, the answer is no 500, and its status, type, headers and body are described."""
     operation = schema[endpoint.path][endpoint.method]
-    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.path_parameters):
+    if mode is GenerationMode.NEGATIVE and endpoint.request is None:
         pytest.skip("it takes nothing that could be wrong")
     statuses: Counter[int] = Counter()
 
     @_SETTINGS
-    @given(case=operation.as_strategy(generation_mode=mode))
-    def ask(case: Case) -> None:
-        _name_model(case)
+    @given(case=operation.as_strategy(generation_mode=mode), rng=strategies.randoms())
+    def ask(case: Case[Any], rng: random.Random) -> None:
+        if endpoint.request is not None:
+            _tame(case, endpoint.request, rng)
         answer = case.call(base_url=url, timeout=_TIMEOUT_S)
         statuses[answer.status_code] += 1
-        if answer.headers.get("Content-Type", [""])[0].startswith(EVENTS):
-            case.validate_response(answer, checks=_CHECKS)
-            _check_events(answer.text, document, endpoint)
-        else:
-            case.validate_response(answer, checks=[*_CHECKS, response_schema_conformance])
+        _check(case, answer, document, endpoint)
 
     ask()
+    if endpoint.generates and mode is GenerationMode.POSITIVE:
+        assert statuses[200], "nothing that was sent has been right"
     print(f"{endpoint.name} {mode.value}: {dict(statuses)}")  # noqa: T201
 
 
-def _name_model(case: Case) -> None:
-    """Most requests name the model that is served: others see nothing but 404."""
-    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+def test_what_is_there_is_answered_as_described(
+    schema: BaseSchema, document: dict[str, Any], url: str
+) -> None:
+    """Paths with an id that exists: a model, and a response that is read and then forgotten."""
+    body = {"model": _MODEL, "input": "hi"}
+    stored = requests.post(f"{url}/v1/responses", json=body, timeout=_TIMEOUT_S).json()["id"]
+    for method, path, id_ in (
+        ("get", "/v1/models/{id}", _MODEL),
+        ("get", "/v1/responses/{id}", stored),
+        ("delete", "/v1/responses/{id}", stored),
+    ):
+        endpoint = next(one for one in PUBLIC_ENDPOINTS if (one.method, one.path) == (method, path))
+        case = schema[path][method].Case(path_parameters={"id": id_})
+        answer = case.call(base_url=url, timeout=_TIMEOUT_S)
+        assert answer.status_code == 200
+        _check(case, answer, document, endpoint)
+
+
+def _tame(case: Case[Any], request: type[Struct], rng: random.Random) -> None:
+    """Most requests name the model that is served, and some ask for little: others only see 4xx."""
+    if not isinstance(case.body, dict):
+        return
+    if isinstance(case.body.get("model"), str) and rng.random() < 0.9:
         case.body["model"] = _MODEL
+    required = {field.name for field in msgspec.structs.fields(request) if field.required}
+    optional = sorted(case.body.keys() - required)
+    if rng.random() < 0.6:
+        for name in rng.sample(optional, max(0, len(optional) - rng.randint(0, 2))):
+            del case.body[name]
+        if "stream" in request.__struct_fields__ and rng.random() < 0.5:
+            case.body["stream"] = True
+
+
+def _check(case: Case[Any], answer: Any, document: dict[str, Any], endpoint: Endpoint) -> None:
+    if answer.headers.get("Content-Type", [""])[0].startswith(EVENTS):
+        case.validate_response(answer, checks=_CHECKS)
+        _check_events(answer.text, document, endpoint)
+    else:
+        case.validate_response(answer, checks=[*_CHECKS, response_schema_conformance])
 
 
 def _check_events(text: str, document: dict[str, Any], endpoint: Endpoint) -> None:
-    """Every event's data is what the document says, up to ``[DONE]``."""
+    """Every event's data is what the document says, in or around ``[DONE]``."""
     operation = document["paths"][endpoint.path][endpoint.method]
     described = operation["responses"]["200"]["content"][EVENTS]["schema"]
-    error = {"$ref": "#/components/schemas/ErrorBody"}
+    errors = [{"$ref": f"#/components/schemas/{name}"} for name in _ERROR_BODIES]
     validator = Draft202012Validator(
-        {"anyOf": [described, error], "components": document["components"]}
+        {"anyOf": [*_contents(described), *errors], "components": document["components"]}
     )
     for data in _EVENT_DATA.findall(text):
         if data != "[DONE]":
             validator.validate(json.loads(data))
+
+
+def _contents(schema: object) -> list[Any]:
+    """What an event's schema says about the JSON in its data."""
+    if isinstance(schema, list):
+        return [found for one in schema for found in _contents(one)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema["contentSchema"]] if "contentSchema" in schema else []
+    return own + [found for one in schema.values() for found in _contents(one)]

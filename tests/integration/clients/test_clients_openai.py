@@ -11,6 +11,7 @@ import pytest
 from client_transcript import transcript
 from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam
+from openai.types.responses import Response
 from pydantic import BaseModel
 
 MODEL = "smollm2-135m-instruct"
@@ -167,7 +168,7 @@ def test_a_round_of_tools(scripted_url: str) -> None:
         for call in message.tool_calls or []:
             assert call.type == "function"
             messages += [
-                {"role": "assistant", "tool_calls": [call.model_dump()]},
+                {"role": "assistant", "tool_calls": [plain(call)]},
                 {"role": "tool", "tool_call_id": call.id, "content": weather(call)},
             ]
         told = client.chat.completions.create(model="fake", messages=messages, tools=[_WEATHER])
@@ -243,7 +244,8 @@ def test_thoughts_are_an_item_of_a_response(scripted_url: str) -> None:
         with client.responses.stream(**question) as stream:
             events = list(stream)
             streamed = stream.get_final_response()
-    for response in (whole, streamed):
+    responses: list[Response] = [whole, streamed]
+    for response in responses:
         thought, _message = response.output
         assert thought.type == "reasoning"
         assert [part.text for part in thought.content or []] == ["Two and two."]
