@@ -6,6 +6,7 @@ streams is its own doing. As a program it serves until its input ends.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -60,5 +61,8 @@ if __name__ == "__main__":
     # Made by the first tool call otherwise, in the midst of a measurement; an MLX engine has done it.
     import_mlx_lm()
     with RunningDaemon(_engine, _FLAGS) as daemon:
+        # As machd serve does.
+        gc.collect()
+        gc.freeze()
         print(daemon.url, flush=True)  # noqa: T201
         sys.stdin.read()

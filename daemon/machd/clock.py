@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock"]
+__all__ = ["Clock", "ManualClock", "SystemClock", "thread_cpu_s"]
 
 
 class Clock(Protocol):
@@ -34,6 +34,11 @@ class SystemClock:
     def unix_s(self) -> float:
         """Seconds since 1970-01-01 UTC."""
         return time.time()  # noqa: TID251 - this is the one place
+
+
+def thread_cpu_s() -> float:
+    """Seconds of processor time that the calling thread has had; others' load does not count."""
+    return time.thread_time()
 
 
 class ManualClock:

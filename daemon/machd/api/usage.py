@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 __all__ = ["CompletionTokensDetails", "FinishReason", "PromptTokensDetails", "Usage"]
 
@@ -26,12 +26,12 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     """Part of the completion's tokens.
 
     Attributes:
-        reasoning_tokens: Generated as reasoning; left out where nobody has counted them.
+        reasoning_tokens: Generated as reasoning, what marks its begin and end included.
         accepted_prediction_tokens: Zero; machd takes no ``prediction``.
         rejected_prediction_tokens: Zero; machd takes no ``prediction``.
     """
 
-    reasoning_tokens: int | UnsetType = UNSET
+    reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 
@@ -46,7 +46,14 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Self:
+    def of(
+        cls,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int = 0,
+        reasoning_tokens: int = 0,
+    ) -> Self:
         """The usage with its total."""
         assert 0 <= cached_tokens <= prompt_tokens, "cached tokens are tokens of the prompt"
         return cls(
@@ -54,5 +61,5 @@ class Usage(Struct, frozen=True, kw_only=True):
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
         )

@@ -100,6 +100,11 @@ class _Step:
     known: set[int] = field(default_factory=set)
     certain: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> list[DecoderRow]:
+        """Those that got a token."""
+        return [row for rows, _ in self.parts for row in rows]
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -186,13 +191,14 @@ class Decoder:
         current, self._ahead = self._ahead or self._dispatch(beside), None
         step = self._sample(current)
         if self._looks_ahead:
-            step.certain = self._foresee()
+            step.certain = self._foresee(step.rows)
             self._remove([row for row in self._rows if not row.has_next])
             self._ahead = self._dispatch() if self._rows else None
         return self._read(step)
 
     def _dispatch(self, beside: Chunk | None = None) -> _Pass:
         rows = list(self._rows)
+        assert rows, "a pass has rows"
         lengths = [1 + len(row.certain) for row in rows]
         longest = max(lengths)
         self._caches.open_step(lengths if longest > 1 else None)
@@ -271,13 +277,17 @@ class Decoder:
         both = mx.concatenate([token_ids, self._token_ids])
         self._token_ids = both[mx.array(order, dtype=mx.int32)]
 
-    def _foresee(self) -> dict[int, tuple[int, ...]]:
+    def _foresee(self, sampled: Collection[DecoderRow]) -> dict[int, tuple[int, ...]]:
         """Put certain tokens into the next pass where that makes more tokens in its time.
+
+        Args:
+            sampled: Rows that have just got a token, which the certain ones follow. Others may
+                have joined since; what is certain of theirs follows a token that is to come.
 
         Returns:
             Slot index to what the pass takes of the row besides its last token.
         """
-        waiting = [_certain_tokens(row) for row in self._rows]
+        waiting = [_certain_tokens(row) if row in sampled else 0 for row in self._rows]
         if not any(waiting) or not self._caches.takes_several:
             return {}
         longest = worthwhile_tokens(waiting)
@@ -307,7 +317,7 @@ class Decoder:
             self._remove([row for row in rows if row.slot_index in poisoned])
         faulty = {fault.slot_index for fault in faults}
         self._remove([row for row in self._rows if row.slot_index in faulty])
-        certain = step.certain if self._looks_ahead else self._foresee()
+        certain = step.certain if self._looks_ahead else self._foresee(step.rows)
         tokens: list[SampledToken] = []
         for slot_index, token in chosen.items():
             tokens.append(token)

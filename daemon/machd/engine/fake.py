@@ -208,7 +208,7 @@ class FakeEngine:
 def _nearest(wanted: int, guide: RowGuide) -> int:
     """What is wanted, else what ends a text soonest, else anything that begins no thoughts."""
     allowed = guide.allowed()
-    others = sorted(allowed - {guide.also_allowed})
+    others = sorted(allowed - {guide.also_allowed}) or sorted(allowed)
     return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
 
 

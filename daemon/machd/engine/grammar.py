@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.schema_bounds import MAX_CHOICES, check_schema, decode_schema
+from machd.api.schema_bounds import check_constraint, read_choices
+from machd.clock import thread_cpu_s
 from machd.engine.protocol import Grammar, Tokenizer
 from machd.errors import GrammarError
 
@@ -28,19 +28,30 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CERTAIN_TOKENS", "CompiledGrammar", "LlguidanceCompiler", "compiled"]
 
 _MAX_GRAMMARS = 256
-"""Compiled grammars that are kept. One of a usual schema takes some hundred kilobytes."""
+_MAX_KEPT_CHARACTERS = 4 << 20
+"""Sources of the compiled grammars that are kept, together: compiled they take some hundred times
+as much."""
+
+_MAX_REFUSALS = 64
+"""Refused constraints that are remembered, so that asking again costs nothing."""
 
 MAX_CERTAIN_TOKENS = 8192
 """Tokens in a row that a grammar may leave no choice about. A recursion that cannot end has no end
 of them."""
 
-_LIMITS = LLParserLimits(verbose_errors=False)
-"""Otherwise llguidance's own, which bound a mask to some 15 ms. Its errors would quote the text."""
+_LIMITS = LLParserLimits(
+    # What one mask may cost, next to the time that guides keep an eye on: with llguidance's own
+    # limits a pattern of 12 characters took 0.4 s for one.
+    step_max_items=10_000,
+    step_lexer_fuel=40_000,
+    max_lexer_states=20_000,  # 1 to 2 kB each
+    verbose_errors=False,  # its errors would quote the text
+)
+
+_MAX_FIRST_S = 0.05
+"""What the first mask may take in processor time; one of 1,000 properties takes 0.01."""
 
 _MAX_MESSAGE_CHARACTERS = 600
-
-_MAX_SOURCE_CHARACTERS = 65_536
-"""Of a pattern or a grammar; a JSON schema has bounds of its own."""
 
 _JSON_STYLE: JsonCompileOptions = {
     # Python's own style, which models have seen most. With one style only, keys and punctuation
@@ -48,6 +59,9 @@ _JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "key_separator": ": ",
     "item_separator": ", ",
+    # llguidance knows a property by its plain spelling alone: spelled with \\u escapes its value
+    # would get around the property's schema.
+    "json_allowed_escapes": 'nrbtf\\"',
 }
 
 
@@ -93,6 +107,8 @@ class LlguidanceCompiler:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[tuple[ConstraintKind, str], Grammar] = OrderedDict()
+        self._kept_characters = 0
+        self._refused: OrderedDict[tuple[ConstraintKind, str, str], str] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Grammar:
         """A grammar for the vocabulary, from the cache where it was compiled before.
@@ -101,39 +117,74 @@ class LlguidanceCompiler:
             GrammarError: It cannot be compiled, nothing satisfies it, it is beyond the limits, or
                 the model's tokens have no bytes of their own.
         """
-        key = (constraint.kind, constraint.source)
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        source = _SOURCES[constraint.kind](constraint)
-        grammar = Grammar(source, self._compile(source, constraint.param))
-        with self._lock:
-            self._kept[key] = grammar
-            while len(self._kept) > _MAX_GRAMMARS:
-                self._kept.popitem(last=False)
+        kept = self._find(constraint)
+        if kept is not None:
+            return kept
+        try:
+            check_constraint(constraint)
+            source = _SOURCES[constraint.kind](constraint)
+            grammar = Grammar(source, self._compile(source, constraint.param))
+        except GrammarError as error:
+            self._remember_refusal(constraint, error)
+            raise
+        self._keep(constraint, grammar)
         return grammar
+
+    def _find(self, constraint: Constraint) -> Grammar | None:
+        with self._lock:
+            refusal = self._refused.get((*_key(constraint), constraint.param))
+            if refusal is not None:
+                raise GrammarError(refusal, param=constraint.param)
+            grammar = self._kept.get(_key(constraint))
+            if grammar is not None:
+                self._kept.move_to_end(_key(constraint))
+            return grammar
+
+    def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
+        with self._lock:
+            if _key(constraint) in self._kept:
+                return  # another thread was as fast
+            self._kept[_key(constraint)] = grammar
+            self._kept_characters += len(constraint.source)
+            while len(self._kept) > _MAX_GRAMMARS or self._kept_characters > _MAX_KEPT_CHARACTERS:
+                (_, source), _ = self._kept.popitem(last=False)
+                self._kept_characters -= len(source)
+
+    def _remember_refusal(self, constraint: Constraint, error: GrammarError) -> None:
+        if len(constraint.source) > _MAX_KEPT_CHARACTERS // _MAX_REFUSALS:
+            return  # too long to keep, and soon refused for that
+        with self._lock:
+            self._refused[(*_key(constraint), constraint.param)] = error.message
+            while len(self._refused) > _MAX_REFUSALS:
+                self._refused.popitem(last=False)
 
     def _compile(self, source: str, param: str) -> CompiledGrammar:
         matcher = LLMatcher(self._tokens(param), source, log_level=0, limits=_LIMITS)
         self._check(matcher, param)
         # The first mask builds most of what later ones need; and some mistakes show only here.
+        before_s = thread_cpu_s()
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        certain = matcher.deep_copy().compute_ff_tokens()
+        took_s = thread_cpu_s() - before_s
         self._check(matcher, param)
         ends = sum(1 << one for one in self._eos_token_ids)
         if not mask & ~ends and not matcher.is_accepting():
             raise GrammarError(f"{param}: no text can satisfy it", param=param)
-        if len(matcher.compute_ff_tokens()) > MAX_CERTAIN_TOKENS:
+        if len(certain) > MAX_CERTAIN_TOKENS:
             raise GrammarError(
                 f"{param}: it begins with more than {MAX_CERTAIN_TOKENS} tokens that are always the "
                 "same, or never ends",
                 param=param,
             )
+        if took_s > _MAX_FIRST_S:
+            raise GrammarError(f"{param}: too complex to be followed in time", param=param)
         return CompiledGrammar(matcher, self._eos_token_ids, self._vocabulary_tokens)
 
     def _check(self, matcher: LLMatcher, param: str) -> None:
         if matcher.is_error():
             message = " ".join(matcher.get_error().split())[:_MAX_MESSAGE_CHARACTERS]
+            if "panic" in message or "<backtrace>" in message:
+                message = "too large for the compiler"
             raise GrammarError(f"{param}: {message}", param=param)
 
     def _tokens(self, param: str) -> LLTokenizer:
@@ -176,36 +227,35 @@ class _Vocabulary:
         return self._tokenizer.encode(decoded, add_special_tokens=False)
 
 
+def _key(constraint: Constraint) -> tuple[ConstraintKind, str]:
+    return constraint.kind, constraint.source
+
+
 def _json_object(_constraint: Constraint) -> str:
-    return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_JSON_STYLE)
+    return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON_STYLE)
 
 
 def _json_schema(constraint: Constraint) -> str:
-    schema = decode_schema(constraint.source, param=constraint.param)
-    check_schema(schema, param=constraint.param)
-    return LLMatcher.grammar_from_json_schema(constraint.source, defaults=_JSON_STYLE)
+    try:
+        return LLMatcher.grammar_from_json_schema(constraint.source, overrides=_JSON_STYLE)
+    except ValueError as error:
+        # Numbers that its own parser does not take.
+        raise GrammarError(f"{constraint.param}: {error}", param=constraint.param) from error
 
 
 def _regex(constraint: Constraint) -> str:
-    return LLMatcher.grammar_from_regex(_bounded(constraint))
+    return LLMatcher.grammar_from_regex(constraint.source)
 
 
 def _choice(constraint: Constraint) -> str:
-    choices = msgspec.json.decode(constraint.source, type=list[str])
-    if not 0 < len(choices) <= MAX_CHOICES:
-        raise GrammarError(
-            f"{constraint.param}: send 1 to {MAX_CHOICES} choices", param=constraint.param
-        )
     # In Lark a text is written as in JSON.
-    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+    choices = [json.dumps(choice, ensure_ascii=False) for choice in read_choices(constraint)]
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
 
 
 def _grammar(constraint: Constraint) -> str:
     try:
-        lark = any_to_lark(_bounded(constraint))
-    except GrammarError:
-        raise
+        lark = any_to_lark(constraint.source)
     except Exception as error:  # the converter raises whatever comes to hand
         raise GrammarError(
             f"{constraint.param}: it is neither Lark nor GBNF: {error}", param=constraint.param
@@ -213,17 +263,7 @@ def _grammar(constraint: Constraint) -> str:
     return LLMatcher.grammar_from_lark(lark)
 
 
-def _bounded(constraint: Constraint) -> str:
-    if len(constraint.source) > _MAX_SOURCE_CHARACTERS:
-        raise GrammarError(
-            f"{constraint.param}: longer than {_MAX_SOURCE_CHARACTERS} characters",
-            param=constraint.param,
-        )
-    return constraint.source
-
-
 def _calls(constraint: Constraint) -> str:
-    # The schemas in it were held against their own bounds; a request's tools may have many.
     return LLMatcher.grammar_from_lark(constraint.source)
 
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
+from machd.clock import thread_cpu_s
 from machd.engine.grammar import MAX_CERTAIN_TOKENS, compiled
 from machd.engine.protocol import SamplingParams, Thinking
 from machd.errors import GrammarError
 
-__all__ = ["RowGuide", "guide_of"]
+__all__ = ["SLOW_MASK_S", "RowGuide", "guide_of"]
+
+
+SLOW_MASK_S = 0.02
+"""What finding out a row's next tokens may take, in processor time; usual ones take 0.1 ms."""
+
+_SLOW_BUDGET_S = 0.25
+"""What a row may take beyond that in all, since every row of the batch waits for it."""
 
 
 class _Phase(Enum):
@@ -49,6 +57,7 @@ class RowGuide:
         self._phase = _first_phase(params.thinking)
         self._thoughts: deque[int] = deque(maxlen=_marker_tokens(params.thinking))
         self._thought_tokens = 0
+        self._slow_s = 0.0
         if self._phase is _Phase.ANSWERING:
             self._force_certain()
         elif self._phase is _Phase.THINKING:
@@ -95,6 +104,17 @@ class RowGuide:
         found = {token_id for token_id in range(mask.bit_length()) if mask >> token_id & 1}
         return frozenset(found if self.also_allowed is None else {*found, self.also_allowed})
 
+    def fill_mask(self, address: int, size_bytes: int) -> None:
+        """Write what the matcher allows, a bit a token, and count what it took.
+
+        Raises:
+            GrammarError: The row has held up the others for too long.
+        """
+        assert self.matcher is not None, "only a grammar rules anything out"
+        before_s = thread_cpu_s()
+        self.matcher.unsafe_compute_mask_ptr(address, size_bytes)
+        self._spend(thread_cpu_s() - before_s)
+
     def take_forced(self, max_tokens: int) -> list[int]:
         """The next forced tokens; the guide need not be told of them any more."""
         return [self.forced.popleft() for _ in range(min(max_tokens, len(self.forced)))]
@@ -125,13 +145,17 @@ class RowGuide:
     def _open(self, token_id: int) -> None:
         thinking = self._thinking
         assert thinking is not None, "only thoughts have an opening"
-        if token_id != thinking.start_token_ids[0]:
+        if token_id != thinking.start_token_ids[0] or self._may_answer_with(token_id):
             self._phase = _Phase.ANSWERING
             self._answer(token_id)
             return
         self._phase = _Phase.THINKING
         self.forced.extend(thinking.start_token_ids[1:])
         self._end_long_thoughts()
+
+    def _may_answer_with(self, token_id: int) -> bool:
+        """Whether the answer could begin so; where thoughts could, too, it is taken for the answer."""
+        return self.matcher is not None and self.matcher.validate_tokens([token_id]) == 1
 
     def _think(self, token_id: int) -> None:
         self._thoughts.append(token_id)
@@ -159,9 +183,16 @@ class RowGuide:
             return
         if token_id in self.eos_token_ids and self.matcher.is_accepting():
             return  # the end; whoever plans the next step takes the row out
+        before_s = thread_cpu_s()
         if not self.matcher.consume_token(token_id):
             raise _too_complex()
         self._force_certain()
+        self._spend(thread_cpu_s() - before_s)
+
+    def _spend(self, took_s: float) -> None:
+        self._slow_s += took_s if took_s > SLOW_MASK_S else 0.0
+        if self._slow_s > _SLOW_BUDGET_S:
+            raise _too_complex()
 
     def _force_certain(self) -> None:
         """Note the tokens that the grammar leaves no choice about."""

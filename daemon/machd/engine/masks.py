@@ -8,27 +8,34 @@ the bytes travels to the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 from llguidance import LLExecutor
 
-from machd.engine.guide import RowGuide
+from machd.clock import Clock
+from machd.engine.guide import SLOW_MASK_S, RowGuide
 
 __all__ = ["TokenMasks"]
 
 _WORD_BITS = 32
 
+_Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
+
 
 class TokenMasks:
     """Masks for logits of one width. Lives on the engine thread."""
 
-    def __init__(self, vocabulary_tokens: int) -> None:
+    def __init__(self, vocabulary_tokens: int, clock: Clock) -> None:
         """Make room for none yet.
 
         Args:
             vocabulary_tokens: Width of the logits.
+            clock: Reads time.
         """
+        self._clock = clock
+        self._looks_closer = False
         self._vocabulary_tokens = vocabulary_tokens
         self._words = -(-vocabulary_tokens // _WORD_BITS)
         self._bits = mx.array([1 << bit for bit in range(_WORD_BITS)], dtype=mx.uint32)
@@ -52,27 +59,37 @@ class TokenMasks:
         mask = (array[:, :, None] & self._bits) != 0
         return mask.reshape(len(guides), -1)[:, : self._vocabulary_tokens]
 
-    def _fill(self, guides: Sequence[RowGuide]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
+    def _fill(self, guides: Sequence[RowGuide]) -> _Words:
         if len(self._buffer) < len(guides):
             self._buffer = np.zeros((len(guides), self._words), dtype=np.uint32)
         words = self._buffer[: len(guides)]
         words.fill(0)
+        before_s = self._clock.monotonic_s()
+        self._ask_matchers(guides, words)
+        # Whose fault it was shows when masks are made one by one.
+        self._looks_closer = self._clock.monotonic_s() - before_s > SLOW_MASK_S
+        for guide, row in zip(guides, words, strict=True):
+            guide.check()
+            if not guide.masks_by_matcher:
+                row[:] = ~np.uint32(0)
+                for token_id in guide.eos_token_ids:
+                    row[token_id // _WORD_BITS] &= ~np.uint32(1 << token_id % _WORD_BITS)
+            elif guide.also_allowed is not None:
+                token_id = guide.also_allowed
+                row[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
+        return words
+
+    def _ask_matchers(self, guides: Sequence[RowGuide], words: _Words) -> None:
+        row_bytes = self._words * words.itemsize
         matchers = [
             (guide.matcher, row)
             for row, guide in enumerate(guides)
             if guide.masks_by_matcher and guide.matcher is not None
         ]
-        if matchers:
+        if self._looks_closer:
+            for _, row in matchers:
+                guides[row].fill_mask(words[row].ctypes.data, row_bytes)
+        elif matchers:
             self._executor.unsafe_compute_mask_ptr(
-                matchers, words.ctypes.data, self._words * words.itemsize, len(guides)
+                matchers, words.ctypes.data, row_bytes, len(guides)
             )
-        for row, guide in enumerate(guides):
-            guide.check()
-            if not guide.masks_by_matcher:
-                words[row] = ~np.uint32(0)
-                for token_id in guide.eos_token_ids:
-                    words[row, token_id // _WORD_BITS] &= ~np.uint32(1 << token_id % _WORD_BITS)
-            elif guide.also_allowed is not None:
-                token_id = guide.also_allowed
-                words[row, token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
-        return words

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from machd.capabilities.facts import KvCacheKind
+from machd.clock import SystemClock
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
 from machd.engine.decoder import Chunk, Decoder, DecoderRow
 from machd.engine.fused import fuse_layers, takes_mixed_caches
@@ -63,7 +64,7 @@ class MlxEngine:
             loaded.description.vocabulary_tokens,
             loaded.description.eos_token_ids,
         )
-        self._masks = TokenMasks(loaded.description.vocabulary_tokens)
+        self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
         self._prefills: dict[int, Prefill] = {}
         self._batch = self._decoder(BatchCaches(max_rows))
         self._serial: dict[int, Decoder] = {}

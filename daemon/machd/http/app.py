@@ -82,9 +82,11 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
     return CORSConfig(
         allow_origins=[origin.lower() for origin in allowed_origins],
         allow_methods=["DELETE", "GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+        # Clients in a browser send headers of their own; the origins are what is restricted.
+        allow_headers=["*"],
         expose_headers=[
             "X-Request-Id",
+            "Request-Id",
             "X-Decode-Mode",
             "X-Active-Loops",
             "X-Coalesced",

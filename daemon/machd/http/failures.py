@@ -29,6 +29,7 @@ from machd.errors import (
     MethodNotAllowedError,
     NotFoundError,
     RequestError,
+    RequestTimeoutError,
     UnavailableError,
 )
 from machd.http.stamps import request_id
@@ -75,6 +76,9 @@ def error_headers(error: MachdError) -> dict[str, str]:
     """Headers that go with an error."""
     if isinstance(error, UnavailableError):
         return {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, RequestTimeoutError):
+        # The official clients would ask again, twice, for what has just taken too long.
+        return {"X-Should-Retry": "false"}
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         return {"Retry-After": str(_RESTART_S)}
     return {}

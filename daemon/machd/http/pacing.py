@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from machd.serving.generation import ChoiceDelta
+from machd.serving.output import joined_pieces
 
 __all__ = ["Pacer", "merge_deltas"]
 
@@ -25,7 +26,8 @@ class Pacer:
     def due(self, deltas: Iterable[ChoiceDelta]) -> Iterator[ChoiceDelta]:
         """Take in what has come, and give what is to be sent now."""
         for delta in deltas:
-            merged = merge_deltas(self._held.pop(delta.index, None), delta)
+            held = self._held.pop(delta.index, None)
+            merged = delta if held is None else merge_deltas([held, delta])
             if self._is_due(merged):
                 self._begun.add(delta.index)
                 yield merged
@@ -45,15 +47,16 @@ class Pacer:
         return delta.index not in self._begun or len(delta.tokens) >= self._interval_tokens
 
 
-def merge_deltas(before: ChoiceDelta | None, delta: ChoiceDelta) -> ChoiceDelta:
-    """Two pieces of one choice as one."""
-    if before is None:
-        return delta
+def merge_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """What one choice gained bit by bit, in order, as one; at least one bit."""
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last
     return ChoiceDelta(
-        delta.index,
-        before.text + delta.text,
-        before.tokens + delta.tokens,
-        delta.finish_reason,
-        before.pieces + delta.pieces,
-        delta.stop,
+        last.index,
+        "".join(one.text for one in deltas),
+        tuple(token for one in deltas for token in one.tokens),
+        last.finish_reason,
+        joined_pieces(piece for one in deltas for piece in one.pieces),
+        last.stop,
     )

@@ -120,11 +120,11 @@ class GenerationResponse:
 
     async def _write_whole(self, sender: _Sender) -> None:
         admission = await self._generation.admitted()
-        merged: dict[int, ChoiceDelta] = {}
+        gained: dict[int, list[ChoiceDelta]] = {}
         async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
             for delta in batch:
-                merged[delta.index] = merge_deltas(merged.get(delta.index), delta)
-        ordered = [merged[index] for index in sorted(merged)]
+                gained.setdefault(delta.index, []).append(delta)
+        ordered = [merge_deltas(deltas) for _, deltas in sorted(gained.items())]
         body = self._dialect.whole(ordered, self._generation.usage)
         await sender.start(
             [

@@ -102,11 +102,13 @@ class StepCompleted:
         batch_width: Rows that decoded, those whose prompt ended in this step included.
         prefill_tokens: Prompt tokens computed.
         duration_s: Wall time of the engine's ``run``.
+        certain_tokens: Tokens of the rows that went through the step beside one each.
     """
 
     batch_width: int
     prefill_tokens: int
     duration_s: float
+    certain_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

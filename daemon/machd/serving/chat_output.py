@@ -67,6 +67,10 @@ class _ChatParser:
         self._reader = _Reader(output, self._pieces)
         self._is_broken = False
 
+    @property
+    def is_thinking(self) -> bool:
+        return not self._is_broken and self._reader.is_thinking
+
     def push(self, text: str) -> list[OutputPiece]:
         if not text:
             return []
@@ -105,8 +109,8 @@ class _Reader:
         self._section: ToolCallSection | None = None
         self._thoughts: TextSplitter | None = None
         self._text = ContentText(pieces, self._bare_calls())
-        self._is_thinking = output.starts_in is TextState.REASONING
-        self._thought_gap: str | None = None
+        self.is_thinking = output.starts_in is TextState.REASONING
+        self._thought_gap: list[str] | None = None
         self._untaken: deque[tuple[TextState, str]] = deque()
 
     @property
@@ -140,7 +144,7 @@ class _Reader:
             self._end_thoughts()
         if state is TextState.TOOL:
             self._text.end_scan()
-            is_thought, self._is_thinking = self._is_thinking, False
+            is_thought, self.is_thinking = self.is_thinking, False
             self._section = ToolCallSection(
                 self._output.chat_format,
                 self._output.tools,
@@ -188,7 +192,7 @@ class _Reader:
         if section.is_thought:
             # Nothing has ended the thoughts that it stood in.
             self._thoughts = self._splitter_in(TextState.REASONING, tools=False)
-            self._is_thinking = True
+            self.is_thinking = True
             self._thought_gap = None if has_called else self._thought_gap
         self._take_normal(rest)
 
@@ -200,24 +204,26 @@ class _Reader:
 
     def _think(self, text: str) -> None:
         """Thoughts, less the whitespace around them."""
-        if not self._is_thinking:
+        if not self.is_thinking:
             self._text.end_scan()
             self._text.interrupt(keeps_gap=True)
-            self._is_thinking, self._thought_gap = True, None
-        gap = self._thought_gap
-        text = text.lstrip(_WHITESPACE) if gap is None else gap + text
+            self.is_thinking, self._thought_gap = True, None
+        if self._thought_gap is None:
+            text = text.lstrip(_WHITESPACE)
         said = text.rstrip(_WHITESPACE)
-        if said or gap is not None:
-            self._thought_gap = text[len(said) :]
-        self._pieces.reasoning(said)
+        if said:
+            self._pieces.reasoning("".join(self._thought_gap or ()) + said)
+            self._thought_gap = []
+        if self._thought_gap is not None:
+            self._thought_gap.append(text[len(said) :])
 
     def _say(self, text: str) -> None:
         self._stop_thinking()
         self._text.push(text)
 
     def _stop_thinking(self) -> None:
-        if self._is_thinking:
-            self._is_thinking, self._thought_gap = False, None
+        if self.is_thinking:
+            self.is_thinking, self._thought_gap = False, None
             self._text.interrupt()
 
     def _splitter_in(self, state: TextState, *, tools: bool) -> TextSplitter:

@@ -11,11 +11,7 @@ _WHITESPACE = " \t\r\n"
 
 
 class ContentText:
-    """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found.
-
-    Attributes:
-        gap: Whitespace that is content only if more content follows.
-    """
+    """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found."""
 
     def __init__(self, pieces: PieceQueue, bare_calls: JsonCalls | None) -> None:
         self._pieces = pieces
@@ -23,7 +19,13 @@ class ContentText:
         self._is_scanning = False
         self._is_after_break = False
         self._has_said = False
-        self.gap = ""
+        # In pieces: a model may write nothing but spaces, one by one.
+        self._gap: list[str] = []
+
+    @property
+    def gap(self) -> str:
+        """Whitespace that is content only if more content follows."""
+        return "".join(self._gap)
 
     def push(self, text: str) -> None:
         """Some more of it."""
@@ -39,7 +41,7 @@ class ContentText:
         """
         if keeps_gap and self._has_said:
             self._pieces.content(self.gap)
-        self.gap = ""
+        self._gap = []
         self._is_after_break = True
         self._has_said = False
 
@@ -55,20 +57,18 @@ class ContentText:
         self.end_scan()
         if self._has_said or not self._is_after_break:
             self._pieces.content(self.gap)
-        self.gap = ""
+        self._gap = []
 
     def _scan(self, bare_calls: JsonCalls, text: str) -> str:
         """What is no call of an answer that may begin with one."""
         if not self._is_scanning:
-            whole, self.gap = self.gap + text, ""
-            text = whole.lstrip(_WHITESPACE)
-            if not text:
-                self.gap = whole
-                return ""
-            if text[0] not in "{[":
+            whole, text = text, text.lstrip(_WHITESPACE)
+            if text and text[0] not in "{[":
                 self._bare_calls = None
                 return whole
-            self.gap = whole[: len(whole) - len(text)]
+            self._gap.append(whole[: len(whole) - len(text)])
+            if not text:
+                return ""
             self._is_scanning = True
         called = self._pieces.calls
         rest = bare_calls.push(text)
@@ -79,10 +79,10 @@ class ContentText:
         return rest
 
     def _say(self, text: str) -> None:
-        text, self.gap = self.gap + text, ""
         if self._is_after_break and not self._has_said:
-            text = text.lstrip(_WHITESPACE)
+            text, self._gap = text.lstrip(_WHITESPACE), []
         said = text.rstrip(_WHITESPACE)
-        self.gap = text[len(said) :]
-        self._has_said |= bool(said)
-        self._pieces.content(said)
+        if said:
+            self._pieces.content(self.gap + said)
+            self._has_said, self._gap = True, []
+        self._gap.append(text[len(said) :])

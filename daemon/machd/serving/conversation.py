@@ -13,7 +13,7 @@ from machd.engine.protocol import ChatFormat, Engine, Grammar, TextState, Thinki
 from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
-from machd.serving.tool_grammar import CallSpelling, answer_or_calls, forced_calls
+from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.serving.tool_prompt import write_tools
 
 __all__ = ["PreparedConversation", "prepare_conversation"]
@@ -187,6 +187,8 @@ def _whole_constraint(conversation: Conversation, engine: Engine, calls: _Calls)
         return constraint
     spelling = calls.spelling(engine.tokenizer, engine.model.eos_token_ids)
     if calls.are_forced:
+        for index, tool in enumerate(conversation.tools):
+            engine.grammars.compile(arguments_alone(tool, param=f"tools[{index}]"))
         return forced_calls(conversation.tools, conversation.tool_choice, spelling)
     assert constraint is not None, "without a constraint only forced calls have a grammar"
     return answer_or_calls(constraint, conversation.tools, conversation.tool_choice, spelling)

@@ -22,6 +22,7 @@ from machd.serving.output import (
     OutputPiece,
     ToolCallEnd,
     ToolCallStart,
+    joined_pieces,
 )
 from machd.serving.record import RequestRecord
 from machd.serving.text import CompletionText
@@ -82,6 +83,7 @@ class GenerationUsage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
 
 class _Choice:
@@ -93,6 +95,7 @@ class _Choice:
         "has_called",
         "index",
         "parser",
+        "reasoning_tokens",
         "sequence_id",
         "text",
     )
@@ -105,6 +108,7 @@ class _Choice:
         self.text = text
         self.parser = parser
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.has_called = False
 
@@ -161,8 +165,13 @@ class Generation:
     @property
     def usage(self) -> GenerationUsage:
         """Tokens so far; final once every choice is finished."""
-        completion_tokens = sum(choice.completion_tokens for choice in self._choices.values())
-        return GenerationUsage(self._prompt_tokens, self._cached_tokens, completion_tokens)
+        choices = self._choices.values()
+        return GenerationUsage(
+            self._prompt_tokens,
+            self._cached_tokens,
+            sum(choice.completion_tokens for choice in choices),
+            sum(choice.reasoning_tokens for choice in choices),
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -292,19 +301,26 @@ class Generation:
             self._cached_tokens += finished.cached_tokens
         if choice.finish_reason is not None:
             return None  # a stop string ended it; what the engine made meanwhile is not wanted
-        text, used = "", 0
+        texts: list[str] = []
+        pieces: list[OutputPiece] = []
+        used = 0
         for token in tokens:
-            text += choice.text.push(token.token_id)
+            texts.append(choice.text.push(token.token_id))
             used += 1
-            if choice.text.is_stopped:
+            was_thinking = choice.parser.is_thinking
+            pieces += choice.parser.push(texts[-1])
+            choice.reasoning_tokens += was_thinking or choice.parser.is_thinking
+            if choice.text.is_stopped or self._has_enough(pieces):
                 break
         choice.completion_tokens += used
-        if choice.text.is_stopped:
+        if choice.text.is_stopped or self._has_enough(pieces):
             choice.finish_reason = FinishReason.STOP.value
             self._abort_sequences((choice.sequence_id,), None)
         elif finished is not None:
-            text += self._settle(choice, finished)
-        pieces = self._read(choice, text)
+            texts.append(self._settle(choice, finished))
+            pieces += choice.parser.push(texts[-1])
+        self._end(choice, pieces)
+        text = "".join(texts)
         if not used and not text and choice.finish_reason is None:
             return None
         return ChoiceDelta(
@@ -312,25 +328,27 @@ class Generation:
             text,
             tuple(tokens[:used]),
             choice.finish_reason,
-            pieces,
+            joined_pieces(pieces),
             choice.text.stopped_by,
         )
 
-    def _read(self, choice: _Choice, text: str) -> tuple[OutputPiece, ...]:
-        """What new text means; notes calls, and ends the choice with one if that is all there is."""
-        pieces = choice.parser.push(text)
+    def _has_enough(self, pieces: Sequence[OutputPiece]) -> bool:
+        """Whether a choice has made the one call that the client wants."""
+        return self._stops_after_call and any(isinstance(one, ToolCallEnd) for one in pieces)
+
+    def _end(self, choice: _Choice, pieces: list[OutputPiece]) -> None:
+        """Read a finished choice to its end, and note whether it called something."""
         if choice.finish_reason is not None:
             pieces += choice.parser.finish()
-        choice.has_called |= any(isinstance(piece, ToolCallStart) for piece in pieces)
-        ends = [i for i, piece in enumerate(pieces) if isinstance(piece, ToolCallEnd)]
-        if ends and self._stops_after_call:
-            del pieces[ends[0] + 1 :]
-            if choice.finish_reason is None:
-                self._abort_sequences((choice.sequence_id,), None)
-            choice.finish_reason = TOOL_CALLS
+        if self._has_enough(pieces):
+            first = next(i for i, one in enumerate(pieces) if isinstance(one, ToolCallEnd))
+            del pieces[first + 1 :]
+        for piece in pieces:
+            if isinstance(piece, ToolCallStart | ToolCallEnd):
+                # A call that was cut short is none.
+                choice.has_called = isinstance(piece, ToolCallEnd)
         if choice.has_called and choice.finish_reason == FinishReason.STOP.value:
             choice.finish_reason = TOOL_CALLS
-        return tuple(pieces)
 
     def _settle(self, choice: _Choice, finished: SequenceFinished) -> str:
         """Note how a choice ended, and give the text that was held back."""

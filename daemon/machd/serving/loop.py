@@ -16,7 +16,7 @@ import structlog
 from machd.capabilities.evidence import ProbeResult
 from machd.clock import Clock
 from machd.engine.protocol import Engine, MemoryReading, StepPlan
-from machd.errors import EngineFaultError, MachdError
+from machd.errors import EngineFaultError, MachdError, RequestError
 from machd.scheduler.events import (
     DecodeMode,
     EngineFaulted,
@@ -249,13 +249,18 @@ class EngineLoop:
         now_s = self._clock.monotonic_s()
         duration_s = now_s - start_s
         for fault in result.faults:
-            self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
+            # A client's own mistake is in its request's line.
+            if not isinstance(fault.cause, RequestError):
+                self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
         events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
         self._note_answers(events)
         if plan.prefill or plan.decode:
             # Counted by what came of it: a new row may decode in the step of its prompt's end.
-            width = max(len(plan.decode), len(result.tokens) + len(result.faults))
-            events.append(StepCompleted(width, plan.prefill_tokens, duration_s))
+            rows = {token.slot_index for token in result.tokens}
+            rows |= {fault.slot_index for fault in result.faults}
+            width = max(len(plan.decode), len(rows))
+            certain_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
+            events.append(StepCompleted(width, plan.prefill_tokens, duration_s, certain_tokens))
         if events:
             self._publish(events)
 

@@ -5,7 +5,9 @@ Dialects write these pieces in their own shapes and never look at the text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol, TypeAlias
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "ToolCallArguments",
     "ToolCallEnd",
     "ToolCallStart",
+    "joined_pieces",
 ]
 
 
@@ -69,8 +72,31 @@ class ToolCallEnd:
 OutputPiece: TypeAlias = Reasoning | Content | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
+def joined_pieces(pieces: Iterable[OutputPiece]) -> tuple[OutputPiece, ...]:
+    """The same, with neighbours of one kind as one: thoughts, content, a call's arguments."""
+    joined: list[OutputPiece] = []
+    for _, group in groupby(pieces, lambda one: (type(one), getattr(one, "index", None))):
+        run = list(group)
+        text = "".join(getattr(one, "text", "") for one in run)
+        match run[0]:
+            case Reasoning():
+                joined.append(Reasoning(text))
+            case Content():
+                joined.append(Content(text))
+            case ToolCallArguments(index=index):
+                joined.append(ToolCallArguments(index, text))
+            case _:
+                joined += run
+    return tuple(joined)
+
+
 class OutputParser(Protocol):
     """Reads one choice. Text goes in as it becomes certain, pieces come out; none is empty."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text has come to thoughts that are not over yet."""
+        ...
 
     def push(self, text: str) -> list[OutputPiece]:
         """What this text makes certain."""
@@ -104,6 +130,7 @@ class PlainOutput:
 
     markers: tuple[str, ...] = ()
     stops_after_call = False
+    is_thinking = False
 
     def parser(self) -> PlainOutput:
         """Itself."""

@@ -1,41 +1,127 @@
 """Responses that later requests may refer to: in memory, bounded, gone with the daemon.
 
 ``previous_response_id`` and ``GET /v1/responses/{id}`` need what was said before. It is kept as the
-bytes that went over the wire, oldest use first out, within a number of responses and of bytes.
+bytes that went over the wire, within a number of responses and of bytes. A response holds its own
+turn alone and stands on the turn before it, so a conversation counts its length and not the square
+of it. Room is made by whoever has the most, so no client can drive out what the others keep.
 Nothing of it is ever logged or written to a disk.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-__all__ = ["ResponseStore", "StoredResponse"]
+__all__ = ["ResponseStore", "StoredResponse", "Turn"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Turn:
+    """What one request and its response add to a conversation. Each is itself: none equals another.
+
+    Attributes:
+        items: An item each, as JSON.
+        previous: The turn before it; None for the first.
+    """
+
+    items: tuple[bytes, ...]
+    previous: Turn | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its own items."""
+        return sum(map(len, self.items))
+
+    def lineage(self) -> list[Turn]:
+        """This turn and all before it, latest first."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.previous
+        return turns
+
+    def conversation(self) -> tuple[bytes, ...]:
+        """The items of the conversation up to and with this turn, oldest first."""
+        return tuple(item for turn in reversed(self.lineage()) for item in turn.items)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredResponse:
     """One finished response, with all that led to it.
 
     Attributes:
         answer: The response object, as JSON.
-        items: The conversation up to and with this response: an item each, as JSON. Responses of
-            one chain share the bytes of their common items.
-        output_ids: Ids of the last ``len(output_ids)`` items, which the response itself made.
+        turn: What it adds to the conversation.
+        output_ids: Ids of the turn's last items, which the response itself made.
     """
 
     answer: bytes
-    items: tuple[bytes, ...]
+    turn: Turn
     output_ids: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Hold the ids against the items."""
-        assert len(self.output_ids) <= len(self.items), "what was made is part of what is kept"
+        assert len(self.output_ids) <= len(self.turn.items), "what was made is part of what is kept"
 
     @property
     def size_bytes(self) -> int:
-        """What it counts: every byte of it, shared or not."""
-        return len(self.answer) + sum(map(len, self.items))
+        """What it needs by itself: its answer, and the whole conversation."""
+        return len(self.answer) + sum(turn.size_bytes for turn in self.turn.lineage())
+
+    def item(self, item_id: str) -> bytes:
+        """An item that it made."""
+        first = len(self.turn.items) - len(self.output_ids)
+        return self.turn.items[first + self.output_ids.index(item_id)]
+
+
+@dataclass(slots=True)
+class _Namespace:
+    """What one API key's requests have left: responses, those used last at the end.
+
+    Attributes:
+        makers: Id of an item to that of the response that made it.
+        holders: Turns that are kept, and how many responses and later turns stand on each.
+    """
+
+    responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    makers: dict[str, str] = field(default_factory=dict)
+    holders: dict[Turn, int] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def add(self, response_id: str, response: StoredResponse) -> None:
+        self.responses[response_id] = response
+        self.size_bytes += len(response.answer)
+        self._hold(response.turn)
+        for item_id in response.output_ids:
+            self.makers[item_id] = response_id
+
+    def remove(self, response_id: str) -> None:
+        response = self.responses.pop(response_id)
+        self.size_bytes -= len(response.answer)
+        self._release(response.turn)
+        for item_id in response.output_ids:
+            if self.makers.get(item_id) == response_id:
+                del self.makers[item_id]
+
+    def _hold(self, turn: Turn | None) -> None:
+        # The turns before may be gone from here: a request holds them while it is answered.
+        while turn is not None:
+            self.holders[turn] = self.holders.get(turn, 0) + 1
+            if self.holders[turn] > 1:
+                return
+            self.size_bytes += turn.size_bytes
+            turn = turn.previous
+
+    def _release(self, turn: Turn | None) -> None:
+        while turn is not None:
+            self.holders[turn] -= 1
+            if self.holders[turn]:
+                return
+            del self.holders[turn]
+            self.size_bytes -= turn.size_bytes
+            turn = turn.previous
 
 
 class ResponseStore:
@@ -48,19 +134,17 @@ class ResponseStore:
         """Start empty; with 0 for either bound nothing is ever kept."""
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._makers: dict[tuple[str, str], str] = {}
-        self._size_bytes = 0
+        self._namespaces: dict[str, _Namespace] = {}
         self._evictions = 0
 
     def __len__(self) -> int:
         """Responses that are kept, over all namespaces."""
-        return len(self._responses)
+        return sum(len(one.responses) for one in self._namespaces.values())
 
     @property
     def size_bytes(self) -> int:
-        """What they count together."""
-        return self._size_bytes
+        """What they count together; a turn that several stand on counts once."""
+        return sum(one.size_bytes for one in self._namespaces.values())
 
     @property
     def evictions(self) -> int:
@@ -68,54 +152,60 @@ class ResponseStore:
         return self._evictions
 
     def put(self, namespace: str, response_id: str, response: StoredResponse) -> bool:
-        """Keep a response, at the cost of those that were not used for the longest time.
+        """Keep a response, at the cost of the namespaces that have the most.
+
+        Of such a namespace go those responses that were not used for the longest time.
 
         Returns:
-            Whether it is kept: one that is larger than all the room there is is not, and nothing
-            is given up for it.
+            Whether it is kept. One that is larger than all the room there is is not, and nothing is
+            given up for it; nor is one that is by itself more than what any other namespace has.
         """
         self.delete(namespace, response_id)
         if response.size_bytes > self._max_bytes or self._max_responses < 1:
             return False
-        while (
-            len(self._responses) >= self._max_responses
-            or self._size_bytes + response.size_bytes > self._max_bytes
-        ):
-            self._remove(next(iter(self._responses)))
-            self._evictions += 1
-        self._responses[namespace, response_id] = response
-        self._size_bytes += response.size_bytes
-        for item_id in response.output_ids:
-            self._makers[namespace, item_id] = response_id
-        return True
+        self._namespaces.setdefault(namespace, _Namespace()).add(response_id, response)
+        while len(self) > self._max_responses:
+            self._evict(lambda one: len(one.responses), newcomer=namespace)
+        while self.size_bytes > self._max_bytes:
+            self._evict(lambda one: one.size_bytes, newcomer=namespace)
+        return self._find(namespace, response_id) is not None
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
         """A response, which counts as used now; None where there is none of that id."""
-        found = self._responses.get((namespace, response_id))
+        found = self._find(namespace, response_id)
         if found is not None:
-            self._responses.move_to_end((namespace, response_id))
+            self._namespaces[namespace].responses.move_to_end(response_id)
         return found
 
     def item(self, namespace: str, item_id: str) -> bytes | None:
         """An item that a stored response made, which then counts as used; None for any other."""
-        response_id = self._makers.get((namespace, item_id))
-        maker = None if response_id is None else self.get(namespace, response_id)
-        if maker is None:
+        if namespace not in self._namespaces:
             return None
-        first = len(maker.items) - len(maker.output_ids)
-        return maker.items[first + maker.output_ids.index(item_id)]
+        response_id = self._namespaces[namespace].makers.get(item_id)
+        maker = None if response_id is None else self.get(namespace, response_id)
+        return None if maker is None else maker.item(item_id)
 
     def delete(self, namespace: str, response_id: str) -> bool:
         """Forget a response; those that continue it stay. Returns whether there was one."""
-        if (namespace, response_id) not in self._responses:
+        if self._find(namespace, response_id) is None:
             return False
-        self._remove((namespace, response_id))
+        self._remove(namespace, response_id)
         return True
 
-    def _remove(self, key: tuple[str, str]) -> None:
-        namespace, response_id = key
-        response = self._responses.pop(key)
-        self._size_bytes -= response.size_bytes
-        for item_id in response.output_ids:
-            if self._makers.get((namespace, item_id)) == response_id:
-                del self._makers[namespace, item_id]
+    def _find(self, namespace: str, response_id: str) -> StoredResponse | None:
+        inside = self._namespaces.get(namespace)
+        return None if inside is None else inside.responses.get(response_id)
+
+    def _evict(self, size: Callable[[_Namespace], int], *, newcomer: str) -> None:
+        """Drop the least recently used of the largest; among equals, not the newcomer's."""
+        namespace = max(
+            self._namespaces,
+            key=lambda name: (size(self._namespaces[name]), name != newcomer, name),
+        )
+        self._remove(namespace, next(iter(self._namespaces[namespace].responses)))
+        self._evictions += 1
+
+    def _remove(self, namespace: str, response_id: str) -> None:
+        self._namespaces[namespace].remove(response_id)
+        if not self._namespaces[namespace].responses:
+            del self._namespaces[namespace]

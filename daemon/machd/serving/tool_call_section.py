@@ -12,6 +12,15 @@ __all__ = ["ToolCallSection", "tool_names"]
 
 _WHITESPACE = " \t\r\n"
 
+_MAX_CHARACTERS = 262_144
+"""Of calls in another spelling than JSON; longer ones are text."""
+
+_SLOW_FORMATS = frozenset({"function_gemma", "gemma4", "kimi_k3", "muse_spark"})
+"""Their patterns take the square or the cube of what looks like calls: 20,000 characters took 3 s."""
+
+_MAX_SLOW_CHARACTERS = 16_384
+_MAX_SLOW_CALLS = 256
+
 
 def tool_names(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
     """Of the functions that may be called, by tools as templates see them."""
@@ -86,12 +95,20 @@ class ToolCallSection:
                 # Some models close a brace too many; some are cut short inside of the marker.
                 rest = "".join(self._other).strip(_WHITESPACE + "]},;")
                 return "" if self._end.startswith(rest) else rest
-        calls = self._calls() if is_closed or not self._end else []
+        is_whole = is_closed or not self._end
+        calls = self._calls() if is_whole and self._is_readable() else []
         for call in calls:
             self._pieces.start(call.name)
             self._pieces.arguments(call.arguments)
             self._pieces.end()
         return "" if calls else self.raw + (self._end if is_closed else "")
+
+    def _is_readable(self) -> bool:
+        """Whether mlx-lm's parsers, whose patterns look back and forth, are done with it soon."""
+        text = "".join(self._raw)
+        if self._format.tool_format not in _SLOW_FORMATS:
+            return len(text) <= _MAX_CHARACTERS
+        return len(text) <= _MAX_SLOW_CHARACTERS and text.count("call") <= _MAX_SLOW_CALLS
 
     def _calls(self) -> list[ParsedToolCall]:
         """All of them, or none if one is to a function that the client did not name."""

@@ -14,19 +14,24 @@ from dataclasses import dataclass
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.schema_bounds import check_schema
+from machd.api.schema_bounds import check_constraint, check_schemas
 from machd.engine.protocol import Tokenizer
 from machd.errors import InvalidRequestError
 
-__all__ = ["CallSpelling", "answer_or_calls", "forced_calls"]
+__all__ = ["CallSpelling", "answer_or_calls", "arguments_alone", "forced_calls"]
 
 _PARAM = "tools"
 
 _MAX_CALLS = 16
 """In one forced answer: a small model that has begun to call does not stop by itself."""
 
-_STYLE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-"""Python's own, which models have seen most."""
+_STYLE = {
+    "whitespace_flexible": False,
+    "key_separator": ": ",
+    "item_separator": ", ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+"""As ``engine/grammar.py`` has it, for the same reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,11 @@ def forced_calls(
     return _constraint([f"start: {start}", *rules], _PARAM)
 
 
+def arguments_alone(tool: FunctionTool, *, param: str) -> Constraint:
+    """What one tool's arguments may be: compiled by itself, it shows whose schema is wrong."""
+    return _constraint([f"start: %json {json.dumps(_schema(tool))}"], param)
+
+
 def answer_or_calls(
     answer: Constraint, tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
 ) -> Constraint:
@@ -84,6 +94,7 @@ def answer_or_calls(
     Raises:
         InvalidRequestError: The constraint cannot be combined with tools.
     """
+    check_constraint(answer)
     answer_rule = _answer(answer)
     start, rules = _calls(tools, choice, spelling)
     return _constraint(
@@ -102,6 +113,7 @@ def _calls(
     """What calls are, as the right side of a rule, and the rules that it needs."""
     if spelling.free is not None:
         return f"{spelling.start} {spelling.free}", []
+    check_schemas([tool.parameters for tool in tools], param=_PARAM)
     is_forced = choice.mode is ToolChoiceMode.REQUIRED
     named = [tool for tool in tools if not is_forced or choice.name in (None, tool.name)]
     is_single = not choice.allows_parallel or (is_forced and choice.name is not None)
@@ -126,7 +138,6 @@ def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
 
 def _schema(tool: FunctionTool) -> Mapping[str, object]:
     """Of the arguments: always an object, and read leniently unless the tool is strict."""
-    check_schema(dict(tool.parameters or {}), param=_PARAM)
     style = _STYLE if tool.strict else {**_STYLE, "lenient": True}
     return {**(tool.parameters or {}), "type": "object", "x-guidance": style}
 

@@ -146,7 +146,8 @@ class Metrics:
         else:
             phase = "prefill" if step.prefill_tokens else "decode"
         self._histograms["machd_step_duration_seconds"].labels(phase).observe(step.duration_s)
-        self._observe("machd_step_tokens", step.prefill_tokens + step.batch_width)
+        tokens = step.prefill_tokens + step.batch_width + step.certain_tokens
+        self._observe("machd_step_tokens", tokens)
         if step.batch_width:
             self._observe("machd_batch_width", step.batch_width)
 

@@ -163,7 +163,7 @@ def test_a_model_without_thoughts_has_none() -> None:
 
 def test_required_calls_are_forced_and_then_read() -> None:
     """In the model's own spelling where that is JSON between markers."""
-    _, prepared, (asked,) = _prepared(replace(WITH_TOOL, tool_choice=REQUIRED, constraint=SCHEMA))
+    _, prepared, (_, asked) = _prepared(replace(WITH_TOOL, tool_choice=REQUIRED, constraint=SCHEMA))
     assert asked.kind is ConstraintKind.CALLS
     assert asked.param == "tools"
     assert "<tool_call>" in asked.source
@@ -196,7 +196,7 @@ LLAMA = MarkedChatFormat(shows_tools=True)
 def test_other_spellings_are_forced_as_bare_json(chat_format: MarkedChatFormat) -> None:
     """And read as such: markers inside of arguments mean nothing then."""
     forced = replace(WITH_TOOL, tool_choice=REQUIRED)
-    _, prepared, (asked,) = _prepared(forced, FormatTokenizer(chat_format))
+    _, prepared, (_, asked) = _prepared(forced, FormatTokenizer(chat_format))
     assert "<tool_call>" not in asked.source
     parser = prepared.guidance.output.parser()
     pieces = parser.push('{"name": "f", "arguments": {"a": "<tool_call>"}}')
@@ -277,7 +277,7 @@ def test_a_schema_that_cannot_be_used_is_the_clients() -> None:
     conversation = replace(ASK, tools=(tool,), tool_choice=REQUIRED)
     with pytest.raises(GrammarError) as caught:
         prepare_conversation(conversation, FakeEngine())
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tools[0]"
 
 
 @functools.cache
@@ -310,5 +310,5 @@ def test_the_embedded_model_is_told_of_tools(embedded_model_path: Path) -> None:
     parser = prepared.guidance.output.parser()
     (start, *_) = parser.push('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
     assert isinstance(start, ToolCallStart)
-    _, _, (asked,) = _prepared(replace(conversation, tool_choice=REQUIRED), tokenizer)
+    _, _, (_, asked) = _prepared(replace(conversation, tool_choice=REQUIRED), tokenizer)
     assert '"<tool_call>"' in asked.source
