@@ -173,7 +173,9 @@ _TOOL_MISTAKES: dict[str, Callable[[str], bytes]] = {
     ),
     "a choice without tools": lambda path: _sent(path, tool_choice=_any_call(path)),
     "a tool whose name is a path": lambda path: _sent(path, tools=[_tool(path, "../f")]),
-    "129 tools": lambda path: _sent(path, tools=[_tool(path, f"f{i}") for i in range(129)]),
+    "too many tools": lambda path: _sent(
+        path, tools=[_tool(path, f"f{i}") for i in range(513 if path == MESSAGES else 129)]
+    ),
     "a tool of an unknown kind": lambda path: _sent(path, tools=[{"type": "magic", "name": "f"}]),
     "a strict tool with an unsupported keyword": lambda path: _tool_with(
         path, _UNIQUE, is_strict=True
@@ -187,7 +189,6 @@ _TOOL_MISTAKES: dict[str, Callable[[str], bytes]] = {
 _TURN_MISTAKES: dict[str, tuple[tuple[str, str, object], ...]] = {
     "no turn at all": (
         (CHAT, "messages", []),
-        (RESPONSES, "input", []),
         (MESSAGES, "messages", []),
     ),
     "an unknown role": (
@@ -216,29 +217,6 @@ _TURN_MISTAKES: dict[str, tuple[tuple[str, str, object], ...]] = {
                 },
                 *_USER,
             ],
-        ),
-    ),
-    "arguments that are no JSON": (
-        (
-            CHAT,
-            "messages",
-            [
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {
-                            "id": "c",
-                            "type": "function",
-                            "function": {"name": "f", "arguments": "{"},
-                        }
-                    ],
-                }
-            ],
-        ),
-        (
-            RESPONSES,
-            "input",
-            [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}],
         ),
     ),
     "a reference to an item that is not there": (

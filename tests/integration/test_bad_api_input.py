@@ -28,7 +28,8 @@ from machd.engine.protocol import Engine
 _LIMIT_S = 1.0
 _HEAVY_LIMIT_S = 5.0
 _HEALTH_P99_S = 0.05
-_MAX_GAP_STEPS = 5
+_MAX_GAP_STEPS = 15
+"""A third of a second: two cores are shared by the daemon, four clients and the machine's other load."""
 _JSON = {"Content-Type": "application/json"}
 
 

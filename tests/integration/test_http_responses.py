@@ -14,6 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import (
     FunctionToolParam,
     Response,
+    ResponseCustomToolCall,
     ResponseFunctionToolCall,
     ResponseReasoningItem,
 )
@@ -252,6 +253,86 @@ def test_a_tool_goes_round(client: OpenAI, stream: bool) -> None:  # noqa: FBT00
         ],
     )
     assert second.output_text == "done"
+
+
+_WRITTEN = '<tool_call>{"name": "add", "arguments": {"a": %d}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        f"{_WRITTEN % 1}and{_WRITTEN % 2}",
+        f"{_WRITTEN % 1}<think>hm</think>{_WRITTEN % 2}",
+        f"{_WRITTEN % 1}and",
+        f"so{_WRITTEN % 1}<think>hm</think>and{_WRITTEN % 2}then",
+    ],
+)
+def test_whatever_stands_between_calls_can_be_continued(client: OpenAI, order: str) -> None:
+    """With an output for every call: after the response's id, and after its items sent back."""
+    asked: Any = {"role": "user", "content": f"say {order}"}
+    first = client.responses.create(model="fake", input=[asked], tools=[_ADD])
+    calls = [item for item in first.output if isinstance(item, ResponseFunctionToolCall)]
+    assert len(calls) == order.count("<tool_call>")
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "2"} for call in calls
+    ]
+    outputs.append({"role": "user", "content": "say done"})
+    by_id = client.responses.create(
+        model="fake", tools=[_ADD], previous_response_id=first.id, input=outputs
+    )
+    whole: Any = [asked, *first.output, *outputs]
+    by_items = client.responses.create(model="fake", tools=[_ADD], input=whole)
+    assert by_id.output_text == by_items.output_text == "done"
+    assert by_id.usage is not None
+    assert by_items.usage is not None
+    assert by_id.usage.input_tokens == by_items.usage.input_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_goes_round(client: OpenAI, stream: bool) -> None:  # noqa: FBT001
+    """Its call is an item of its own kind with the text alone, beside tools that are left out."""
+    order = r'say <tool_call>{"name": "patch", "arguments": {"input": "+ a\n"}}</tool_call>'
+    tools: list[Any] = [
+        {"type": "custom", "name": "patch", "format": {"type": "text"}},
+        {"type": "web_search", "external_web_access": False},
+    ]
+    first: Response
+    if stream:
+        with client.responses.stream(model="fake", input=order, tools=tools) as events:
+            types = [event.type for event in events]
+            first = events.get_final_response()
+        assert "response.custom_tool_call_input.done" in types
+    else:
+        first = client.responses.create(model="fake", input=order, tools=tools)
+    [call] = first.output
+    assert isinstance(call, ResponseCustomToolCall)
+    assert (call.name, call.input) == ("patch", "+ a\n")
+    said: list[Any] = [
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"},
+        {"role": "user", "content": "say done"},
+    ]
+    second = client.responses.create(
+        model="fake", tools=tools, previous_response_id=first.id, input=said
+    )
+    assert second.output_text == "done"
+    asked: Any = [{"role": "user", "content": order}, *first.output, *said]
+    again = client.responses.create(model="fake", tools=tools, input=asked)
+    assert again.output_text == "done"
+
+
+def test_no_input_is_an_input(client: OpenAI) -> None:
+    """With instructions, after a response, and alone, as agents probe a server."""
+    first = client.responses.create(model="fake", input=[], instructions="say one")
+    assert first.output_text == "one"
+    assert client.responses.create(model="fake", input=[], previous_response_id=first.id).usage
+    assert client.responses.create(model="fake", input=[]).status == "completed"
+
+
+def test_thoughts_are_counted(client: OpenAI) -> None:
+    """Their tokens are part of the output's."""
+    usage = client.responses.create(model="fake", input="say <think>hm</think>so").usage
+    assert usage is not None
+    assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
 
 
 def test_a_schema_shapes_the_answer(client: OpenAI) -> None:

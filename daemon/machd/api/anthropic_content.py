@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias, TypeVar
 from msgspec import UNSET, Meta, Struct
 
 from machd.api.bounds import ContentText, Label
-from machd.api.raw_json import JsonObject, raw_object
+from machd.api.raw_json import Allowance, JsonObject, raw_object
 from machd.api.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
@@ -121,18 +121,19 @@ def joined_text(blocks: Sequence[Struct]) -> str:
     return _BETWEEN_BLOCKS.join(text for text in texts if text)
 
 
-def check_blocks(blocks: Sequence[Struct], *, role: str, where: str) -> None:
+def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: Allowance) -> None:
     """Refuse what a role's message cannot hold.
 
     Args:
         blocks: As :func:`blocks_of` gives them.
         role: Whose message it is.
         where: Path of the content in the request, such as ``messages[2].content``.
+        allowance: What the inputs of all calls share.
 
     Raises:
         UnsupportedParameterError: A block is not text, a thought, a call or a result.
         InvalidRequestError: Another role's message holds such blocks, or a call's input is
-            nested too deeply.
+            nested too deeply or has too many parts.
     """
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
@@ -148,9 +149,11 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str) -> None:
                 param=f"{place}.type",
             )
         if isinstance(block, ToolResultBlock):
-            check_blocks(blocks_of(block.content), role="user", where=f"{place}.content")
+            check_blocks(
+                blocks_of(block.content), role="user", where=f"{place}.content", allowance=allowance
+            )
         elif isinstance(block, ToolUseBlock):
-            raw_object(block.input, param=f"{place}.input", max_bytes=None)
+            raw_object(block.input, param=f"{place}.input", max_bytes=None, allowance=allowance)
 
 
 _KINDS_BY_ROLE: dict[str, tuple[type[Struct], ...]] = {

@@ -16,9 +16,10 @@ from machd.api.anthropic_tools import (
     anthropic_tools,
 )
 from machd.api.anthropic_turns import AnthropicMessageList, read_turns
-from machd.api.bounds import Fraction, Label, MaxTokens, ModelName
+from machd.api.bounds import Fraction, Label, MaxTokens
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
+from machd.api.generation_request import GenerationRequest, given_or
 from machd.api.options import GenerationOptions
 from machd.api.raw_json import Schema
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
@@ -34,10 +35,16 @@ _StopSequences: TypeAlias = Annotated[
 ]
 _Display: TypeAlias = Literal["summarized", "omitted"]
 
-# Coding agents send the second one with every request; it asks that nothing be taken out.
+# Coding agents send one of the longer ones with every request: that nothing be taken out.
 _NoEdits: TypeAlias = Annotated[
     Raw | UnsetType,
-    only({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    only(
+        {"edits": []},
+        *(
+            {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
+            for keep in ("all", {"type": "all"})
+        ),
+    ),
 ]
 
 
@@ -84,7 +91,7 @@ class MessagesMetadata(Struct, frozen=True, kw_only=True):
     user_id: Label | None = None
 
 
-class CountTokensRequest(Struct, frozen=True, kw_only=True):
+class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
     """A conversation in Anthropic's words. Null means the default throughout.
 
     Attributes:
@@ -92,7 +99,6 @@ class CountTokensRequest(Struct, frozen=True, kw_only=True):
         context_management: Accepted only where it asks for no change.
     """
 
-    model: ModelName
     messages: AnthropicMessageList
     system: SystemContent | None = None
     tools: AnthropicToolList | None = None
@@ -198,8 +204,8 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
         """What is asked of the generation, free of this dialect."""
         return GenerationOptions(
             max_tokens=self.max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
+            temperature=given_or(self.temperature, 1.0),
+            top_p=given_or(self.top_p, 1.0),
             top_k=self.top_k or 0,
             stop=tuple(self.stop_sequences or ()),
             stream=bool(self.stream),

@@ -7,11 +7,16 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.api.bounds import MAX_TOOLS, Description, Label
+from machd.api.bounds import MAX_ANTHROPIC_TOOLS, Description, Label
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.raw_json import OptionalSchema, is_given
+from machd.api.raw_json import Allowance, OptionalSchema, is_given
 from machd.api.refusal import Ignored, neutral_values, only, refuse_unsupported
-from machd.api.tools import check_tool_choice, check_unique_names, parameters_of
+from machd.api.tools import (
+    check_tool_choice,
+    check_unique_names,
+    parameters_of,
+    schemas_allowance,
+)
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 __all__ = [
@@ -68,7 +73,7 @@ class AnthropicTool(Struct, frozen=True, kw_only=True):
     allowed_callers: _DirectOnly = UNSET
 
 
-AnthropicToolList: TypeAlias = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]
+AnthropicToolList: TypeAlias = Annotated[list[AnthropicTool], Meta(max_length=MAX_ANTHROPIC_TOOLS)]
 """The tools of a request; their names are unique."""
 
 
@@ -104,10 +109,14 @@ def anthropic_tools(tools: Sequence[AnthropicTool] | None) -> tuple[FunctionTool
 
     Raises:
         UnsupportedParameterError: One is Anthropic's own, or is to be called in another way.
-        InvalidRequestError: Two have the same name, or a schema is missing or no JSON object.
+        InvalidRequestError: Two have the same name, or a schema is missing, no JSON object or too
+            long.
     """
     given = tools or ()
-    read = tuple(_tool(tool, where=f"tools[{index}].") for index, tool in enumerate(given))
+    allowance = schemas_allowance()
+    read = tuple(
+        _tool(tool, allowance, where=f"tools[{index}].") for index, tool in enumerate(given)
+    )
     check_unique_names([tool.name for tool in given], place="tools[{index}].name")
     return read
 
@@ -135,14 +144,14 @@ def anthropic_tool_choice(
     return asked
 
 
-def _tool(tool: AnthropicTool, *, where: str) -> FunctionTool:
+def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionTool:
     if tool.type not in (None, _CUSTOM):
         raise _not_custom(tool.type or "", param=f"{where}type")
     refuse_unsupported(tool, _NEUTRAL, where=where)
     param = f"{where}input_schema"
     if not is_given(tool.input_schema):
         raise InvalidRequestError(f"{param}: required, but missing", param=param)
-    parameters = parameters_of(tool.input_schema, param=param)
+    parameters = parameters_of(tool.input_schema, param=param, allowance=allowance)
     return FunctionTool(
         name=tool.name,
         description=tool.description,

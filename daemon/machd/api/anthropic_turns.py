@@ -25,6 +25,8 @@ from machd.api.anthropic_content import (
     check_blocks,
     joined_text,
 )
+from machd.api.messages import gap_between
+from machd.api.raw_json import Allowance
 from machd.errors import InvalidRequestError
 
 __all__ = ["AnthropicMessage", "AnthropicMessageList", "Turns", "read_turns"]
@@ -104,10 +106,11 @@ def _turns(system: SystemContent | None, messages: Sequence[AnthropicMessage]) -
     """One turn a message, the system's first, each checked by itself."""
     if system:
         yield _Turn("system", "system", [*blocks_of(system)])
+    allowance = Allowance()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         blocks = blocks_of(message.content)
-        check_blocks(blocks, role=message.role, where=f"{where}.content")
+        check_blocks(blocks, role=message.role, where=f"{where}.content", allowance=allowance)
         yield _Turn(message.role, where, [*blocks])
 
 
@@ -181,9 +184,7 @@ def _check_answered(calls: dict[str, str], where: str) -> None:
 
 
 def _assistant_message(turn: _Turn) -> dict[str, object]:
-    # Blocks of an answer are pieces of one text: nothing stood between them.
-    texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
-    message: dict[str, object] = {"role": "assistant", "content": "".join(texts)}
+    message: dict[str, object] = {"role": "assistant", "content": _said(turn.blocks)}
     thoughts = [block.thinking for block in turn.blocks if isinstance(block, ThinkingBlock)]
     if any(thoughts):
         message["reasoning_content"] = "\n".join(thought for thought in thoughts if thought)
@@ -198,6 +199,21 @@ def _assistant_message(turn: _Turn) -> dict[str, object]:
             for call in calls
         ]
     return message
+
+
+def _said(blocks: Sequence[Block]) -> str:
+    """An answer's text. Its blocks are pieces of one text, unless a call stood between them."""
+    texts: list[str] = []
+    is_after_call = False
+    for block in blocks:
+        if isinstance(block, ToolUseBlock):
+            is_after_call = True
+        elif isinstance(block, TextBlock) and block.text:
+            if is_after_call and texts:
+                texts.append(gap_between(texts[-1], block.text))
+            texts.append(block.text)
+            is_after_call = False
+    return "".join(texts)
 
 
 def _check_prefill(message: dict[str, object], where: str) -> None:

@@ -12,9 +12,11 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 __all__ = [
+    "MAX_ANTHROPIC_TOOLS",
     "MAX_PROMPTS",
     "MAX_SCHEMA_BYTES",
     "MAX_TOOLS",
+    "MAX_TOOL_SCHEMAS_BYTES",
     "CallId",
     "Choices",
     "CompletionLogprobs",
@@ -52,10 +54,16 @@ MAX_PROMPTS = 128
 """Prompts that one completion request may carry; each of them is ``n`` sequences."""
 
 MAX_TOOLS = 128
-"""Tools that one request may bring, and calls that one message may hold."""
+"""Tools that one request may bring, and calls that one message may hold. OpenAI's number."""
+
+MAX_ANTHROPIC_TOOLS = 512
+"""Tools that one request may bring in Anthropic's dialect, which names no number."""
 
 MAX_SCHEMA_BYTES = 256 * 1024
 """Bytes of JSON that one schema may have, be it a tool's or an answer's."""
+
+MAX_TOOL_SCHEMAS_BYTES = 1024 * 1024
+"""Bytes of JSON that the schemas of one request's tools may have together."""
 
 _MAX_TEXT_CHARS = 8 * 1024 * 1024
 _MAX_TOKEN_ID = 2**31 - 1

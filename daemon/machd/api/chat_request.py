@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from machd.api.bounds import Label, MaxTokens, Metadata, PriorityName, ThinkingBudget, TopLogprobs
 from machd.api.chat_completion import UsedTier
 from machd.api.conversation import Conversation, ToolChoiceMode
+from machd.api.generation_request import check_stream_options
 from machd.api.messages import (
     ChatMessageList,
     check_final_message,
@@ -27,16 +30,25 @@ from machd.api.sampling import SamplingRequest
 from machd.api.tools import ChatToolChoice, ChatToolList, chat_tool_choice, chat_tools
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["ChatCompletionRequest", "ServiceTier"]
+__all__ = ["TIER_PRIORITIES", "ChatCompletionRequest", "ServiceTier", "Verbosity"]
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
 """OpenAI's word for who goes first."""
 
+TIER_PRIORITIES: Mapping[str, PriorityName] = MappingProxyType(
+    {"flex": "batch", "priority": "interactive"}
+)
+"""What the tiers are here; the others change nothing."""
+
+Verbosity: TypeAlias = Annotated[
+    Literal["low", "medium", "high"],
+    Meta(description="Accepted; does not change the answer, as no open model is told of it."),
+]
+"""How long OpenAI's own models are to make their answers."""
+
 _NoneOnly: TypeAlias = Annotated[Raw | UnsetType, only("none")]
 _TextModality: TypeAlias = Annotated[Raw | UnsetType, only(["text"])]
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
-
-_TIER_PRIORITIES: dict[ServiceTier, PriorityName] = {"flex": "batch", "priority": "interactive"}
 
 
 class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -62,6 +74,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
+    verbosity: Verbosity | None = None
 
     chat_template_kwargs: TemplateVariables | None = None
     thinking_token_budget: ThinkingBudget | None = None
@@ -75,7 +88,6 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     modalities: _TextModality = UNSET
     moderation: Refused = UNSET
     prediction: Refused = UNSET
-    verbosity: Refused = UNSET
     web_search_options: Refused = UNSET
     store: _FalseOnly = UNSET
 
@@ -85,15 +97,16 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
 
+        What is said of :meth:`conversation` is left to it.
+
         Raises:
             InvalidRequestError: Fields contradict each other.
             UnsupportedParameterError: A field asks for what machd does not do.
         """
         refuse_unsupported(self, _NEUTRAL)
         check_messages(self.messages)
-        self.check_stream_options()
+        check_stream_options(self.stream_options, is_stream=self.stream)
         self._check_continuation()
-        self.conversation()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
@@ -109,7 +122,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.generation_options(
             max_tokens=self.max_completion_tokens or self.max_tokens,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            priority=self.priority or _TIER_PRIORITIES.get(self.service_tier or "default"),
+            priority=self.priority or TIER_PRIORITIES.get(self.service_tier or "default"),
         )
 
     def conversation(self) -> Conversation:
@@ -117,7 +130,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
         Raises:
             InvalidRequestError: Fields about tools, thoughts or the answer's shape contradict
-                each other.
+                each other, or a schema or a call's arguments are beyond their bounds.
             UnsupportedParameterError: One of them asks for what machd does not do.
         """
         choice, tools = chat_tool_choice(

@@ -14,6 +14,7 @@ from machd.api.bounds import (
     TokenId,
     TokenIds,
 )
+from machd.api.generation_request import check_stream_options
 from machd.api.options import GenerationOptions
 from machd.api.refusal import neutral_values, only, refuse_unsupported
 from machd.api.sampling import SamplingRequest
@@ -52,7 +53,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         refuse_unsupported(self, _NEUTRAL)
         self.prompts()
         self.constraint()
-        self.check_stream_options()
+        check_stream_options(self.stream_options, is_stream=self.stream)
         if self.best_of not in (None, self.n or 1):
             raise UnsupportedParameterError(
                 "best_of is not supported unless it equals n; leave it out", param="best_of"

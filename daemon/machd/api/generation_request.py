@@ -7,8 +7,9 @@ from typing import Self
 from msgspec import Struct
 
 from machd.api.bounds import ModelName
+from machd.errors import InvalidRequestError
 
-__all__ = ["GenerationRequest"]
+__all__ = ["GenerationRequest", "check_stream_options", "given_or"]
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -31,3 +32,20 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
         Raises:
             InvalidRequestError: An id is outside the vocabulary.
         """
+
+
+def check_stream_options(options: Struct | None, *, is_stream: bool | None) -> None:
+    """Refuse ``stream_options`` on an answer that is not streamed.
+
+    Raises:
+        InvalidRequestError: They are given and ``stream`` is not true.
+    """
+    if options is not None and not is_stream:
+        raise InvalidRequestError(
+            "stream_options is only allowed together with stream: true", param="stream_options"
+        )
+
+
+def given_or(value: float | None, default: float) -> float:
+    """A number that a client gave, or what null means."""
+    return default if value is None else value

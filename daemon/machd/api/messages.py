@@ -8,8 +8,9 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, Struct
 
 from machd.api.bounds import MAX_TOOLS, CallId, ContentText, Label
-from machd.api.raw_json import raw_object
+from machd.api.raw_json import Allowance
 from machd.api.refusal import Refused, neutral_values, refuse_unsupported
+from machd.api.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "VideoPart",
     "check_final_message",
     "check_messages",
+    "gap_between",
     "template_messages",
 ]
 
@@ -102,7 +104,8 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
     """What the model said.
 
     Attributes:
-        content: May be null beside calls.
+        content: May be null beside calls or a refusal.
+        refusal: OpenAI's word for a text that declines; it stands where there is no content.
         reasoning_content: What it thought; ``reasoning`` is another server's word for it.
     """
 
@@ -111,7 +114,7 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
     tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning_content: ContentText | None = None
     reasoning: ContentText | None = None
-    refusal: Refused = UNSET
+    refusal: ContentText | None = None
     audio: Refused = UNSET
     function_call: Refused = UNSET
 
@@ -148,8 +151,8 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     Raises:
         UnsupportedParameterError: A part is not text, or an assistant's message holds what machd
             does not take; ``param`` says where.
-        InvalidRequestError: An assistant's message has neither content nor calls, a call's
-            arguments are no JSON object, or a tool answers though nothing was called.
+        InvalidRequestError: An assistant's message has neither content nor calls, or a tool
+            answers though nothing was called.
     """
     has_called = False
     for index, message in enumerate(messages):
@@ -173,7 +176,7 @@ def check_final_message(messages: Sequence[ChatMessage]) -> None:
         InvalidRequestError: The last message is another's, calls tools or holds no text.
     """
     last = messages[-1]
-    if not isinstance(last, AssistantMessage) or last.tool_calls or not _text(last.content).strip():
+    if not isinstance(last, AssistantMessage) or last.tool_calls or not _said(last).strip():
         raise InvalidRequestError(
             "continue_final_message needs a last message that is a text of the assistant's",
             param="continue_final_message",
@@ -185,22 +188,36 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]
 
     Text parts are joined without anything between them, and a tool's message gets the name of the
     function that it answers for.
+
+    Raises:
+        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts.
     """
     names: dict[str, str] = {}
     seen = []
-    for message in messages:
+    allowance = Allowance()
+    for index, message in enumerate(messages):
+        one = _template_message(message, names)
         if isinstance(message, AssistantMessage):
             names |= {call.id: call.function.name for call in message.tool_calls or ()}
-        seen.append(_template_message(message, names))
+            one |= _assistant_fields(message, allowance, where=f"messages[{index}].")
+        seen.append(one)
     return seen
+
+
+def gap_between(text: str, later: str) -> str:
+    """What stands between two texts of one message that a call kept apart: a new line, if need be.
+
+    Readers of answers drop the white space around calls, and words must not grow together.
+    """
+    if not text or not later or text[-1].isspace() or later[0].isspace():
+        return ""
+    return "\n"
 
 
 def _check_assistant(message: AssistantMessage, *, where: str) -> None:
     refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
-    if message.content is None and not message.tool_calls:
+    if message.content is None and message.refusal is None and not message.tool_calls:
         raise InvalidRequestError(f"{where}content: required, but missing", param=f"{where}content")
-    for index, call in enumerate(message.tool_calls or ()):
-        _arguments(call, param=f"{where}tool_calls[{index}].function.arguments")
 
 
 def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
@@ -217,19 +234,19 @@ def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
 
 def _template_message(message: ChatMessage, names: Mapping[str, str]) -> dict[str, object]:
     role = next(role for kind, role in _TEMPLATE_ROLES if isinstance(message, kind))
-    seen: dict[str, object] = {"role": role, "content": _text(message.content)}
+    seen: dict[str, object] = {"role": role, "content": _said(message)}
     name = message.name
     if isinstance(message, ToolMessage):
         seen["tool_call_id"] = message.tool_call_id
         name = name or names.get(message.tool_call_id)
     if name is not None:
         seen["name"] = name
-    if isinstance(message, AssistantMessage):
-        seen |= _assistant_fields(message)
     return seen
 
 
-def _assistant_fields(message: AssistantMessage) -> dict[str, object]:
+def _assistant_fields(
+    message: AssistantMessage, allowance: Allowance, *, where: str
+) -> dict[str, object]:
     """What an assistant's message holds beside its text."""
     seen: dict[str, object] = {}
     if thoughts := message.reasoning_content or message.reasoning:
@@ -239,20 +256,24 @@ def _assistant_fields(message: AssistantMessage) -> dict[str, object]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call, param="")},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": past_arguments(
+                        call.function.arguments,
+                        param=f"{where}tool_calls[{index}].function.arguments",
+                        allowance=allowance,
+                    ),
+                },
             }
-            for call in message.tool_calls
+            for index, call in enumerate(message.tool_calls)
         ]
     return seen
 
 
-def _arguments(call: MessageToolCall, *, param: str) -> dict[str, object]:
-    """A call's arguments as an object; clients write no text for no arguments."""
-    text = call.function.arguments
-    return raw_object(text, param=param, max_bytes=None) if text else {}
-
-
-def _text(content: _Content | None) -> str:
+def _said(message: ChatMessage) -> str:
+    content = message.content
+    if content is None and isinstance(message, AssistantMessage):
+        content = message.refusal
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content if isinstance(part, TextPart))

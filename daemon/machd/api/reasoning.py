@@ -13,7 +13,7 @@ from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 __all__ = ["ReasoningEffort", "ReasoningOptions", "TemplateVariables", "reasoning_options"]
 
-ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """``reasoning_effort``. What a model makes of the word is its template's."""
 
 _T = TypeVar("_T")

@@ -20,8 +20,8 @@ __all__ = ["Ignored", "Refused", "neutral_values", "only", "refuse_unsupported"]
 
 _REFUSED = "Not supported: any other value is answered with 400."
 
-_MAX_NEUTRAL_BYTES = 64
-"""No value that asks for nothing is longer than this; longer ones are refused unread."""
+_MAX_NEUTRAL_BYTES = 512
+"""No value that asks for nothing is longer, however it is laid out; longer ones go unread."""
 
 
 def only(*values: object) -> Meta:

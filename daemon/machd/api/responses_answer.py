@@ -7,11 +7,14 @@ from typing import Annotated, Literal, Self, TypeAlias
 from msgspec import Meta, Raw, Struct
 
 from machd.api.response_format import JsonObjectFormat, TextFormat
-from machd.api.responses_tools import SchemaTextFormat
+from machd.api.responses_tools import CustomInputFormat, SchemaTextFormat
 
 __all__ = [
-    "AllowedFunctions",
+    "AllowedTools",
+    "CustomToolCallItem",
+    "CustomToolEcho",
     "DeletedResponse",
+    "ForcedCustomTool",
     "ForcedFunction",
     "FunctionCallItem",
     "FunctionToolEcho",
@@ -30,6 +33,7 @@ __all__ = [
     "ResponseStatus",
     "ResponseUsage",
     "TextEcho",
+    "ToolChoiceEcho",
 ]
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -106,7 +110,25 @@ class FunctionCallItem(Struct, frozen=True, kw_only=True, tag="function_call", t
     status: ItemStatus
 
 
-OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(
+    Struct, frozen=True, kw_only=True, tag="custom_tool_call", tag_field="type"
+):
+    """A custom tool that the model asks for.
+
+    Attributes:
+        id: Of the item.
+        call_id: Of the call, which its output has to name.
+        input: Any text.
+    """
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+
+
+OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(Struct, frozen=True, kw_only=True):
@@ -124,7 +146,7 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):
     """Part of the output's tokens."""
 
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class ResponseUsage(Struct, frozen=True, kw_only=True):
@@ -137,14 +159,22 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
     total_tokens: int
 
     @classmethod
-    def of(cls, *, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Self:
+    def of(
+        cls,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        cached_tokens: int = 0,
+        reasoning_tokens: int = 0,
+    ) -> Self:
         """The usage with its total."""
         assert 0 <= cached_tokens <= input_tokens, "cached tokens are tokens of the input"
+        assert 0 <= reasoning_tokens <= output_tokens, "thoughts are part of the output"
         return cls(
             input_tokens=input_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=cached_tokens),
             output_tokens=output_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
             total_tokens=input_tokens + output_tokens,
         )
 
@@ -171,17 +201,36 @@ class FunctionToolEcho(Struct, frozen=True, kw_only=True, tag="function", tag_fi
     strict: bool
 
 
+class CustomToolEcho(Struct, frozen=True, kw_only=True, tag="custom", tag_field="type"):
+    """A custom tool of the request's."""
+
+    name: str
+    description: str | None
+    format: CustomInputFormat | None
+
+
 class ForcedFunction(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
     """The one function that is to be called."""
 
     name: str
 
 
-class AllowedFunctions(Struct, frozen=True, kw_only=True, tag="allowed_tools", tag_field="type"):
-    """The functions that may be called, as if there were no others."""
+class ForcedCustomTool(Struct, frozen=True, kw_only=True, tag="custom", tag_field="type"):
+    """The one custom tool that is to be called."""
+
+    name: str
+
+
+class AllowedTools(Struct, frozen=True, kw_only=True, tag="allowed_tools", tag_field="type"):
+    """The tools that may be called, as if there were no others."""
 
     mode: Literal["auto", "required"]
-    tools: list[ForcedFunction]
+    tools: list[ForcedFunction | ForcedCustomTool]
+
+
+ToolChoiceEcho: TypeAlias = (
+    Literal["none", "auto", "required"] | ForcedFunction | ForcedCustomTool | AllowedTools
+)
 
 
 class ReasoningEcho(Struct, frozen=True, kw_only=True):
@@ -204,6 +253,7 @@ class Response(Struct, frozen=True, kw_only=True):
         created_at: Seconds since 1970.
         completed_at: Seconds since 1970; null unless it is completed.
         output: In the order in which the model wrote the items.
+        tools: Those that the model was shown; what is left out of the request is left out here.
         usage: Null until the response has ended.
     """
 
@@ -229,8 +279,8 @@ class Response(Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     text: TextEcho
-    tool_choice: Literal["none", "auto", "required"] | ForcedFunction | AllowedFunctions
-    tools: list[FunctionToolEcho]
+    tool_choice: ToolChoiceEcho
+    tools: list[FunctionToolEcho | CustomToolEcho]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"

@@ -25,6 +25,8 @@ __all__ = [
     "ContentPart",
     "ContentPartAdded",
     "ContentPartDone",
+    "CustomInputDelta",
+    "CustomInputDone",
     "OutputItemAdded",
     "OutputItemDone",
     "OutputTextDelta",
@@ -149,6 +151,22 @@ class ArgumentsDone(
     arguments: str
 
 
+class CustomInputDelta(
+    _InItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"
+):
+    """Some of a custom tool's input."""
+
+    delta: str
+
+
+class CustomInputDone(
+    _InItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"
+):
+    """All of a custom tool's input."""
+
+    input: str
+
+
 ResponseEvent: TypeAlias = (
     ResponseCreated
     | ResponseInProgress
@@ -161,6 +179,8 @@ ResponseEvent: TypeAlias = (
     | ContentPartDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
     | OutputItemDone
     | ResponseCompleted
     | ResponseIncomplete

@@ -1,25 +1,19 @@
-"""The items of ``/v1/responses``: what a client sends, what is stored, what a template sees.
+"""The items of ``/v1/responses``, as a client sends them and as they are stored.
 
-An item is a message, a function's call, its output, or thoughts. A template wants messages, so
-thoughts, text and calls that follow each other become one message of the assistant's.
+An item is a message, a tool's call, its output, or thoughts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
 
 from machd.api.bounds import CallId, ContentText, Label
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["InputItem", "ItemChain", "PlacedItem", "item_chain"]
-
-_MAX_REFERENCED_BYTES = 8 * 1024 * 1024
-"""What references may bring in; without it, a short body could name all that is stored."""
+__all__ = ["InputItem"]
 
 
 class InputTextPart(Struct, frozen=True, kw_only=True, tag="input_text", tag_field="type"):
@@ -88,15 +82,24 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
         role: Of a message.
         content: Of a message; of thoughts, ``reasoning_text`` parts.
         call_id: Of a call and of its output.
-        name: Of the function that is called.
-        arguments: Of a call; JSON text of an object.
+        name: Of the tool that is called.
+        arguments: Of a function's call; JSON text of an object.
+        input: Of a custom tool's call; any text.
         output: Of a call.
         summary: Of thoughts; accepted, and not shown to the model.
         encrypted_content: Of thoughts; accepted, and nothing that machd could read.
     """
 
     type: (
-        Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"]
+        Literal[
+            "message",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "reasoning",
+            "item_reference",
+        ]
         | None
     ) = None
     id: Label | None = None
@@ -106,6 +109,7 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: CallId | None = None
     name: CallId | None = None
     arguments: ContentText | None = None
+    input: ContentText | None = None
     output: ContentText | _Parts | None = None
     summary: _Parts | None = None
     encrypted_content: ContentText | None = None
@@ -129,7 +133,7 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """Its content or output; parts are joined without anything between them."""
-        content = self.output if self.type == "function_call_output" else self.content
+        content = self.output if (self.type or "").endswith("_output") else self.content
         if content is None or isinstance(content, str):
             return content or ""
         return "".join(_part_text(part) for part in content)
@@ -139,97 +143,11 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
     "item_reference": ("id",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedItem:
-    """A checked item, and the place in the request that errors about it name."""
-
-    item: InputItem
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
-class ItemChain:
-    """A conversation's items, oldest first.
-
-    Attributes:
-        encoded: The same items, as JSON.
-    """
-
-    items: tuple[PlacedItem, ...]
-    encoded: tuple[bytes, ...]
-
-
-def item_chain(
-    given: str | Sequence[InputItem],
-    *,
-    previous: Sequence[bytes] = (),
-    referenced: Mapping[str, bytes] | None = None,
-) -> ItemChain:
-    """The items of a request, after those of the responses before it.
-
-    Args:
-        given: ``input``, its items checked.
-        previous: Items of the chain that ``previous_response_id`` ends, as JSON.
-        referenced: Items that ``given`` refers to, by id, as far as they are stored.
-
-    Raises:
-        InvalidRequestError: An item refers to nothing that is stored, or all together to too much.
-    """
-    items = [PlacedItem(_decoded(one), "previous_response_id") for one in previous]
-    encoded = list(previous)
-    seen = {one.item.id for one in items}
-    for placed, data in _resolved(given, referenced or {}):
-        # What a chain holds already is not said twice, though clients do name it again.
-        if data is not None and placed.item.id in seen:
-            continue
-        seen.add(placed.item.id)
-        items.append(placed)
-        encoded.append(data or msgspec.json.encode(placed.item))
-    return ItemChain(tuple(items), tuple(encoded))
-
-
-def _resolved(
-    given: str | Sequence[InputItem], referenced: Mapping[str, bytes]
-) -> Iterator[tuple[PlacedItem, bytes | None]]:
-    """Each item that is worth keeping; those behind references with their bytes."""
-    if isinstance(given, str):
-        yield PlacedItem(InputItem(type="message", role="user", content=given), "input"), None
-        return
-    room_bytes = _MAX_REFERENCED_BYTES
-    for index, item in enumerate(given):
-        place = f"input[{index}]"
-        if item.type == "item_reference":
-            data = _stored(item, referenced, place)
-            room_bytes -= len(data)
-            if room_bytes < 0:
-                raise InvalidRequestError(
-                    f"{place}: the references bring in more than {_MAX_REFERENCED_BYTES} bytes",
-                    param=place,
-                )
-            yield PlacedItem(_decoded(data), place), data
-        elif item.type != "reasoning" or item.text:
-            kept = msgspec.structs.replace(item, summary=None, encrypted_content=None)
-            yield PlacedItem(kept, place), None
-
-
-def _stored(item: InputItem, referenced: Mapping[str, bytes], place: str) -> bytes:
-    data = referenced.get(item.id or "")
-    if data is None:
-        raise InvalidRequestError(
-            f"{place}.id: no such item is stored here; it may belong to a response with "
-            "store: false or to one that was dropped",
-            param=f"{place}.id",
-        )
-    return data
-
-
-def _decoded(data: bytes) -> InputItem:
-    return msgspec.json.decode(data, type=InputItem)
 
 
 def _check_parts(

@@ -1,11 +1,17 @@
-"""From the items of a response to the messages that a chat template reads."""
+"""From the items of a response to the messages that a chat template reads.
+
+Thoughts, text and calls that follow each other become one message of the assistant's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from machd.api.raw_json import raw_object
-from machd.api.responses_items import InputItem, PlacedItem
+from machd.api.responses_chain import PlacedItem
+from machd.api.responses_items import InputItem
+from machd.api.responses_tools import CUSTOM_INPUT
+from machd.api.tools import past_arguments
 from machd.errors import InvalidRequestError
 
 __all__ = ["item_messages"]
@@ -25,7 +31,7 @@ def item_messages(
 
     Raises:
         InvalidRequestError: A call has no output, an output has no call, or a call's arguments
-            are no JSON object.
+            are nested too deeply.
     """
     messages = _Messages()
     if instructions:
@@ -35,26 +41,42 @@ def item_messages(
     return messages.finished()
 
 
+@dataclass(slots=True)
+class _Turn:
+    """What the assistant does in one go."""
+
+    # Texts stay apart until the end: joining them one by one takes the square of their length.
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, object]] = field(default_factory=list)
+
+    def message(self) -> dict[str, object]:
+        message: dict[str, object] = {"role": _ASSISTANT, "content": "".join(self.texts)}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
 class _Messages:
-    """Messages as they grow; what the assistant does in one go is one message."""
+    """Messages as they grow."""
 
     def __init__(self) -> None:
-        # Texts stay apart until the end: joining them one by one takes the square of their length.
         self._opening_words: list[str] = []
-        self._thoughts: list[tuple[dict[str, object], list[str]]] = []
-        self._messages: list[dict[str, object]] = []
-        self._open: dict[str, object] | None = None
+        self._messages: list[dict[str, object] | _Turn] = []
+        self._open: _Turn | None = None
         self._functions: dict[str, str] = {}
         self._unanswered: dict[str, str] = {}
 
     def add(self, item: InputItem, place: str) -> None:
         match item.type:
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._call(item, place)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._answer(item, place)
             case "reasoning":
-                self._think(item.text)
+                self._turn(may_have_text=False).thoughts.append(item.text)
             case _:
                 self._say_checked(item, place)
 
@@ -68,44 +90,31 @@ class _Messages:
 
     def finished(self) -> list[dict[str, object]]:
         self._check_answered("input")
-        for message, texts in self._thoughts:
-            message["reasoning_content"] = "".join(texts)
+        messages = [one.message() if isinstance(one, _Turn) else one for one in self._messages]
         if not self._opening_words:
-            return self._messages
+            return messages
         opening: dict[str, object] = {"role": _SYSTEM, "content": "\n\n".join(self._opening_words)}
-        return [opening, *self._messages]
+        return [opening, *messages]
 
     def _say_checked(self, item: InputItem, place: str) -> None:
         if item.role == _ASSISTANT:
-            self._assistant(taken=("content", "tool_calls"))["content"] = item.text
+            self._turn(may_have_text=False).texts.append(item.text)
             return
         self._check_answered(place)
         self.say("user" if item.role == "user" else _SYSTEM, item.text)
-
-    def _think(self, text: str) -> None:
-        message = self._assistant(taken=("content", "tool_calls"))
-        if not self._thoughts or self._thoughts[-1][0] is not message:
-            self._thoughts.append((message, []))
-        self._thoughts[-1][1].append(text)
 
     def _call(self, item: InputItem, place: str) -> None:
         if item.status == "incomplete":
             return  # cut short: there is nothing that could be called, and no output of it
         assert item.call_id is not None, "checked before"
-        assert item.arguments is not None, "checked before"
         if item.call_id in self._functions:
             param = f"{place}.call_id"
             raise InvalidRequestError(f"{param}: an earlier call has the same id", param=param)
-        calls = self._assistant(taken=()).setdefault("tool_calls", [])
-        assert isinstance(calls, list), "it was made right here"
-        calls.append(
+        self._turn(may_have_text=True).calls.append(
             {
                 "id": item.call_id,
                 "type": "function",
-                "function": {
-                    "name": item.name,
-                    "arguments": _arguments(item.arguments, param=f"{place}.arguments"),
-                },
+                "function": {"name": item.name, "arguments": _arguments(item, place)},
             }
         )
         self._functions[item.call_id] = item.name or ""
@@ -116,9 +125,10 @@ class _Messages:
         if self._unanswered.pop(item.call_id, None) is None:
             param = f"{place}.call_id"
             raise InvalidRequestError(
-                f"{param}: no function_call before it waits for this output", param=param
+                f"{param}: no call before it waits for this output", param=param
             )
-        self._open = None
+        if not self._unanswered:
+            self._open = None
         self._messages.append(
             {
                 "role": "tool",
@@ -128,11 +138,16 @@ class _Messages:
             }
         )
 
-    def _assistant(self, *, taken: tuple[str, ...]) -> dict[str, object]:
-        """The assistant's message to add to: the open one, unless it has one of these already."""
-        if self._open is None or any(self._open.get(name) for name in taken):
-            self._check_answered("input")
-            self._open = {"role": _ASSISTANT, "content": ""}
+    def _turn(self, *, may_have_text: bool) -> _Turn:
+        """The assistant's turn to add to: the open one, or a new one.
+
+        A turn whose calls wait stays open whatever is added: models write text and thoughts
+        between calls, and outputs come after all of it.
+        """
+        if self._open is None or not (
+            may_have_text or self._unanswered or not any(self._open.texts)
+        ):
+            self._open = _Turn()
             self._messages.append(self._open)
         return self._open
 
@@ -142,11 +157,13 @@ class _Messages:
             call = next(iter(self._unanswered.values()))
             raise InvalidRequestError(
                 f"{call}: a function_call has no function_call_output after it; send one before "
-                "anything else is said",
+                "anybody else says something",
                 param=place,
             )
 
 
-def _arguments(text: str, *, param: str) -> dict[str, object]:
-    """A call's arguments as an object; clients write no text for no arguments."""
-    return raw_object(text, param=param, max_bytes=None) if text else {}
+def _arguments(item: InputItem, place: str) -> dict[str, object]:
+    if item.type == "custom_tool_call":
+        return {CUSTOM_INPUT: item.input}
+    assert item.arguments is not None, "checked before"
+    return past_arguments(item.arguments, param=f"{place}.arguments")

@@ -36,12 +36,14 @@ from machd.api.response_format import (
     json_object_constraint,
     json_schema_constraint,
 )
-from machd.api.responses_items import InputItem, ItemChain, item_chain
+from machd.api.responses_chain import ItemChain, item_chain
+from machd.api.responses_items import InputItem
 from machd.api.responses_messages import item_messages
 from machd.api.responses_tools import (
     ResponsesToolChoice,
     ResponsesToolList,
     SchemaTextFormat,
+    left_out_kinds,
     responses_tool_choice,
     responses_tools,
 )
@@ -59,9 +61,19 @@ _OneOnly: TypeAlias = Annotated[Raw | UnsetType, only(1)]
 _LOGPROBS = "message.output_text.logprobs"
 _TIER_PRIORITIES: dict[str, PriorityName] = {"flex": "batch", "priority": "interactive"}
 _SummaryKind: TypeAlias = Literal["auto", "concise", "detailed"]
-_Include: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+_Include: TypeAlias = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Only log-probabilities are ever there to include; the rest belongs to tools that never run."""
 
-InputItems = Annotated[list[InputItem], Meta(min_length=1, max_length=8192)]
+InputItems = Annotated[list[InputItem], Meta(max_length=8192)]
 
 
 class TextRequest(Struct, frozen=True, kw_only=True):
@@ -141,6 +153,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
+    max_tool_calls: Ignored = UNSET
 
     seed: Seed | None = None
     top_k: TopK | None = None
@@ -156,7 +169,6 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     truncation: _DisabledOnly = UNSET
     conversation: Refused = UNSET
     context_management: Refused = UNSET
-    max_tool_calls: Refused = UNSET
     moderation: Refused = UNSET
     prompt: Refused = UNSET
 
@@ -212,6 +224,11 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
         given = self.input if isinstance(self.input, list) else ()
         return [item.id for item in given if item.type == "item_reference" and item.id]
 
+    @property
+    def left_out_kinds(self) -> list[str]:
+        """Kinds of the tools that the model is not shown."""
+        return left_out_kinds(self.tools)
+
     def options(self) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
         shows_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
@@ -258,6 +275,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
             self.tool_choice,
             responses_tools(self.tools),
             parallel_tool_calls=self.parallel_tool_calls,
+            left_out=self.left_out_kinds,
         )
         reasoning = reasoning_options(
             effort=self.reasoning.effort if self.reasoning else None, variables=None, budgets={}

@@ -25,7 +25,7 @@ from machd.api.bounds import (
     TopK,
 )
 from machd.api.constraint import Constraint
-from machd.api.generation_request import GenerationRequest
+from machd.api.generation_request import GenerationRequest, given_or
 from machd.api.options import GenerationOptions
 from machd.api.raw_json import ObjectSource
 from machd.api.refusal import Ignored, Refused
@@ -120,18 +120,6 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
             )
         return found
 
-    def check_stream_options(self) -> None:
-        """Refuse ``stream_options`` on an answer that is not streamed.
-
-        Raises:
-            InvalidRequestError: ``stream_options`` is given and ``stream`` is not true.
-        """
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequestError(
-                "stream_options is only allowed together with stream: true",
-                param="stream_options",
-            )
-
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
         """Hold the token ids of ``logit_bias`` and ``stop_token_ids`` against the model's.
 
@@ -154,11 +142,11 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
         """The dialect-free form, given the values that the dialects spell differently."""
         return GenerationOptions(
             max_tokens=max_tokens,
-            temperature=_or(self.temperature, 1.0),
-            top_p=_or(self.top_p, 1.0),
+            temperature=given_or(self.temperature, 1.0),
+            top_p=given_or(self.top_p, 1.0),
             top_k=max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            repetition_penalty=given_or(self.repetition_penalty, 1.0),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=tuple(sorted((self.logit_bias or {}).items())),
@@ -173,10 +161,6 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
             stream_interval=self.stream_interval,
             priority=priority or self.priority or "normal",
         )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _stop_texts(stop: Stop | None) -> tuple[str, ...]:

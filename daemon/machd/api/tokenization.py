@@ -54,15 +54,13 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
         Raises:
             InvalidRequestError: It holds both or neither, or the messages are not renderable.
-            UnsupportedParameterError: A part of a message or a template variable that machd does
-                not pass on.
+            UnsupportedParameterError: A part of a message is of a kind that machd does not take.
         """
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequestError("send either prompt or messages", param="prompt")
         if self.messages is not None:
             check_messages(self.messages)
             self._check_continuation(self.messages)
-        self.conversation()
         return self
 
     @property
@@ -82,7 +80,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
         """The conversation; without messages for a ``prompt``.
 
         Raises:
-            InvalidRequestError: The tools are not what tools can be.
+            InvalidRequestError: The tools or the arguments of calls are not what they can be.
             UnsupportedParameterError: A template variable that machd does not pass on.
         """
         reasoning = reasoning_options(effort=None, variables=self.chat_template_kwargs, budgets={})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct
 
-from machd.api.bounds import MAX_TOOLS, Description, ToolName
+from machd.api.bounds import MAX_TOOL_SCHEMAS_BYTES, MAX_TOOLS, Description, ToolName
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.raw_json import OptionalSchema, is_given, raw_object
+from machd.api.raw_json import Allowance, OptionalSchema, is_given, raw_object
 from machd.errors import InvalidRequestError
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "check_tool_choice",
     "check_unique_names",
     "parameters_of",
+    "past_arguments",
+    "schemas_allowance",
     "template_tool",
 ]
 
@@ -85,15 +88,18 @@ def chat_tools(tools: Sequence[ChatTool] | None) -> tuple[FunctionTool, ...]:
     """The tools of a request, free of this dialect.
 
     Raises:
-        InvalidRequestError: Two have the same name, or parameters are no JSON object.
+        InvalidRequestError: Two have the same name, or parameters are no JSON object or too long.
     """
     functions = [tool.function for tool in tools or ()]
     check_unique_names([one.name for one in functions], place="tools[{index}].function.name")
+    allowance = schemas_allowance()
     return tuple(
         FunctionTool(
             name=one.name,
             description=one.description,
-            parameters=parameters_of(one.parameters, param=f"tools[{index}].function.parameters"),
+            parameters=parameters_of(
+                one.parameters, param=f"tools[{index}].function.parameters", allowance=allowance
+            ),
             strict=bool(one.strict),
         )
         for index, one in enumerate(functions)
@@ -158,13 +164,51 @@ def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, para
         raise InvalidRequestError(f"{param}: names a function that is not in tools", param=param)
 
 
-def parameters_of(raw: OptionalSchema, *, param: str) -> dict[str, object] | None:
+def schemas_allowance() -> Allowance:
+    """What the schemas of one request's tools may be together."""
+    return Allowance(length_bytes=MAX_TOOL_SCHEMAS_BYTES)
+
+
+def parameters_of(
+    raw: OptionalSchema, *, param: str, allowance: Allowance | None = None
+) -> dict[str, object] | None:
     """The schema of a tool's arguments; None where it takes any object.
+
+    Args:
+        raw: The schema.
+        param: Where it stands in the request.
+        allowance: What it shares with the other tools' schemas.
 
     Raises:
         InvalidRequestError: It is no JSON object, or too long.
     """
-    return raw_object(raw, param=param) if isinstance(raw, Raw) and is_given(raw) else None
+    if not (isinstance(raw, Raw) and is_given(raw)):
+        return None
+    return raw_object(raw, param=param, allowance=allowance)
+
+
+def past_arguments(
+    text: str, *, param: str, allowance: Allowance | None = None
+) -> dict[str, object]:
+    """The arguments of a call that the model made earlier, as an object for the template.
+
+    A call that ``max_tokens`` cut short, or that a weak model misspelled, comes back as the client
+    got it. Refusing it would end the conversation, so what is no JSON object is an empty one.
+
+    Args:
+        text: The arguments as the client sends them.
+        param: Where they stand in the request.
+        allowance: What they share with the request's other calls.
+
+    Raises:
+        InvalidRequestError: They are nested too deeply or have too many parts.
+    """
+    (allowance or Allowance()).take(text, param=param)
+    try:
+        decoded = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def template_tool(tool: FunctionTool) -> dict[str, object]:

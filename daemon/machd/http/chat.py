@@ -26,11 +26,11 @@ from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol import SampledToken, Tokenizer
 from machd.errors import MachdError
-from machd.http.chat_pieces import chat_deltas, chat_message
+from machd.http.chat_pieces import ContentGaps, chat_deltas, chat_message
 from machd.http.context import ServerContext
 from machd.http.failures import error_json
 from machd.http.fingerprint import system_fingerprint
-from machd.http.generations import identify, read_generation, respond
+from machd.http.generations import identify, read_conversation, respond
 from machd.http.logprobs import chat_logprobs
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
 from machd.http.usage import chat_finish_reason, wire_usage
@@ -44,10 +44,10 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
-    body = await read_generation(request, context, ChatCompletionRequest)
+    body, conversation = await read_conversation(request, context, ChatCompletionRequest)
     service = context.service
     options = body.options()
-    prepared = await service.prepare(await service.in_worker(body.conversation))
+    prepared = await service.prepare(conversation)
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
     return respond(
         context,
@@ -95,6 +95,7 @@ class _ChatDialect:
         self._encoder = msgspec.json.Encoder()
         # Of each choice, tokens that have had no chunk to go with yet.
         self._tokens: dict[int, list[SampledToken]] = {}
+        self._gaps = [ContentGaps() for _ in range(options.n)]
 
     keep_alive = COMMENT_KEEP_ALIVE
 
@@ -107,7 +108,7 @@ class _ChatDialect:
         )
 
     def event(self, delta: ChoiceDelta) -> bytes:
-        deltas = chat_deltas(delta.pieces)
+        deltas = chat_deltas(self._gaps[delta.index].filled(delta.pieces))
         finish_reason = chat_finish_reason(delta.finish_reason)
         if not deltas:
             if finish_reason is None:

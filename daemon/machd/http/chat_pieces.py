@@ -14,6 +14,7 @@ from machd.api.chat_completion import (
     ChatResponseMessage,
     ToolCall,
 )
+from machd.api.messages import gap_between
 from machd.serving.output import (
     Content,
     OutputPiece,
@@ -23,11 +24,37 @@ from machd.serving.output import (
     ToolCallStart,
 )
 
-__all__ = ["chat_deltas", "chat_message"]
+__all__ = ["ContentGaps", "chat_deltas", "chat_message"]
+
+
+class ContentGaps:
+    """Keeps the texts of one choice apart that had a call between them.
+
+    Chat completions join them, and calls come without the white space around them.
+    """
+
+    def __init__(self) -> None:
+        """Begin where nothing has been said."""
+        self._said = ""
+        self._is_after_call = False
+
+    def filled(self, pieces: Iterable[OutputPiece]) -> list[OutputPiece]:
+        """The next pieces, with a gap before a text that goes on after a call."""
+        return [self._filled(piece) for piece in pieces]
+
+    def _filled(self, piece: OutputPiece) -> OutputPiece:
+        if isinstance(piece, ToolCallStart):
+            self._is_after_call = True
+        if not isinstance(piece, Content):
+            return piece
+        gap = gap_between(self._said, piece.text) if self._is_after_call else ""
+        self._said, self._is_after_call = piece.text, False
+        return Content(gap + piece.text)
 
 
 def chat_message(pieces: Sequence[OutputPiece]) -> ChatResponseMessage:
     """A whole message. Its content is null where there are calls and no text."""
+    pieces = ContentGaps().filled(pieces)
     content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
     thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)) or UNSET
     calls = _tool_calls(pieces)
@@ -43,6 +70,7 @@ def chat_deltas(pieces: Iterable[OutputPiece]) -> list[ChatDelta]:
     """What comes next of a message, in its order; none is empty.
 
     A delta holds thoughts, text or one call, because clients look at one of them in each chunk.
+    Pieces come from the choice's :class:`ContentGaps`.
     """
     runs: list[list[OutputPiece]] = []
     for piece in pieces:

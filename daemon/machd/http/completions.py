@@ -12,7 +12,7 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 
 from machd.api.completion import Completion, CompletionChoice
-from machd.api.completion_request import CompletionRequest, Prompt
+from machd.api.completion_request import CompletionRequest
 from machd.api.logprobs import CompletionChoiceLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
@@ -39,7 +39,7 @@ async def create_completion(
     body = await read_generation(request, context, CompletionRequest)
     service = context.service
     options = body.options()
-    prompts = await service.in_worker(_tokenise, service.tokenizer, body.prompts())
+    prompts = await service.in_worker(_tokenise, service.tokenizer, body)
     echoes = await service.in_worker(_echo, service.tokenizer, body) if body.echo else []
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
@@ -67,12 +67,12 @@ async def create_completion(
     )
 
 
-def _tokenise(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+def _tokenise(tokenizer: Tokenizer, body: CompletionRequest) -> list[tuple[int, ...]]:
     tokenised = [
         tuple(tokenizer.encode(prompt, add_special_tokens=True))
         if isinstance(prompt, str)
         else prompt
-        for prompt in prompts
+        for prompt in body.prompts()
     ]
     if not all(tokenised):
         raise InvalidRequestError("prompt: holds no token; send some text", param="prompt")

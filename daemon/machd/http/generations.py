@@ -1,13 +1,16 @@
-"""What the endpoints that generate share: identity, pacing, and turning a result into a response."""
+"""What the endpoints that generate share: reading a request, identity, and opening the answer."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from litestar import Request
 
+from machd.api.anthropic_request import CountTokensRequest
+from machd.api.chat_request import ChatCompletionRequest
+from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest
 from machd.api.options import GenerationOptions
 from machd.http.authentication import client_name
@@ -18,9 +21,11 @@ from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 
-__all__ = ["identify", "read_generation", "respond"]
+__all__ = ["identify", "read_conversation", "read_generation", "respond"]
 
 _R = TypeVar("_R", bound=GenerationRequest)
+_C = TypeVar("_C", bound=ChatCompletionRequest | CountTokensRequest)
+_T = TypeVar("_T")
 
 
 async def read_generation(
@@ -32,13 +37,14 @@ async def read_generation(
         RequestError: It is wrong, by itself or for this model.
         UnavailableError: No new work is taken.
     """
-    timeout_s = context.settings.limits.stall_timeout_s
-    body = (await read_body(request, type_, timeout_s=timeout_s)).checked()
-    service = context.service
-    service.lifecycle.check_accepting()
-    check_model(body.model, service.model.model_id)
-    body.check_vocabulary(service.model.vocabulary_tokens)
-    return body
+    return await _read(request, context, type_, _checked)
+
+
+async def read_conversation(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_C]
+) -> tuple[_C, Conversation]:
+    """Read a request that holds its whole conversation, as :func:`read_generation`."""
+    return await _read(request, context, type_, _checked_conversation)
 
 
 def identify(
@@ -82,3 +88,36 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         ),
         is_stream=options.stream,
     )
+
+
+async def _read(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    type_: type[_R],
+    check: Callable[[_R, int], _T],
+) -> _T:
+    """Read a body and check it off the event loop; a draining daemon or another model come first.
+
+    Args:
+        request: To read from.
+        context: What is served.
+        type_: Of the body.
+        check: Gets the body and the tokens of the model's vocabulary.
+    """
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, type_, timeout_s=timeout_s)
+    service = context.service
+    service.lifecycle.check_accepting()
+    check_model(body.model, service.model.model_id)
+    return await service.in_worker(check, body, service.model.vocabulary_tokens)
+
+
+def _checked(body: _R, vocabulary_tokens: int) -> _R:
+    checked = body.checked()
+    checked.check_vocabulary(vocabulary_tokens)
+    return checked
+
+
+def _checked_conversation(body: _C, vocabulary_tokens: int) -> tuple[_C, Conversation]:
+    checked = _checked(body, vocabulary_tokens)
+    return checked, checked.conversation()

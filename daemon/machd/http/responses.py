@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
+from machd.api.conversation import Conversation
 from machd.api.responses_answer import DeletedResponse, OutputItem
-from machd.api.responses_items import ItemChain
+from machd.api.responses_chain import ItemChain
 from machd.api.responses_request import ResponsesRequest
 from machd.errors import NotFoundError, UnsupportedParameterError
 from machd.http.authentication import client_name
@@ -20,7 +22,7 @@ from machd.http.context import ServerContext
 from machd.http.generations import identify, read_generation, respond
 from machd.http.responses_dialect import KeepResponse, ResponsesDialect, opened_response
 from machd.serving.generation import GenerationIdentity
-from machd.serving.response_store import ResponseStore, StoredResponse
+from machd.serving.response_store import ResponseStore, StoredResponse, Turn
 
 __all__ = ["create_response", "delete_response", "get_response"]
 
@@ -40,9 +42,14 @@ async def create_response(
     service = context.service
     client = client_name(request.scope)
     previous, referenced = _stored_items(context.responses, client, body)
-    chain = await service.in_worker(body.chain, previous=previous, referenced=referenced)
-    prepared = await service.prepare(await service.in_worker(body.continued, chain))
+    chain, conversation = await service.in_worker(_continued, body, previous, referenced)
+    prepared = await service.prepare(conversation)
     identity = identify(request, context, endpoint="responses", prefix="resp_")
+    if kinds := body.left_out_kinds:
+        # The words are of a fixed table, never the client's own.
+        structlog.get_logger("machd.http").debug(
+            "request.tools_left_out", request_id=identity.request_id, kinds=kinds
+        )
     options = body.options()
     return respond(
         context,
@@ -53,7 +60,9 @@ async def create_response(
             opened_response(body, options, identity, service.model.model_id),
             logprobs_from=service.tokenizer if options.logprobs else None,
             clock=context.clock,
-            keep=_keeper(context.responses, identity, chain) if body.is_stored else _forget,
+            keep=_keeper(context.responses, identity, previous, chain)
+            if body.is_stored
+            else _forget,
         ),
         prompt_param="input",
         guidance=prepared.guidance,
@@ -93,20 +102,20 @@ async def delete_response(
 
 def _stored_items(
     store: ResponseStore, client: str, body: ResponsesRequest
-) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
-    """The items before the request's own, and those that it refers to.
+) -> tuple[Turn | None, dict[str, bytes]]:
+    """The turn before the request's own, and the items that it refers to.
 
     Raises:
         NotFoundError: ``previous_response_id`` names nothing that is stored.
     """
-    previous: tuple[bytes, ...] = ()
+    previous: Turn | None = None
     if body.previous_response_id is not None:
         found = store.get(client, body.previous_response_id)
         if found is None:
             raise NotFoundError(
                 f"previous_response_id: {_NOT_STORED}", param="previous_response_id"
             )
-        previous = found.items
+        previous = found.turn
     referenced = {
         item_id: item
         for item_id in body.referenced_ids
@@ -115,16 +124,25 @@ def _stored_items(
     return previous, referenced
 
 
-def _keeper(store: ResponseStore, identity: GenerationIdentity, chain: ItemChain) -> KeepResponse:
+def _continued(
+    body: ResponsesRequest, previous: Turn | None, referenced: dict[str, bytes]
+) -> tuple[ItemChain, Conversation]:
+    """The whole conversation, for a worker thread: there may be thousands of items."""
+    before = () if previous is None else previous.conversation()
+    chain = body.chain(previous=before, referenced=referenced)
+    return chain, body.continued(chain)
+
+
+def _keeper(
+    store: ResponseStore, identity: GenerationIdentity, previous: Turn | None, chain: ItemChain
+) -> KeepResponse:
     def keep(answer: bytes, output: Sequence[OutputItem]) -> None:
+        made = tuple(msgspec.json.encode(item) for item in output)
+        turn = Turn((*chain.added, *made), previous)
         store.put(
             identity.client,
             identity.generation_id,
-            StoredResponse(
-                answer,
-                (*chain.encoded, *(msgspec.json.encode(item) for item in output)),
-                tuple(item.id for item in output),
-            ),
+            StoredResponse(answer, turn, tuple(item.id for item in output)),
         )
 
     return keep

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -11,7 +10,9 @@ from msgspec import Raw
 from machd.api.options import GenerationOptions
 from machd.api.response_format import TextFormat
 from machd.api.responses_answer import (
-    AllowedFunctions,
+    AllowedTools,
+    CustomToolEcho,
+    ForcedCustomTool,
     ForcedFunction,
     FunctionToolEcho,
     IncompleteDetails,
@@ -23,6 +24,7 @@ from machd.api.responses_answer import (
     ResponseFailure,
     ResponseUsage,
     TextEcho,
+    ToolChoiceEcho,
 )
 from machd.api.responses_events import (
     ResponseCompleted,
@@ -32,7 +34,11 @@ from machd.api.responses_events import (
     ResponseInProgress,
 )
 from machd.api.responses_request import ResponsesRequest
-from machd.api.responses_tools import ResponsesTool, ResponsesToolChoice, SchemaTextFormat
+from machd.api.responses_tools import (
+    ResponsesTool,
+    ResponsesToolChoice,
+    SchemaTextFormat,
+)
 from machd.clock import Clock
 from machd.engine.protocol import Tokenizer
 from machd.errors import InvalidRequestError, MachdError, UnavailableError
@@ -74,7 +80,7 @@ class ResponsesDialect:
         self._clock = clock
         self._keep = keep
         self._frames = EventFrames()
-        self._output = ResponseOutput(self._frames)
+        self._output = ResponseOutput(self._frames, custom_tools=_custom_tools(opened))
         self._is_cut_short = False
 
     def opening(self) -> bytes:
@@ -128,6 +134,7 @@ class ResponsesDialect:
                 input_tokens=usage.prompt_tokens,
                 output_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
             ),
         )
 
@@ -173,7 +180,7 @@ def opened_response(
         temperature=options.temperature,
         text=_text(body),
         tool_choice=_tool_choice(body.tool_choice),
-        tools=[_tool(one) for one in body.tools or ()],
+        tools=[_tool(one) for one in body.tools or () if one.is_served],
         top_logprobs=options.top_logprobs or 0,
         top_p=options.top_p,
         user=body.user,
@@ -199,7 +206,15 @@ def _one_line(raw: Raw) -> Raw:
     return Raw(msgspec.json.format(bytes(raw), indent=-1))
 
 
-def _tool(tool: ResponsesTool) -> FunctionToolEcho:
+def _custom_tools(opened: Response) -> frozenset[str]:
+    return frozenset(one.name for one in opened.tools if isinstance(one, CustomToolEcho))
+
+
+def _tool(tool: ResponsesTool) -> FunctionToolEcho | CustomToolEcho:
+    if tool.type == "custom":
+        return CustomToolEcho(
+            name=tool.name or "", description=tool.description, format=tool.format
+        )
     return FunctionToolEcho(
         name=tool.name or "",
         description=tool.description,
@@ -208,17 +223,19 @@ def _tool(tool: ResponsesTool) -> FunctionToolEcho:
     )
 
 
-def _tool_choice(
-    choice: ResponsesToolChoice | None,
-) -> Literal["none", "auto", "required"] | ForcedFunction | AllowedFunctions:
+def _tool_choice(choice: ResponsesToolChoice | None) -> ToolChoiceEcho:
     if choice is None:
         return "auto"
     if isinstance(choice, str):
         return choice
     if choice.type == "allowed_tools":
-        names = [ForcedFunction(name=one.name or "") for one in choice.tools or ()]
-        return AllowedFunctions(mode=choice.mode or "auto", tools=names)
-    return ForcedFunction(name=choice.name or "")
+        named = [_forced(one.type, one.name) for one in choice.tools or () if one.is_served]
+        return AllowedTools(mode=choice.mode or "auto", tools=named)
+    return _forced(choice.type, choice.name)
+
+
+def _forced(kind: str, name: str | None) -> ForcedFunction | ForcedCustomTool:
+    return (ForcedCustomTool if kind == "custom" else ForcedFunction)(name=name or "")
 
 
 def _failure(error: MachdError) -> ResponseFailure:

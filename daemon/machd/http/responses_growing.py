@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from machd.api.responses_answer import (
+    CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
     MessageItem,
@@ -22,6 +23,8 @@ from machd.api.responses_events import (
     ArgumentsDone,
     ContentPartAdded,
     ContentPartDone,
+    CustomInputDelta,
+    CustomInputDone,
     OutputItemAdded,
     OutputTextDelta,
     OutputTextDone,
@@ -29,9 +32,17 @@ from machd.api.responses_events import (
     ReasoningTextDone,
     ResponseEvent,
 )
+from machd.api.responses_tools import custom_input
 from machd.http.sse import event_frame
 
-__all__ = ["EventFrames", "GrowingCall", "GrowingItem", "GrowingMessage", "GrowingThoughts"]
+__all__ = [
+    "EventFrames",
+    "GrowingCall",
+    "GrowingCustomCall",
+    "GrowingItem",
+    "GrowingMessage",
+    "GrowingThoughts",
+]
 
 
 class EventFrames:
@@ -53,7 +64,7 @@ class EventFrames:
 
 
 class _Growing:
-    """What the three have in common: an id, a place and text."""
+    """What they have in common: an id, a place and text."""
 
     prefix = ""
 
@@ -228,4 +239,51 @@ class GrowingCall(_Growing):
         )
 
 
-GrowingItem: TypeAlias = GrowingMessage | GrowingThoughts | GrowingCall
+class GrowingCustomCall(_Growing):
+    """A custom tool's call: no parts, but a text, which is known when its JSON is whole."""
+
+    prefix = "ctc"
+
+    def __init__(self, frames: EventFrames, index: int, call_id: str, name: str) -> None:
+        super().__init__(frames, index)
+        self._call_id = call_id
+        self._name = name
+
+    def open(self) -> bytes:
+        """The item begins, empty."""
+        return self._added(self.item("in_progress"))
+
+    def add(self, text: str) -> bytes:
+        """Some more of the JSON around the text; nothing to tell yet."""
+        self._texts.append(text)
+        return b""
+
+    def close(self) -> bytes:
+        """The text, all at once; the item comes next."""
+        text = custom_input(self.text)
+        delta = CustomInputDelta(
+            sequence_number=self._frames.number(),
+            output_index=self.index,
+            item_id=self.id,
+            delta=text,
+        )
+        done = CustomInputDone(
+            sequence_number=self._frames.number(),
+            output_index=self.index,
+            item_id=self.id,
+            input=text,
+        )
+        return self._frames.frame(delta) + self._frames.frame(done)
+
+    def item(self, status: ItemStatus) -> CustomToolCallItem:
+        """What it has become."""
+        return CustomToolCallItem(
+            id=self.id,
+            call_id=self._call_id,
+            name=self._name,
+            input=custom_input(self.text),
+            status=status,
+        )
+
+
+GrowingItem: TypeAlias = GrowingMessage | GrowingThoughts | GrowingCall | GrowingCustomCall

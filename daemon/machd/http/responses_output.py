@@ -6,14 +6,14 @@ cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 
 from machd.api.responses_answer import ItemStatus, OutputItem, OutputTokenLogprob
 from machd.api.responses_events import OutputItemDone
 from machd.http.responses_growing import (
     EventFrames,
     GrowingCall,
+    GrowingCustomCall,
     GrowingItem,
     GrowingMessage,
     GrowingThoughts,
@@ -25,6 +25,7 @@ from machd.serving.output import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    joined_pieces,
 )
 
 __all__ = ["ResponseOutput"]
@@ -33,9 +34,10 @@ __all__ = ["ResponseOutput"]
 class ResponseOutput:
     """Turns pieces of the model's text into items. One item is open at a time, the last one."""
 
-    def __init__(self, frames: EventFrames) -> None:
-        """Start without items."""
+    def __init__(self, frames: EventFrames, *, custom_tools: frozenset[str] = frozenset()) -> None:
+        """Start without items; calls of ``custom_tools`` are written as those of custom tools."""
         self._frames = frames
+        self._custom_tools = custom_tools
         self._done: list[OutputItem] = []
         self._open: GrowingItem | None = None
         self._unsaid: list[OutputTokenLogprob] = []
@@ -54,7 +56,7 @@ class ResponseOutput:
                 their own, are listed with the text that follows.
         """
         self._unsaid += logprobs
-        return b"".join(self._take(piece) for piece in _joined(pieces))
+        return b"".join(self._take(piece) for piece in joined_pieces(pieces))
 
     def finish(self, status: ItemStatus) -> bytes:
         """End the output; ``status`` is that of an item that is still open."""
@@ -71,11 +73,12 @@ class ResponseOutput:
                 return self._enter_message() + self._say(text)
             case ToolCallStart(_, call_id, name):
                 closing = self._close("completed")
-                return closing + self._begin(
-                    GrowingCall(self._frames, len(self._done), call_id, name)
-                )
+                kind = GrowingCustomCall if name in self._custom_tools else GrowingCall
+                return closing + self._begin(kind(self._frames, len(self._done), call_id, name))
             case ToolCallArguments(_, text):
-                assert isinstance(self._open, GrowingCall), "arguments follow a call's start"
+                assert isinstance(self._open, GrowingCall | GrowingCustomCall), (
+                    "arguments follow a call's start"
+                )
                 return self._open.add(text)
             case ToolCallEnd():
                 return self._close("completed")
@@ -114,21 +117,3 @@ class ResponseOutput:
         self._done.append(item)
         self._open = None
         return closing + self._frames.frame(done)
-
-
-def _joined(pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
-    """The same pieces, those of one kind and call as one: an event tells of as much as there is."""
-    for kind, group in groupby(pieces, type):
-        same = list(group)
-        match same[0]:
-            case Reasoning():
-                yield Reasoning("".join(one.text for one in same if isinstance(one, Reasoning)))
-            case Content():
-                yield Content("".join(one.text for one in same if isinstance(one, Content)))
-            case ToolCallArguments(index):
-                # Calls never interleave, and a start stands between two of them.
-                texts = [one.text for one in same if isinstance(one, ToolCallArguments)]
-                yield ToolCallArguments(index, "".join(texts))
-            case _:
-                assert kind in (ToolCallStart, ToolCallEnd), "there are no other pieces"
-                yield from same

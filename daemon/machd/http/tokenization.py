@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request, post
 from litestar.di import NamedDependency
 
+from machd.api.conversation import Conversation
 from machd.api.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -27,18 +29,18 @@ async def tokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
-    body = (
-        await read_body(request, TokenizeRequest, timeout_s=context.settings.limits.stall_timeout_s)
-    ).checked()
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, TokenizeRequest, timeout_s=timeout_s)
     service = context.service
     check_model(body.model, service.model.model_id)
+    conversation = await service.in_worker(_checked_conversation, body)
     if body.is_chat_prompt:
-        tokens = list((await service.prepare(body.conversation())).prompt)
+        tokens = list((await service.prepare(conversation)).prompt)
     else:
-        tokens = await service.in_worker(_tokenise, service.tokenizer, body)
+        tokens = await service.in_worker(_tokenise, service.tokenizer, body, conversation)
     texts = None
     if body.return_token_strs:
-        texts = [token_text(one, service.tokenizer) for one in tokens]
+        texts = await service.in_worker(_texts, service.tokenizer, tokens)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=service.model.context_tokens,
@@ -52,27 +54,37 @@ async def detokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> DetokenizeResponse:
     """Text of token ids."""
-    body = await read_body(
-        request, DetokenizeRequest, timeout_s=context.settings.limits.stall_timeout_s
-    )
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, DetokenizeRequest, timeout_s=timeout_s)
     service = context.service
     check_model(body.model, service.model.model_id)
-    body.check_vocabulary(service.model.vocabulary_tokens)
+    await service.in_worker(body.check_vocabulary, service.model.vocabulary_tokens)
     return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
 
 
-def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
-    text = body.prompt if body.prompt is not None else _rendered(tokenizer, body)
+def _checked_conversation(body: TokenizeRequest) -> Conversation:
+    return body.checked().conversation()
+
+
+def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest, conversation: Conversation) -> list[int]:
+    text = body.prompt
+    if text is None:
+        text = _rendered(tokenizer, conversation, opens_turn=body.add_generation_prompt)
     return tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
 
 
-def _rendered(tokenizer: Tokenizer, body: TokenizeRequest) -> str:
+def _rendered(tokenizer: Tokenizer, conversation: Conversation, *, opens_turn: bool) -> str:
     """A conversation in a way in which no chat completion renders it."""
-    conversation = body.conversation()
     return tokenizer.render_chat(
         conversation.messages,
-        add_generation_prompt=body.add_generation_prompt,
+        add_generation_prompt=opens_turn,
         continue_final_message=conversation.continues_final_message,
         tools=[template_tool(one) for one in conversation.tools],
         variables=conversation.template_variables,
     )
+
+
+def _texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """Each token's text; a long prompt has many tokens, but few different ones."""
+    by_token = {one: token_text(one, tokenizer) for one in set(tokens)}
+    return [by_token[one] for one in tokens]

@@ -187,8 +187,8 @@ def _whole_constraint(conversation: Conversation, engine: Engine, calls: _Calls)
         return constraint
     spelling = calls.spelling(engine.tokenizer, engine.model.eos_token_ids)
     if calls.are_forced:
-        for index, tool in enumerate(conversation.tools):
-            engine.grammars.compile(arguments_alone(tool, param=f"tools[{index}]"))
+        for tool in conversation.tools:
+            engine.grammars.compile(arguments_alone(tool))
         return forced_calls(conversation.tools, conversation.tool_choice, spelling)
     assert constraint is not None, "without a constraint only forced calls have a grammar"
     return answer_or_calls(constraint, conversation.tools, conversation.tool_choice, spelling)

@@ -81,9 +81,14 @@ def forced_calls(
     return _constraint([f"start: {start}", *rules], _PARAM)
 
 
-def arguments_alone(tool: FunctionTool, *, param: str) -> Constraint:
-    """What one tool's arguments may be: compiled by itself, it shows whose schema is wrong."""
-    return _constraint([f"start: %json {json.dumps(_schema(tool))}"], param)
+def arguments_alone(tool: FunctionTool) -> Constraint:
+    """What one tool's arguments may be: compiled by itself, it shows whose schema is wrong.
+
+    Raises:
+        GrammarError: It is beyond the bounds.
+    """
+    check_schemas([tool.parameters], param=_PARAM)
+    return _constraint([f"start: %json {json.dumps(_schema(tool))}"], _PARAM)
 
 
 def answer_or_calls(

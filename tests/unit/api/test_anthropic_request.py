@@ -236,7 +236,7 @@ def test_effort_is_the_templates() -> None:
         ({"tools": [_TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [_TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [{"name": str(i), "input_schema": {}} for i in range(129)]}, "tools"),
+        ({"tools": [{"name": str(i), "input_schema": {}} for i in range(513)]}, "tools"),
         ({"output_config": {"effort": _CANARY}}, "output_config.effort"),
         ({"output_config": {"format": {"type": _CANARY}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema", "schema": 1}}},

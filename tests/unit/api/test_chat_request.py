@@ -127,7 +127,6 @@ _ASKING: dict[str, object] = {
     "modalities": ["text", "audio"],
     "moderation": {"model": "m"},
     "prediction": {"type": "content", "content": "x"},
-    "verbosity": "high",
     "web_search_options": {"search_context_size": "low"},
     "store": True,
     "chat_template": "{{ messages }}",
@@ -167,6 +166,8 @@ def test_unsupported_fields_may_be_empty(name: str, value: object) -> None:
         {"store": False},
         {"add_generation_prompt": True},
         {"continue_final_message": False},
+        {"verbosity": None},
+        {"verbosity": "low"},
         {"user": "u", "metadata": {"k": "v"}, "service_tier": "auto"},
         {"safety_identifier": "s", "prompt_cache_key": "k", "parallel_tool_calls": True},
         {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
@@ -192,7 +193,6 @@ def test_a_number_is_no_boolean() -> None:
             "messages[0].content[1].type",
         ),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
-        ({"role": "assistant", "refusal": "no"}, "messages[0].refusal"),
         ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
     ],
 )
@@ -278,8 +278,11 @@ def test_template_sees_calls_thoughts_and_who_answered() -> None:
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([_called("[1]")], "messages[0].tool_calls[0].function.arguments"),
-        ([_called("{")], "messages[0].tool_calls[0].function.arguments"),
+        ([_called("[" * 65)], "messages[0].tool_calls[0].function.arguments"),
+        (
+            [*_MESSAGES, _called("[]," * 12_000), _called("[]," * 12_000)],
+            "messages[2].tool_calls[0].function.arguments",
+        ),
         ([{"role": "assistant", "tool_calls": []}], "messages[0].content"),
         (
             [*_MESSAGES, {"role": "tool", "tool_call_id": "c", "content": "4"}, _called("{}")],
@@ -290,9 +293,30 @@ def test_template_sees_calls_thoughts_and_who_answered() -> None:
 def test_broken_conversations_about_tools_are_refused(messages: object, param: str) -> None:
     """What no template could make sense of is a 400 that says where."""
     with pytest.raises(InvalidRequestError) as caught:
-        _request(messages=messages)
+        _request(messages=messages).conversation()
     assert caught.value.param == param
     assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "none", '{"a": 1e999}', '{"a": "\\ud800"}'])
+def test_calls_that_were_cut_short_do_not_end_a_conversation(arguments: str) -> None:
+    """What the daemon itself may have answered can be sent back to it."""
+    seen = _request(messages=[*_MESSAGES, _called(arguments)]).template_messages()
+    assert seen[1]["tool_calls"][0]["function"]["arguments"] == {}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"refusal": "no"}, "no"),
+        ({"content": None, "refusal": "no"}, "no"),
+        ({"content": "yes", "refusal": "no"}, "yes"),
+    ],
+)
+def test_a_refusal_is_what_the_assistant_said(message: dict[str, object], content: str) -> None:
+    """OpenAI keeps it in a field of its own; a template has one text."""
+    seen = _request(messages=[{"role": "assistant", **message}]).template_messages()
+    assert seen == [{"role": "assistant", "content": content}]
 
 
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -376,7 +400,7 @@ def test_a_service_tier_is_a_priority(
 def test_what_has_an_end_does_not_ignore_it(fields: dict[str, object]) -> None:
     """A grammar ends with the end of text, so that end cannot be ignored."""
     with pytest.raises(InvalidRequestError) as caught:
-        _request(**fields)
+        _request(**fields).conversation()
     assert caught.value.param == "ignore_eos"
 
 

@@ -28,7 +28,7 @@ def test_hostile_body_is_refused(body: bytes, statuses: frozenset[int]) -> None:
     """What is wrong in itself is a 400; what only a server can judge passes or is a 400."""
     refusal: InvalidRequestError | None = None
     try:
-        decode_body(body, ChatCompletionRequest).checked()
+        decode_body(body, ChatCompletionRequest).checked().conversation()
     except InvalidRequestError as error:
         refusal = error
     if refusal is None:

@@ -13,6 +13,7 @@ from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolC
 from machd.api.decoding import decode_body
 from machd.api.options import GenerationOptions
 from machd.api.responses_request import ResponsesRequest
+from machd.api.responses_tools import custom_input
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -185,25 +186,140 @@ def test_effort_says_whether_to_think(effort: str | None, thinks: bool | None) -
 @pytest.mark.parametrize(
     "kind",
     [
-        "web_search",
-        "web_search_preview",
-        "file_search",
+        "apply_patch",
         "code_interpreter",
+        "computer",
         "computer_use_preview",
+        "file_search",
         "image_generation",
         "local_shell",
         "mcp",
-        "custom",
+        "namespace",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_preview",
     ],
 )
-def test_hosted_tools_are_refused_by_name(kind: str) -> None:
-    """Whatever else they bring; the message names the kind and the place."""
-    tool = {"type": kind, "server_label": "x", "vector_store_ids": ["v"], "name": "n"}
-    error = _refusal(tools=[_TOOL, tool])
-    assert isinstance(error, UnsupportedParameterError)
-    assert error.param == "tools[1].type"
-    assert f'"{kind}"' in error.message
-    assert _refusal(tools=[_TOOL], tool_choice={"type": kind}).param == "tool_choice.type"
+class TestToolsThatAreNotServed:
+    """Agents bring them with every request, whether the model is to call them or not."""
+
+    @staticmethod
+    def _tool(kind: str) -> dict[str, Any]:
+        return {
+            "type": kind,
+            "external_web_access": False,
+            "server_label": "x",
+            "vector_store_ids": ["v"],
+            "name": "add",
+            "tools": [_OTHER],
+        }
+
+    def test_they_are_left_out(self, kind: str) -> None:
+        """As if there were only the others, even if they share a name; the kinds are told."""
+        tools = [self._tool(kind), _TOOL, self._tool(kind)]
+        assert _conversation(tools=tools) == _conversation(tools=[_TOOL])
+        assert _conversation(tools=tools[:1]) == _conversation()
+        assert _conversation(tools=tools, tool_choice="required") == _conversation(
+            tools=[_TOOL], tool_choice="required"
+        )
+        assert _request(tools=tools).left_out_kinds == [kind]
+
+    def test_others_keep_their_places(self, kind: str) -> None:
+        """A mistake in a function is found where the client wrote it."""
+        tools = [_TOOL, self._tool(kind), {**_OTHER, "parameters": [1]}]
+        assert _refusal(tools=tools).param == "tools[2].parameters"
+        assert _refusal(tools=[*tools[:2], _TOOL]).param == "tools[2].name"
+
+    def test_a_choice_that_only_they_could_meet_is_refused(self, kind: str) -> None:
+        """By the kind's name: forced by itself, required alone, or the only one allowed."""
+        tool = self._tool(kind)
+        allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": kind}]}
+        for tools, choice, param in (
+            ([_TOOL, tool], {"type": kind}, "tool_choice.type"),
+            ([tool], "required", "tool_choice"),
+            ([_TOOL, tool], allowed, "tool_choice.tools[0].type"),
+        ):
+            error = _refusal(tools=tools, tool_choice=choice)
+            assert isinstance(error, UnsupportedParameterError)
+            assert error.param == param
+            assert f'"{kind}"' in error.message
+
+    def test_allowed_beside_a_function_they_are_left_out(self, kind: str) -> None:
+        """What is allowed need not be called."""
+        named = [{"type": kind}, {"type": "function", "name": "sub"}]
+        conversation = _conversation(
+            tools=[_TOOL, _OTHER, self._tool(kind)],
+            tool_choice={"type": "allowed_tools", "mode": "auto", "tools": named},
+        )
+        assert [tool.name for tool in conversation.tools] == ["sub"]
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    """Its description says so, with the grammar that the input is to follow, if there is one."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
+    custom = {"type": "custom", "name": "patch", "description": "Edits.", "format": grammar}
+    conversation = _conversation(
+        tools=[_TOOL, custom, {"type": "custom", "name": "note", "format": {"type": "text"}}],
+        tool_choice={"type": "custom", "name": "patch"},
+    )
+    assert conversation.tool_choice == ToolChoice(ToolChoiceMode.REQUIRED, "patch")
+    _, patch, note = conversation.tools
+    assert patch.name == "patch"
+    assert patch.parameters is not None
+    assert patch.parameters["properties"] == {"input": {"type": "string"}}
+    assert patch.description is not None
+    assert patch.description.startswith("Edits.")
+    assert patch.description.endswith("lark grammar:\nstart: /a+/")
+    assert note.description is not None
+    assert "grammar" not in note.description
+    assert _refusal(tools=[custom, {**_TOOL, "name": "patch"}]).param == "tools[1].name"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "a\\nb"}', "a\nb"),
+        ('{"input": "a", "more": 1}', "a"),
+        ('{"input": 1}', '{"input": 1}'),
+        ('{"input": "a', '{"input": "a'),
+        ("", ""),
+    ],
+)
+def test_a_custom_tools_input_is_read_if_it_can_be(arguments: str, text: str) -> None:
+    """What the model did not write as it should goes to the client as it is."""
+    assert custom_input(arguments) == text
+
+
+def test_the_first_request_of_an_agent_is_taken() -> None:
+    """As Codex writes it, with the tools that it always brings; and its probe without input."""
+    conversation = _conversation(
+        instructions="be",
+        input=[
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+        ],
+        tools=[
+            {**_TOOL, "strict": False},
+            {"type": "local_shell"},
+            {"type": "web_search", "external_web_access": False},
+            {"type": "namespace", "name": "mcp__x", "description": "d", "tools": [_OTHER]},
+            {"type": "image_generation", "output_format": "png"},
+            {"type": "custom", "name": "patch", "format": {"type": "text"}},
+        ],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="0199",
+        client_metadata={"x": "y"},
+    )
+    assert [tool.name for tool in conversation.tools] == ["add", "patch"]
+    assert _conversation(input=[], instructions="be").messages == [
+        {"role": "system", "content": "be"}
+    ]
+    assert _conversation(input=[]).messages == []
 
 
 @pytest.mark.parametrize(
@@ -213,7 +329,6 @@ def test_hosted_tools_are_refused_by_name(kind: str) -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"max_tool_calls": 3}, "max_tool_calls"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -242,6 +357,10 @@ def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], param: str)
         {"reasoning": {"mode": "standard", "context": "auto", "generate_summary": "concise"}},
         {"n": 1},
         {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
+        {"max_tool_calls": 3},
+        {"include": ["web_search_call.action.sources", "code_interpreter_call.outputs"]},
+        {"include": ["file_search_call.results", "message.input_image.image_url"]},
+        {"include": ["computer_call_output.output.image_url"]},
         {"no_such_field": 1},
     ],
 )
@@ -253,7 +372,6 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": []}, "input"),
         ({"input": None}, "input"),
         ({"input": [{"role": "root", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
@@ -266,7 +384,10 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"temperature": 2.5}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c"}]}, "input[0].name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "format": {"type": "x"}}]}, "tools[0].format.type"),
         ({"reasoning": {"effort": "lots"}}, "reasoning.effort"),
         ({"metadata": {str(number): "v" for number in range(17)}}, "metadata"),
         ({"service_tier": "gold"}, "service_tier"),

@@ -41,7 +41,7 @@ from machd.serving.output import (
 )
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-_USAGE = GenerationUsage(prompt_tokens=5, cached_tokens=2, completion_tokens=3)
+_USAGE = GenerationUsage(prompt_tokens=5, cached_tokens=2, completion_tokens=3, reasoning_tokens=1)
 
 _CALL = (
     ToolCallStart(0, "call_a", "add"),
@@ -146,7 +146,7 @@ def test_a_text_comes_in_openais_order() -> None:
         "input_tokens": 5,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": 3,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 1},
         "total_tokens": 8,
     }
 
@@ -179,6 +179,51 @@ def test_thoughts_text_and_calls_are_items() -> None:
     assert (other["call_id"], other["arguments"]) == ("call_b", "{}")
     ids = {event["item_id"] for event in events if "item_id" in event}
     assert ids == {item["id"] for item in events[-1]["response"]["output"]}
+
+
+_CUSTOM = {"type": "custom", "name": "add", "description": "+", "format": {"type": "text"}}
+
+
+def test_a_custom_tools_call_is_an_item_of_its_own_kind() -> None:
+    """Its input is the text out of the JSON, told when it is whole; functions stay functions."""
+    call = (
+        ToolCallStart(0, "call_a", "add"),
+        ToolCallArguments(0, '{"input": "a'),
+        ToolCallArguments(0, '\\n\\u00fc"}'),
+        ToolCallEnd(0),
+    )
+    function = (ToolCallStart(1, "call_b", "sub"), ToolCallArguments(1, "{}"), ToolCallEnd(1))
+    tools = [_CUSTOM, {"type": "function", "name": "sub"}, {"type": "web_search"}]
+    deltas = [_delta(*call[:2]), _delta(*call[2:], *function, end="tool_calls")]
+    events = _Written(tools=tools).stream(*deltas)
+    assert _types(events)[2:-1] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        *_CALL_EVENTS,
+    ]
+    assert (events[2]["item"]["input"], events[3]["delta"]) == ("", "a\nü")
+    answer = _Written(tools=tools).whole(*deltas)
+    item, other = answer["output"]
+    assert item["id"].startswith("ctc_")
+    assert (item["call_id"], item["name"], item["input"]) == ("call_a", "add", "a\nü")
+    assert other["type"] == "function_call"
+    assert _without_ids(events[-1]["response"]["output"]) == _without_ids(answer["output"])
+    assert OpenAIResponse.model_validate(answer).output[0].type == "custom_tool_call"
+
+
+def test_only_tools_that_are_served_are_given_back() -> None:
+    """In OpenAI's shapes; so are the choices that name a custom tool."""
+    written: dict[str, Any] = {"tools": [{"type": "web_search"}, _CUSTOM]}
+    for choice in (
+        {"type": "custom", "name": "add"},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "add"}]},
+    ):
+        answer = _Written(**written, tool_choice=choice).whole(_delta(Content("x"), end="stop"))
+        assert answer["tools"] == [_CUSTOM]
+        assert answer["tool_choice"] == choice
+        OpenAIResponse.model_validate(answer, strict=True)
 
 
 @pytest.mark.parametrize(

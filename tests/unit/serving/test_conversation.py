@@ -277,7 +277,7 @@ def test_a_schema_that_cannot_be_used_is_the_clients() -> None:
     conversation = replace(ASK, tools=(tool,), tool_choice=REQUIRED)
     with pytest.raises(GrammarError) as caught:
         prepare_conversation(conversation, FakeEngine())
-    assert caught.value.param == "tools[0]"
+    assert caught.value.param == "tools"
 
 
 @functools.cache
