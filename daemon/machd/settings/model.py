@@ -177,17 +177,15 @@ class LimitsSettings(SettingsSection):
         default=256,
         ge=0,
         le=1_000_000,
-        description="Responses of /v1/responses that are kept in memory for previous_response_id; "
-        "beyond it the API key that holds the most loses the one it has not used for the longest time. "
-        "0 keeps none.",
+        description="Responses of /v1/responses that are kept in memory for previous_response_id, 0 "
+        "for none; beyond it the API key that holds the most loses its oldest.",
     )
     max_stored_response_bytes: int = Field(
         default=67_108_864,
         ge=0,
         le=1_099_511_627_776,
         description="Bytes that the kept responses, with the conversations before them, may have "
-        "together; beyond it the API key that holds the most loses the one it has not used for the "
-        "longest time.",
+        "together; beyond it the API key that holds the most loses its oldest.",
     )
     queue_timeout_s: float = Field(
         default=120.0,

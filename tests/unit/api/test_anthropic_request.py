@@ -95,6 +95,33 @@ def test_what_changes_nothing_is_accepted() -> None:
     assert _conversation(**fields) == _conversation()
 
 
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+@pytest.mark.parametrize("indent", [None, 12])
+def test_to_keep_all_thoughts_is_no_edit(keep: object, indent: int | None) -> None:
+    """Both spellings ask for nothing, however the JSON is laid out; any other asks for something."""
+
+    def sent(kept: object) -> bytes:
+        edits = [{"type": "clear_thinking_20251015", "keep": kept}]
+        body = {
+            "model": "m",
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "hi"}],
+            "context_management": {"edits": edits},
+        }
+        return json.dumps(body, indent=indent).encode()
+
+    assert decode_body(sent(keep), MessagesRequest).checked().options() == _request().options()
+    with pytest.raises(UnsupportedParameterError) as error:
+        decode_body(sent({"type": "thinking_turns", "value": 1}), MessagesRequest).checked()
+    assert error.value.param == "context_management"
+
+
+def test_more_tools_than_openai_takes_are_accepted() -> None:
+    """Anthropic names no number; coding agents with many servers of tools send hundreds."""
+    tools = [{"name": f"f{index}", "input_schema": {}} for index in range(512)]
+    assert len(_conversation(tools=tools).tools) == 512
+
+
 @pytest.mark.parametrize(
     ("thinking", "thinks", "budget_tokens", "shows"),
     [

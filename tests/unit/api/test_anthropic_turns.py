@@ -120,6 +120,31 @@ def test_a_round_of_tools() -> None:
 
 
 @pytest.mark.parametrize(
+    ("blocks", "content"),
+    [
+        ([_text("say"), _CALL, _text("mid"), _OTHER_CALL, _text("end")], "say\nmid\nend"),
+        ([_text("say "), _CALL, _text("mid"), _OTHER_CALL, _text("\n\nend")], "say mid\n\nend"),
+        ([_text("so"), _text("me"), _CALL, _OTHER_CALL, _text("")], "some"),
+        ([_CALL, _text("so"), _OTHER_CALL], "so"),
+    ],
+)
+def test_texts_around_a_call_do_not_grow_together(
+    blocks: list[dict[str, object]], content: str
+) -> None:
+    """Blocks are pieces of one text, and a call between two of them leaves a gap."""
+    rendered = _rendered(("user", "hi"), ("assistant", blocks), ("user", [_RESULT, _OTHER_RESULT]))
+    assert rendered[1]["content"] == content
+
+
+def test_inputs_of_all_calls_share_a_bound() -> None:
+    """Many calls of moderate size are as much work as one that is too large."""
+    calls = [{**_CALL, "id": str(index), "input": {"a": [{}] * 9000}} for index in range(3)]
+    with pytest.raises(InvalidRequestError) as error:
+        _turns(("user", "hi"), ("assistant", calls))
+    assert error.value.param == "messages[1].content[2].input"
+
+
+@pytest.mark.parametrize(
     ("fields", "content"),
     [
         ({}, ""),

@@ -22,6 +22,7 @@ def _options(effort: Any = None, variables: Any = None, budgets: Any = None) -> 
         ("none", None, False, {}),
         ("minimal", None, True, {"reasoning_effort": "minimal"}),
         ("xhigh", None, True, {"reasoning_effort": "xhigh"}),
+        ("max", None, True, {"reasoning_effort": "max"}),
         (None, {"enable_thinking": False}, False, {"enable_thinking": False}),
         (None, {"thinking": True}, True, {"thinking": True}),
         ("none", {"enable_thinking": False}, False, {"enable_thinking": False}),

@@ -18,6 +18,7 @@ from machd.api.tools import (
     NamedToolChoice,
     chat_tool_choice,
     chat_tools,
+    past_arguments,
     template_tool,
 )
 from machd.errors import InvalidRequestError
@@ -84,6 +85,40 @@ def test_parameters_are_an_object(parameters: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         chat_tools(_decoded({"name": "a"}, {"name": "b", "parameters": parameters}))
     assert caught.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"description": "x" * 250_000}, {"anyOf": [{}] * 4500}], ids=["long", "branched"]
+)
+def test_schemas_of_all_tools_share_bounds(schema: dict[str, object]) -> None:
+    """Each of five schemas is within its own bound, and the fifth is beyond what they share."""
+    functions: list[dict[str, object]] = [
+        {"name": f"f{index}", "parameters": schema} for index in range(5)
+    ]
+    assert len(chat_tools(_decoded(*functions[:4]))) == 4
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_tools(_decoded(*functions))
+    assert caught.value.param == "tools[4].function.parameters"
+
+
+@pytest.mark.parametrize("text", ["", '{"a": ', "[]", "null", "1e999", '{"a": 1e999}', '"\\ud800"'])
+def test_past_arguments_that_are_no_object_are_empty(text: str) -> None:
+    """A call that was cut short is still a call, and its conversation goes on."""
+    assert past_arguments(text, param="p") == {}
+
+
+def test_past_arguments_keep_what_they_hold() -> None:
+    """Brackets and quotes in texts count as text."""
+    arguments = {"a": '[{"\\' * 1000, "\\": [1, {"b": None}]}
+    assert past_arguments(json.dumps(arguments), param="p") == arguments
+
+
+@pytest.mark.parametrize("text", ["[" * 65, '{"a":' * 65, "[]" * 20_001])
+def test_past_arguments_are_bounded(text: str) -> None:
+    """Depth and number of parts are refused with their place, readable or not."""
+    with pytest.raises(InvalidRequestError) as caught:
+        past_arguments(text, param="p")
+    assert caught.value.param == "p"
 
 
 @pytest.mark.parametrize(

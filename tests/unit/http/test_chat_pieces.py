@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from openai.lib.streaming._deltas import accumulate_delta
 
-from machd.http.chat_pieces import chat_deltas, chat_message
+from machd.http.chat_pieces import ContentGaps, chat_deltas, chat_message
 from machd.serving.output import (
     Content,
     OutputPiece,
@@ -116,6 +116,18 @@ def test_later_arguments_name_only_their_call() -> None:
     assert _deltas() == []
 
 
+@pytest.mark.parametrize(
+    ("texts", "content"),
+    [(("say", "mid", "end"), "say\nmid\nend"), (("say ", "mid", "\tend"), "say mid\tend")],
+)
+def test_texts_around_a_call_do_not_grow_together(texts: tuple[str, ...], content: str) -> None:
+    """One gap is kept where a call stood; there is none before the first text or after the last."""
+    first, second, third = (Content(text) for text in texts)
+    assert _message(first, *_CALL, second, *_CALL, third, *_CALL)["content"] == content
+    assert _message(*_CALL, first)["content"] == texts[0]
+    assert _message(Content("so"), Reasoning("hm"), Content("me"))["content"] == "some"
+
+
 @st.composite
 def _outputs(draw: st.DrawFn) -> list[OutputPiece]:
     """Pieces as a parser gives them: calls whole and in order, text between them."""
@@ -140,8 +152,9 @@ def test_deltas_add_up_to_the_message(pieces: list[OutputPiece], cuts: list[int]
     """However the pieces arrive, OpenAI's own accumulator makes the whole message of the deltas."""
     edges = [0, *sorted(min(cut, len(pieces)) for cut in cuts), len(pieces)]
     seen: dict[object, object] = {"role": "assistant", "content": ""}
+    gaps = ContentGaps()
     for start, end in pairwise(edges):
-        for delta in _deltas(*pieces[start:end]):
+        for delta in _deltas(*gaps.filled(pieces[start:end])):
             assert delta
             seen = accumulate_delta(seen, delta)
     message = _message(*pieces)
