@@ -1,8 +1,8 @@
 """Bodies for ``POST /v1/chat/completions`` that must be refused and must harm nothing.
 
 Plain data: a name, the bytes, and the statuses that are a right answer, all of them 4xx. Every
-body that is JSON at all names a model called ``model``, which a test server need not have: what is
-wrong with such a body is told before its model is looked up.
+body of the right shape names the fake engine's model, unless a wrong model is what is hostile: what
+is wrong between fields is told only to those who ask for a model that is served.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEPTH = 200_000
 
 def _body(**fields: object) -> bytes:
     """A valid body with some fields replaced or added."""
-    whole = {"model": "model", "messages": [{"role": "user", "content": "hi"}], **fields}
+    whole = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], **fields}
     return json.dumps(whole).encode()
 
 
@@ -91,7 +91,7 @@ _WRONG_SHAPE: tuple[tuple[str, bytes], ...] = (
     ("deep lists in an unknown field", _raw('"zz": ' + "[" * _DEPTH + "]" * _DEPTH)),
     ("deep lists in a refused field", _raw('"tools": ' + "[" * _DEPTH + "]" * _DEPTH)),
     ("deep objects in metadata", _raw('"metadata": ' + '{"a":' * _DEPTH + "1" + "}" * _DEPTH)),
-    ("no messages", b'{"model": "model"}'),
+    ("no messages", b'{"model": "fake"}'),
     ("no model", b'{"messages": [{"role": "user", "content": "hi"}]}'),
     ("model is null", _body(model=None)),
     ("model is a number", _body(model=1)),
