@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from machd.api.raw_json import Allowance
 from machd.api.responses_chain import PlacedItem
 from machd.api.responses_items import InputItem
 from machd.api.responses_tools import CUSTOM_INPUT
@@ -68,6 +69,7 @@ class _Messages:
         self._open: _Turn | None = None
         self._functions: dict[str, str] = {}
         self._unanswered: dict[str, str] = {}
+        self._allowance = Allowance()
 
     def add(self, item: InputItem, place: str) -> None:
         match item.type:
@@ -114,7 +116,10 @@ class _Messages:
             {
                 "id": item.call_id,
                 "type": "function",
-                "function": {"name": item.name, "arguments": _arguments(item, place)},
+                "function": {
+                    "name": item.name,
+                    "arguments": _arguments(item, self._allowance, place),
+                },
             }
         )
         self._functions[item.call_id] = item.name or ""
@@ -162,8 +167,8 @@ class _Messages:
             )
 
 
-def _arguments(item: InputItem, place: str) -> dict[str, object]:
+def _arguments(item: InputItem, allowance: Allowance, place: str) -> dict[str, object]:
     if item.type == "custom_tool_call":
         return {CUSTOM_INPUT: item.input}
     assert item.arguments is not None, "checked before"
-    return past_arguments(item.arguments, param=f"{place}.arguments")
+    return past_arguments(item.arguments, param=f"{place}.arguments", allowance=allowance)

@@ -15,8 +15,8 @@ from msgspec import UNSET, Meta, Struct
 
 from machd.api.bounds import MAX_TOOLS, Description, GrammarText, ToolName
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.raw_json import OptionalSchema, Schema
-from machd.api.tools import check_tool_choice, parameters_of
+from machd.api.raw_json import Allowance, OptionalSchema, Schema
+from machd.api.tools import check_tool_choice, parameters_of, schemas_allowance
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 __all__ = [
@@ -158,11 +158,12 @@ def responses_tools(tools: Sequence[ResponsesTool] | None) -> tuple[FunctionTool
     """
     functions: list[FunctionTool] = []
     places: dict[str, str] = {}
+    allowance = schemas_allowance()
     for index, tool in enumerate(tools or ()):
         if not tool.is_served:
             continue
         place = f"tools[{index}]"
-        function = _function(tool, place)
+        function = _function(tool, allowance, place)
         if function.name in places:
             param = f"{place}.name"
             raise InvalidRequestError(
@@ -238,14 +239,14 @@ def _allowed(choice: ToolChoiceObject, tools: tuple[FunctionTool, ...]) -> tuple
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def _function(tool: ResponsesTool, place: str) -> FunctionTool:
+def _function(tool: ResponsesTool, allowance: Allowance, place: str) -> FunctionTool:
     name = _served_name(tool.type, tool.name, place)
     if tool.type == "custom":
         return FunctionTool(name, _custom_description(tool), _CUSTOM_PARAMETERS)
     return FunctionTool(
         name=name,
         description=tool.description,
-        parameters=parameters_of(tool.parameters, param=f"{place}.parameters"),
+        parameters=parameters_of(tool.parameters, param=f"{place}.parameters", allowance=allowance),
         strict=bool(tool.strict),
     )
 
