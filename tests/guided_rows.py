@@ -16,12 +16,18 @@ from machd.engine.protocol import (
     StepPlan,
 )
 
-__all__ = ["Run", "grammar_of", "run_rows", "schema_grammar"]
+__all__ = ["Run", "grammar_of", "many_readings", "run_rows", "schema_grammar"]
 
 
 def grammar_of(engine: Engine, kind: ConstraintKind, source: str) -> Grammar:
     """A compiled constraint."""
     return engine.grammars.compile(Constraint(kind, source, "test"))
+
+
+def many_readings(ways: int) -> str:
+    """A grammar of which a text of a few letters has countless readings."""
+    ways_of_s = " | ".join(f"s x{i} s" for i in range(ways))
+    return f's: {ways_of_s} | "a"\nstart: s\n' + "\n".join(f'x{i}: "a"? | s' for i in range(ways))
 
 
 def schema_grammar(engine: Engine, schema: object) -> Grammar:

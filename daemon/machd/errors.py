@@ -218,9 +218,27 @@ class UnsupportedParameterError(InvalidRequestError):
 
 
 class ContextLengthExceededError(InvalidRequestError):
-    """Prompt and completion together do not fit into the context."""
+    """Prompt and completion together do not fit into the context.
+
+    Clients of all kinds look for the words in which OpenAI and Anthropic say so, and make room.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, *, context_tokens: int, prompt_tokens: int, asked_tokens: int | None, param: str
+    ) -> None:
+        """Keep the numbers; ``asked_tokens`` is None for a request that names none."""
+        self.context_tokens = context_tokens
+        self.prompt_tokens = prompt_tokens
+        self.asked_tokens = asked_tokens
+        completion = f" and {asked_tokens} for the completion" if asked_tokens is not None else ""
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens. However, this request "
+            f"needs {prompt_tokens + (asked_tokens or 1)} tokens ({prompt_tokens} in the "
+            f"prompt{completion})",
+            param=param,
+        )
 
 
 class KvBudgetExceededError(InvalidRequestError):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from guided_rows import grammar_of, run_rows, schema_grammar
+from guided_rows import grammar_of, many_readings, run_rows, schema_grammar
 from jsonschema import validate
 
 from machd.api.constraint import ConstraintKind
@@ -194,6 +194,19 @@ def test_a_hostile_pattern_fails_its_own_row_alone(engine: Engine) -> None:
     alone = run_rows(engine, prompts[1:], params[1:], max_tokens=48)
     assert run.tokens[1] == alone.tokens[0]
     assert all(isinstance(fault, GrammarError) for fault in run.faults.values())
+
+
+def test_a_row_that_holds_up_the_others_is_ended(embedded_engine: Engine) -> None:
+    """A grammar whose masks take ever longer ends its row after a few of them; neighbours finish."""
+    slow = grammar_of(embedded_engine, ConstraintKind.GRAMMAR, many_readings(30))
+    prompts = [prompt_of(embedded_engine, "a"), prompt_of(embedded_engine, "b")]
+    params = [SamplingParams(temperature=1.0, seed=1, grammar=slow), FREE]
+    run = run_rows(embedded_engine, prompts, params, max_tokens=48)
+    embedded_engine.reset()
+    alone = run_rows(embedded_engine, prompts[1:], params[1:], max_tokens=48)
+    embedded_engine.reset()
+    assert isinstance(run.faults[0], GrammarError)
+    assert run.tokens[1] == alone.tokens[0]
 
 
 def test_penalties_and_grammars_go_together(engine: Engine) -> None:

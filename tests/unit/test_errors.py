@@ -12,7 +12,13 @@ import pytest
 
 from machd import errors
 from machd.api.errors import ErrorBody, error_body
-from machd.errors import MachdError, SettingsError, StartupError, UnavailableError
+from machd.errors import (
+    ContextLengthExceededError,
+    MachdError,
+    SettingsError,
+    StartupError,
+    UnavailableError,
+)
 
 _LINE = re.compile(r"^ {4}(?P<indent> *)(?:[+\-.] )?(?P<name>\w+Error)\b(?P<rest>.*)$")
 
@@ -87,6 +93,8 @@ def _line_and_those_above(name: str) -> Iterator[Drawn]:
 def _make(error_class: type[MachdError]) -> MachdError:
     if issubclass(error_class, SettingsError):
         return error_class(["a line"])
+    if issubclass(error_class, ContextLengthExceededError):
+        return error_class(context_tokens=9, prompt_tokens=8, asked_tokens=2, param="max_tokens")
     return error_class("a line")
 
 
@@ -154,9 +162,9 @@ def test_error_encodes_into_the_openai_envelope(error_class: type[MachdError]) -
 
     assert msgspec.json.decode(wire) == {
         "error": {
-            "message": "a line",
+            "message": error.message,
             "type": error.error_type,
-            "param": None,
+            "param": error.param,
             "code": error_class.code,
         }
     }

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from machd.errors import FaultError, MachdError
+from machd.errors import ContextLengthExceededError, FaultError, MachdError
 
 __all__ = ["AnthropicErrorBody", "AnthropicErrorDetail", "anthropic_error_body"]
 
@@ -66,8 +66,20 @@ class AnthropicErrorBody(Struct, frozen=True, kw_only=True, tag="error", tag_fie
 def anthropic_error_body(error: MachdError, *, request_id: str | None) -> AnthropicErrorBody:
     """The wire form of an operating error."""
     return AnthropicErrorBody(
-        error=AnthropicErrorDetail(type=_type(error), message=error.message),
+        error=AnthropicErrorDetail(type=_type(error), message=_message(error)),
         request_id=request_id,
+    )
+
+
+def _message(error: MachdError) -> str:
+    if not isinstance(error, ContextLengthExceededError):
+        return error.message
+    prompt_tokens, context_tokens = error.prompt_tokens, error.context_tokens
+    if error.asked_tokens is None or prompt_tokens >= context_tokens:
+        return f"prompt is too long: {prompt_tokens} tokens > {context_tokens} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {prompt_tokens} + "
+        f"{error.asked_tokens} > {context_tokens}, decrease input length or `max_tokens` and try again"
     )
 
 

@@ -77,12 +77,15 @@ def openapi_document(
         },
         "servers": [{"url": "/"}],
         # Either nothing or a key: whether keys are required is the operator's to say.
-        "security": [{}, {"api_key": []}],
+        "security": [{}, {"api_key": []}, {"x_api_key": []}],
         "paths": paths,
         "components": {
             "schemas": components,
             "headers": _HEADERS,
-            "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "api_key": {"type": "http", "scheme": "bearer"},
+                "x_api_key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
         },
     }
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from machd.api.constraint import Constraint, ConstraintKind
+from machd.api.grammar_bounds import LITERAL
 from machd.errors import GrammarError
 
 __all__ = [
@@ -40,8 +41,6 @@ MAX_CHOICES = 4096
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 """What JSON can only write with an escape that grammars leave out; see ``engine/grammar.py``."""
 
-_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/')
-
 
 def check_constraint(constraint: Constraint) -> None:
     """Hold a constraint of a client's against the bounds of its kind.
@@ -59,7 +58,7 @@ def check_constraint(constraint: Constraint) -> None:
             _check_length(source, MAX_PATTERN_CHARACTERS, param)
         case ConstraintKind.GRAMMAR:
             _check_length(source, MAX_GRAMMAR_CHARACTERS, param)
-            for literal in _LITERAL.finditer(source):
+            for literal in LITERAL.finditer(source):
                 _check_length(literal[0], MAX_LITERAL_CHARACTERS, param)
         case ConstraintKind.JSON_OBJECT | ConstraintKind.CALLS:
             pass

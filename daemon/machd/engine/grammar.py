@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from machd.api.constraint import Constraint, ConstraintKind
+from machd.api.grammar_bounds import check_recursion
 from machd.api.schema_bounds import check_constraint, read_choices
 from machd.clock import thread_cpu_s
 from machd.engine.protocol import Grammar, Tokenizer
@@ -260,6 +261,7 @@ def _grammar(constraint: Constraint) -> str:
         raise GrammarError(
             f"{constraint.param}: it is neither Lark nor GBNF: {error}", param=constraint.param
         ) from error
+    check_recursion(lark, param=constraint.param)
     return LLMatcher.grammar_from_lark(lark)
 
 

@@ -269,10 +269,10 @@ class GenerationService:
         if asked is None and room > 0:
             return min(self._limits.max_tokens_default, room)
         if asked is None or asked > room:
-            wanted = f" and {asked} for the completion" if asked is not None else ""
             raise ContextLengthExceededError(
-                f"the model's context is {context_tokens} tokens; this request needs "
-                f"{prompt_tokens + (asked or 1)} ({prompt_tokens} in the prompt{wanted})",
+                context_tokens=context_tokens,
+                prompt_tokens=prompt_tokens,
+                asked_tokens=asked,
                 param="max_tokens" if room > 0 else prompt_param,
             )
         return asked

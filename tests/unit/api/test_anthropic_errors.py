@@ -58,7 +58,34 @@ def _wire(error: errors.MachdError) -> dict[str, object]:
     return wire
 
 
+def _too_long(prompt_tokens: int, asked_tokens: int | None) -> errors.MachdError:
+    return errors.ContextLengthExceededError(
+        context_tokens=100, prompt_tokens=prompt_tokens, asked_tokens=asked_tokens, param="messages"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (_too_long(101, 5), "prompt is too long: 101 tokens > 100 maximum"),
+        (_too_long(120, None), "prompt is too long: 120 tokens > 100 maximum"),
+        (
+            _too_long(60, 41),
+            "input length and `max_tokens` exceed context limit: 60 + 41 > 100, decrease input "
+            "length or `max_tokens` and try again",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_words_that_clients_look_for(
+    error: errors.MachdError, message: str
+) -> None:
+    """Agents shorten the conversation, or ask for less, by these sentences."""
+    assert anthropic_error_body(error, request_id=None).error.message == message
+
+
 def _made(kind: type[errors.MachdError]) -> errors.MachdError:
+    if kind is errors.ContextLengthExceededError:
+        return _too_long(101, 5)
     return errors.SettingsError(["wrong"]) if kind is errors.SettingsError else kind("wrong")
 
 
@@ -75,7 +102,7 @@ def test_every_error_has_a_family(kind: type[errors.MachdError]) -> None:
     detail = wire["error"]
     assert isinstance(detail, dict)
     assert detail.keys() == {"type", "message"}
-    assert detail["message"] == "wrong"
+    assert detail["message"] == "wrong" or kind is errors.ContextLengthExceededError
     assert detail["type"] in {*get_args(ErrorType), *_NOT_IN_THE_CLIENT}
     if detail["type"] not in _NOT_IN_THE_CLIENT:
         seen = ErrorResponse.model_validate(wire, strict=True)

@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from guided_rows import schema_grammar
+from guided_rows import many_readings, schema_grammar
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
@@ -65,6 +65,21 @@ BAD = {
     "ten thousand choices": (ConstraintKind.CHOICE, json.dumps([f"{i}" for i in range(10_000)])),
     "unknown rule": (ConstraintKind.GRAMMAR, "start: nowhere"),
     "no grammar": (ConstraintKind.GRAMMAR, "hello, how are you"),
+    "many readings": (ConstraintKind.GRAMMAR, many_readings(120)),
+    "very many readings": (ConstraintKind.GRAMMAR, many_readings(1500)),
+    "much that repeats": (
+        ConstraintKind.GRAMMAR,
+        f"start: ({' | '.join(f'x{i}' for i in range(500))})*\n"
+        + "\n".join(f'x{i}: "a"?' for i in range(500)),
+    ),
+    "a long constant": (ConstraintKind.JSON_SCHEMA, json.dumps({"const": "x" * 5000})),
+    "a control character": (ConstraintKind.JSON_SCHEMA, json.dumps({"const": "a\x01b"})),
+    "options of the compiler": (
+        ConstraintKind.JSON_SCHEMA,
+        '{"type":"array","uniqueItems":true,"x-guidance":{"lenient":true}}',
+    ),
+    "a number beyond all": (ConstraintKind.JSON_SCHEMA, '{"minimum":1' + "0" * 400 + "}"),
+    "a long literal": (ConstraintKind.GRAMMAR, f'start: "{"x" * 5000}"'),
     "bad GBNF": (ConstraintKind.GRAMMAR, 'root ::= "a" ('),
 }
 
@@ -120,6 +135,43 @@ def test_a_grammar_is_compiled_once() -> None:
     other = compiler.compile(Constraint(ConstraintKind.REGEX, "[a-y]+", "guided_regex"))
     assert again is first
     assert other != first
+
+
+def test_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking again for what cannot be compiled costs nothing."""
+    compiler = FakeEngine().grammars
+    bad = Constraint(ConstraintKind.REGEX, "(", "guided_regex")
+    with pytest.raises(GrammarError) as first:
+        compiler.compile(bad)
+    monkeypatch.setattr(LlguidanceCompiler, "_compile", None)
+    with pytest.raises(GrammarError) as again:
+        compiler.compile(bad)
+    assert again.value.message == first.value.message
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        (
+            'start: sum\nsum: product | sum "+" product | sum "-" product\n'
+            'product: atom | product "*" atom\natom: /[0-9]+/ | "-" atom | "(" sum ")"'
+        ),
+        (
+            'start: value\nvalue: object | array | STRING | "null"\n'
+            'object: "{" [pair ("," pair)*] "}"\npair: STRING ":" value\n'
+            'array: "[" [value ("," value)*] "]"\nSTRING: /"[^"]*"/'
+        ),
+        "start: "
+        + " | ".join(f"x{i}" for i in range(500))
+        + "\n"
+        + "\n".join(f'x{i}: "k{i}"' for i in range(500)),
+        'root ::= "a" root | "b"',
+    ],
+    ids=["sums", "json", "many ways", "gbnf"],
+)
+def test_what_people_write_compiles(lark: str) -> None:
+    """Recursion as languages have it, and long lists without any, are within the bounds."""
+    FakeEngine().grammars.compile(Constraint(ConstraintKind.GRAMMAR, lark, "guided_grammar"))
 
 
 def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
