@@ -71,8 +71,10 @@ def _too_long(prompt_tokens: int, asked_tokens: int | None) -> errors.MachdError
         (_too_long(120, None), "prompt is too long: 120 tokens > 100 maximum"),
         (
             _too_long(60, 41),
-            "input length and `max_tokens` exceed context limit: 60 + 41 > 100, decrease input "
-            "length or `max_tokens` and try again",
+            (
+                "input length and `max_tokens` exceed context limit: 60 + 41 > 100, decrease input "
+                "length or `max_tokens` and try again"
+            ),
         ),
     ],
 )
