@@ -24,7 +24,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # isort: skip -
 
 def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
     """Every row is sampled with the parameters and the state of the row in the first place."""
-    patch.setattr(decoder, "Sampler", lambda rows, tokens: Sampler([rows[0]] * len(rows), tokens))
+    patch.setattr(decoder, "Sampler", lambda rows, *others: Sampler([rows[0]] * len(rows), *others))
 
 
 def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:

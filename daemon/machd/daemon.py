@@ -195,6 +195,8 @@ class Daemon:
             await _first_of(finished, stalled)
         finally:
             stalled.cancel()
+            if finished.done() and not finished.cancelled():
+                finished.exception()  # looked at: who ends the daemon asks the loop's own future
 
     async def _give_up(self, parts: Parts) -> None:
         """Tell everyone that the engine is gone.

@@ -248,7 +248,7 @@ def test_logprobs_cover_calls_and_thoughts(http: httpx.Client, stream: bool) -> 
         ({"tools": [_ADD, _ADD]}, "tools[1].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"reasoning_effort": "max"}, "reasoning_effort"),
+        ({"reasoning_effort": "immense"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
     ],
 )

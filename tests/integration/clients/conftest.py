@@ -47,9 +47,9 @@ def served_url(embedded_model_path: Path) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scripted_url() -> Iterator[str]:
-    """A daemon in this process whose model follows the script above."""
+    """A daemon in this process whose model follows the script above; other tests look at threads."""
     flags = {"continuous_batching.enabled": True}
     with RunningDaemon(lambda: FakeEngine(_script), flags) as running:
         yield running.url
