@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 from collections import Counter
@@ -74,7 +75,20 @@ def _plain_until(
     return told
 
 
-@pytest.mark.parametrize(("count", "plain_clients"), [(24, 4), (200, 2)])
+@pytest.mark.parametrize(
+    ("count", "plain_clients"),
+    [
+        (24, 4),
+        pytest.param(
+            200,
+            2,
+            marks=pytest.mark.skipif(
+                "MACHD_LONG_TESTS" not in os.environ,
+                reason="takes over two minutes; set MACHD_LONG_TESTS=1",
+            ),
+        ),
+    ],
+)
 def test_every_finished_answer_has_its_shape_and_neighbours_are_not_touched(
     server: ServeProcess, record_property: Any, count: int, plain_clients: int
 ) -> None:
