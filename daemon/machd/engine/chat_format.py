@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from machd.engine.chat_protocol import ParsedToolCall, TextSplitter, TextState
 from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import ParsedToolCall, TextSplitter, TextState
 from machd.engine.untyped import WrappedTokenizer
 
 __all__ = ["JSON_TOOLS", "JSON_TOOL_MARKERS", "MarkedChatFormat", "parsed_call", "read_chat_format"]

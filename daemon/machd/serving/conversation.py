@@ -9,7 +9,13 @@ from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation, ToolChoiceMode
 from machd.api.tools import template_tool
 from machd.engine.chat_format import JSON_TOOLS
-from machd.engine.protocol import ChatFormat, Engine, Grammar, TextState, Thinking, Tokenizer
+from machd.engine.chat_protocol import ChatFormat, TextState
+from machd.engine.protocol import (
+    Engine,
+    Grammar,
+    Thinking,
+    Tokenizer,
+)
 from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance

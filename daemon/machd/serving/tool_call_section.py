@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from machd.engine.protocol import ChatFormat, ParsedToolCall
+from machd.engine.chat_protocol import ChatFormat, ParsedToolCall
 from machd.serving.piece_queue import PieceQueue
 from machd.serving.tool_call_text import JsonCalls
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from machd.engine.chat_format import parsed_call
-from machd.engine.protocol import ParsedToolCall
+from machd.engine.chat_protocol import ParsedToolCall
 from machd.serving.json_text import JsonText, NotJsonError
 
 __all__ = ["CallSink", "JsonCalls"]

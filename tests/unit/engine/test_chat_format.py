@@ -23,9 +23,9 @@ from machd.engine.chat_format import (
     MarkedChatFormat,
     parsed_call,
 )
+from machd.engine.chat_protocol import TextState
 from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import TextState
 from machd.engine.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
 
@@ -150,7 +150,7 @@ def test_plain_text_needs_no_mlx() -> None:
     program = (
         "import sys\n"
         "from machd.engine.fake_tokenizer import FakeTokenizer\n"
-        "from machd.engine.protocol import TextState\n"
+        "from machd.engine.chat_protocol import TextState\n"
         "one = FakeTokenizer().chat_format.splitter(tools=True, starts_in=TextState.NORMAL)\n"
         "assert one.push('hello') == [(TextState.NORMAL, 'hello')] and one.finish() == []\n"
         "assert not {'mlx', 'mlx_lm'} & set(sys.modules)\n"

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from machd.engine.chat_format import MarkedChatFormat
+from machd.engine.chat_protocol import ParsedToolCall, TextState
 from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.protocol import ParsedToolCall, TextState
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import (
     Content,

@@ -13,11 +13,14 @@ import pytest
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.engine.chat_format import MarkedChatFormat
+from machd.engine.chat_protocol import TextState
 from machd.engine.fake import FakeEngine
 from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.gguf_header import read_gguf_header
 from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import Grammar, TextState
+from machd.engine.protocol import (
+    Grammar,
+)
 from machd.engine.tokenizer import MlxTokenizer
 from machd.engine.tokenizer_files import gguf_tokenizer
 from machd.errors import GrammarError, InvalidRequestError
