@@ -22,6 +22,7 @@ from bad_requests import (
 from paced_daemon import paced_daemon
 from running_daemon import RunningDaemon
 from scraping import scrape
+from wall_clock import limits_in_seconds
 
 from machd.engine.protocol import Engine
 
@@ -54,6 +55,7 @@ def _post(http: httpx.Client, bad: BadRequest) -> tuple[httpx.Response, float]:
     return answer, time.perf_counter() - before_s
 
 
+@limits_in_seconds
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
 def test_a_mistake_is_told_within_a_second(http: httpx.Client, bad: BadRequest) -> None:
     """A 400 in the dialect's own envelope, whose message is short, and whole in itself."""
@@ -66,6 +68,7 @@ def test_a_mistake_is_told_within_a_second(http: httpx.Client, bad: BadRequest) 
     assert len(answer.content) < 2000
 
 
+@limits_in_seconds
 @pytest.mark.parametrize("heavy", HEAVY_REQUESTS, ids=str)
 def test_what_is_heavy_is_answered_or_refused(http: httpx.Client, heavy: BadRequest) -> None:
     """Within the bounds, though made to be slow: no failure of ours, and soon decided."""
@@ -87,6 +90,7 @@ def test_a_stream_that_cannot_be_is_no_stream(http: httpx.Client, path: str) -> 
     error_of(path, answer.json())
 
 
+@limits_in_seconds
 @pytest.mark.slow
 def test_nobody_else_notices() -> None:
     """All of it at once from two senders: health answers at once, and a running stream goes on.

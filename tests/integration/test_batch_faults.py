@@ -18,6 +18,7 @@ from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
+from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine import sampling
@@ -292,6 +293,7 @@ def _provoke(crowd: _Crowd, gate: StepGate, trap: _Trap, moment: _Moment, url: s
     gate.open()
 
 
+@limits_in_seconds
 @pytest.mark.parametrize(("fault", "looks_ahead"), _CASES, ids=str)
 def test_an_engine_fault_ends_what_runs_and_nothing_else(
     fault: _Fault,
@@ -344,6 +346,7 @@ def _fail_together(crowd: _Crowd, gate: StepGate, trap: _Trap, *waiting: str) ->
     return [crowd.answer(name) for name in waiting]
 
 
+@limits_in_seconds
 def test_three_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

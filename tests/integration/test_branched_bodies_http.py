@@ -9,6 +9,7 @@ import httpx
 import pytest
 from dialogue import chat
 from running_daemon import RunningDaemon
+from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 
@@ -65,6 +66,7 @@ class _HealthChecks:
                 self.worst_s = max(self.worst_s, clock.monotonic_s() - start_s)
 
 
+@limits_in_seconds
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -16,6 +16,7 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode
+from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine
@@ -139,6 +140,7 @@ def test_a_whole_answer_is_ended_at_the_deadline() -> None:
         assert daemon.join(3)
 
 
+@limits_in_seconds
 def test_a_second_stop_ends_at_once() -> None:
     """The second stop does not wait for the deadline: open streams end with the error event."""
     gate = StepGate(at_decode)
@@ -175,6 +177,7 @@ def test_a_second_stop_does_not_wait_for_a_client_that_reads_nothing() -> None:
         assert has_ended
 
 
+@limits_in_seconds
 def test_an_idle_daemon_stops_within_a_second() -> None:
     """Without work, neither idle connections nor half-sent requests delay the end."""
     clock = SystemClock()
@@ -194,6 +197,7 @@ def test_an_idle_daemon_stops_within_a_second() -> None:
         assert daemon.error is None
 
 
+@limits_in_seconds
 def test_a_daemon_that_loads_stops_at_once() -> None:
     """A stop does not wait for a model that is still loading."""
     may_load = threading.Event()

@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 from serve_process import ServeProcess
+from wall_clock import limits_in_seconds
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
@@ -170,6 +171,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(client: openai
     assert "8193" in caught.value.message
 
 
+@limits_in_seconds
 def test_health_answers_while_a_long_prompt_is_tokenised(
     server: ServeProcess, client: openai.OpenAI
 ) -> None:

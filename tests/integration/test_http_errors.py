@@ -19,6 +19,7 @@ from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
+from wall_clock import limits_in_seconds
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS
 from machd.clock import SystemClock
@@ -800,6 +801,7 @@ def test_openais_client_raises_on_an_error_event() -> None:
         assert whole.value.code == "row_fault"
 
 
+@limits_in_seconds
 @pytest.mark.parametrize(("step", "stream"), [(0, False), (2, False), (0, True)])
 def test_an_engine_fault_is_answered_and_survived(step: int, stream: bool) -> None:  # noqa: FBT001
     """A step that raises answers its request within a second; the next request is served."""
@@ -815,6 +817,7 @@ def test_an_engine_fault_is_answered_and_survived(step: int, stream: bool) -> No
         assert httpx.get(f"{daemon.url}/health/live").status_code == 200
 
 
+@limits_in_seconds
 def test_an_engine_fault_mid_stream_is_an_event() -> None:
     """A running stream ends with the event; a request that waits meanwhile is served."""
     gate = StepGate(at_decode)

@@ -18,6 +18,7 @@ from running_daemon import RunningDaemon
 from scraping import scrape
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
+from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
@@ -354,6 +355,7 @@ _HOSTILE = {
 }
 
 
+@limits_in_seconds
 @pytest.mark.parametrize("name", _HOSTILE)
 @pytest.mark.parametrize("path", [_MESSAGES, _COUNT])
 def test_hostile_bodies(http: httpx.Client, path: str, name: str) -> None:

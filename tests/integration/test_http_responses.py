@@ -21,6 +21,7 @@ from openai.types.responses import (
 from pydantic import BaseModel
 from running_daemon import RunningDaemon
 from scraping import scrape
+from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
@@ -452,6 +453,7 @@ _HOSTILE: list[tuple[str, bytes]] = [
 ]
 
 
+@limits_in_seconds
 @pytest.mark.parametrize(("name", "body"), _HOSTILE, ids=[name for name, _ in _HOSTILE])
 def test_hostile_bodies_are_refused_soon(daemon: RunningDaemon, name: str, body: bytes) -> None:
     """400 in the envelope within a second, and the next request is served."""

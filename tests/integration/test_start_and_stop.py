@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from serve_process import ServeProcess, run_machd
+from wall_clock import limits_in_seconds
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +82,7 @@ def test_origins_name_file_variable_and_flag(tmp_path: Path) -> None:
     assert "port" in lines["port"]
 
 
+@limits_in_seconds
 def test_a_term_signal_while_loading_is_obeyed_at_once(embedded_model_path: Path) -> None:
     """A daemon that is still loading leaves within a second, with exit code 0."""
     assert embedded_model_path.is_file()
