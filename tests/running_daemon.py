@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Self
 
 from machd.daemon import Daemon
 from machd.engine.fake import FakeEngine
 from machd.engine.protocol import Engine
-from machd.settings.sources import load_settings
+from machd.settings.sources import SettingsSources
 
 __all__ = ["RunningDaemon"]
 
@@ -24,19 +25,27 @@ class RunningDaemon:
         make_engine: Callable[[], Engine] = FakeEngine,
         flags: Mapping[str, object] | None = None,
         *,
+        config_path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
         wait_until_ready: bool = True,
     ) -> None:
-        """Prepare a daemon on a free port; ``flags`` are settings by dotted key."""
-        settings = load_settings(
-            config_path=None, environ={}, flags={"server.port": 0, **(flags or {})}
-        ).settings
+        """Prepare a daemon on a free port; ``flags`` are settings by dotted key.
+
+        It has no admin listener unless ``flags`` name one.
+        """
         self._make_engine = make_engine
-        self._settings = settings
+        self._sources = SettingsSources(
+            config_path,
+            environ or {},
+            {"server.port": 0, "admin.listen": "off", **(flags or {})},
+        )
+        self._loaded = self._sources.load()
         self._wait_until_ready = wait_until_ready
         self._ready = threading.Event()
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._daemon: Daemon | None = None
         self.url = ""
+        self.admin_url: str | None = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="test-daemon", daemon=True)
 
@@ -79,12 +88,13 @@ class RunningDaemon:
     async def _main(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._daemon = Daemon(
-            self._settings,
+            self._sources,
+            self._loaded,
             self._make_engine,
-            environ={},
             on_ready=lambda _url, _engine: self._ready.set(),
         )
         self.url = self._daemon.url
+        self.admin_url = self._daemon.admin_url
         if not self._wait_until_ready:
             self._ready.set()
         await self._daemon.run()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 
 import structlog
+from litestar.types import ASGIApp
 
 from machd import __version__
 from machd.api.capabilities import Versions
@@ -16,30 +16,45 @@ from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
 from machd.engine.protocol import Engine, ModelDescription
+from machd.http.admin.app import create_admin_app
+from machd.http.admin.context import AdminContext
+from machd.http.admin.token import AdminToken
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
+from machd.http.gate import OpenRequests
+from machd.http.switch import AppSwitch
 from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.continuous import continuous
+from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import DecodeMode
-from machd.scheduler.protocol import Scheduler
-from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits
+from machd.serving.configuration import Configuration
 from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
+from machd.serving.event_feed import EventFeed
 from machd.serving.fanout import Fanout
-from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
+from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.startup_guard import Measure, OnStart, StartupGuard, nothing_known
+from machd.serving.throughput import Throughput
 from machd.settings.model import ContinuousBatchingSettings, Settings
+from machd.settings.sources import LoadedSettings, SettingsSources
+from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
-from machd.telemetry.logs import RequestLog
+from machd.telemetry.logs import RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
+from machd.telemetry.tracing import tracers
 
-__all__ = ["Parts", "batching_of", "installed_versions"]
+__all__ = ["Access", "Parts", "batching_of", "installed_versions"]
+
+Access = Callable[[Settings], ApiKeys]
+"""Reads who may ask under some settings; refuses those under which nobody may be let in."""
 
 
 def installed_versions() -> Versions:
@@ -52,34 +67,46 @@ def installed_versions() -> Versions:
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the daemon is made of, each by its name
         self,
-        settings: Settings,
+        sources: SettingsSources,
+        loaded: LoadedSettings,
         load: Callable[[], Engine],
         clock: Clock,
-        api_keys: ApiKeys,
         *,
+        admit: Access,
         measure: Measure = nothing_known,
         recall: Measure = nothing_known,
     ) -> None:
         """Wire them; nothing runs yet.
 
         Args:
-            settings: Validated settings.
+            sources: Where a reload reads settings.
+            loaded: Settings, checked.
             load: Makes the engine; called on the engine thread.
             clock: Reads time.
-            api_keys: Who may ask.
+            admit: Reads who may ask, for these settings and for later ones.
             measure: Finds out what the model can do; called on the engine thread.
             recall: Tells what was found out before.
+
+        Raises:
+            SettingsError, ListenError: Nobody may be let in like that.
         """
-        self._settings = settings
+        settings = loaded.settings
+        self._clock = clock
+        self._admit = admit
+        self._measure = measure
+        self._open_requests = OpenRequests()
+        self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
-        fanout = Fanout(asyncio.get_running_loop(), [self.metrics])
+        self.throughput = Throughput(clock)
+        self.feed = EventFeed()
+        fanout = Fanout(asyncio.get_running_loop(), [self.metrics, self.throughput, self.feed])
         self.loop = EngineLoop(
             load=load,
-            make_scheduler=self._make_scheduler,
+            make_scheduler=lambda engine: SchedulerCore(self._arrangement(engine)),
             publish=fanout.publish,
             clock=clock,
             probe=StartupGuard(
@@ -94,33 +121,49 @@ class Parts:
             loop=self.loop,
             fanout=fanout,
             lifecycle=self.lifecycle,
-            limits=GenerationLimits(
-                max_tokens_default=settings.limits.max_tokens_default,
-                max_n=settings.limits.max_n,
-                max_queue=settings.limits.max_queue,
-            ),
+            limits=_generation_limits(settings),
             clock=clock,
-            observers=[self.metrics, RequestLog()],
+            observers=[self.metrics, RequestLog(), *tracers(settings.tracing.otlp_endpoint)],
         )
-        context = ServerContext(
-            service=self.service,
+        self._responses = ResponseStore(
+            max_responses=settings.limits.max_stored_responses,
+            max_bytes=settings.limits.max_stored_response_bytes,
+        )
+        self.app = AppSwitch(self._make_app(settings, admit(settings)))
+        watch_gauges(
+            self.metrics,
             loop=self.loop,
-            metrics=self.metrics,
-            clock=clock,
-            settings=settings,
-            versions=installed_versions(),
-            responses=ResponseStore(
-                max_responses=settings.limits.max_stored_responses,
-                max_bytes=settings.limits.max_stored_response_bytes,
-            ),
+            lifecycle=self.lifecycle,
+            lag=self.lag,
+            configuration=self.configuration,
+            versions=_version_labels(installed_versions()),
         )
-        self.app = create_app(context, api_keys)
-        self._watch()
+
+    def admin_app(self, token: AdminToken) -> ASGIApp:
+        """The application for operators."""
+        return create_admin_app(
+            AdminContext(
+                service=self.service,
+                loop=self.loop,
+                lifecycle=self.lifecycle,
+                metrics=self.metrics,
+                clock=self._clock,
+                configuration=self.configuration,
+                throughput=self.throughput,
+                feed=self.feed,
+                responses=self._responses,
+                versions=installed_versions(),
+                started_unix_s=self._clock.unix_s(),
+                decide=self._decision,
+                probe=lambda: self.loop.rearrange(self._arrangement, measure=True),
+            ),
+            token,
+        )
 
     def announce(self, engine: Engine) -> DecodeModeDecision:
         """Export and log what is only known once the model is loaded; returns the decode mode."""
         model = engine.model
-        verdicts, decision = self._decide(model)
+        verdicts, decision = self.decide(model)
         self.metrics.set_info(
             "machd_model_info",
             model=model.model_id,
@@ -141,22 +184,65 @@ class Parts:
         self._log_decision(decision, verdicts.continuous_batching, model)
         return decision
 
-    def _decide(self, model: ModelDescription) -> tuple[ModelVerdicts, DecodeModeDecision]:
+    def decide(
+        self, model: ModelDescription, settings: Settings | None = None
+    ) -> tuple[ModelVerdicts, DecodeModeDecision]:
+        """What the model can do, and how it is decoded under ``settings`` (by default, today's)."""
+        section = (settings or self.configuration.settings).continuous_batching
         verdicts = judge(model.cache, self.loop.probe_results, architecture=model.architecture)
         decision = decide_decode_mode(
-            is_batching_asked=self._settings.continuous_batching.enabled,
-            verdict=verdicts.continuous_batching,
+            is_batching_asked=section.enabled, verdict=verdicts.continuous_batching
         )
         return verdicts, decision
 
-    def _make_scheduler(self, engine: Engine) -> Scheduler:
-        """The scheduler that the settings ask for and the model allows; on the engine thread."""
-        limits = _queue_limits(self._settings)
-        _, decision = self._decide(engine.model)
+    def _decision(self, settings: Settings) -> DecodeModeDecision | None:
+        loaded = self.loop.loaded
+        if not loaded.done() or loaded.exception() is not None:
+            return None
+        return self.decide(loaded.result().model, settings)[1]
+
+    def _arrangement(self, engine: Engine, settings: Settings | None = None) -> Arrangement:
+        """What the settings ask for and the model allows; on the engine thread."""
+        settings = settings or self.configuration.settings
+        limits = _queue_limits(settings)
+        _, decision = self.decide(engine.model, settings)
         if decision.active is DecodeMode.BATCHED:
-            section = self._settings.continuous_batching
-            return ContinuousScheduler(limits, batching_of(section, engine.model))
-        return SingleFlightScheduler(limits)
+            return continuous(limits, batching_of(settings.continuous_batching, engine.model))
+        return single_flight(limits)
+
+    def _prepare(self, settings: Settings) -> Callable[[], None]:
+        """Get ready what other settings need; see :data:`machd.serving.configuration.Prepare`."""
+        app = self._make_app(settings, self._admit(settings))
+
+        def take_on() -> None:
+            old = self.configuration.settings
+            self.app.app = app
+            self.service.set_limits(_generation_limits(settings))
+            self._responses.set_bounds(
+                max_responses=settings.limits.max_stored_responses,
+                max_bytes=settings.limits.max_stored_response_bytes,
+            )
+            self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
+            if settings.logging != old.logging:
+                configure_logs(level=settings.logging.level, log_format=settings.logging.format)
+            if settings.continuous_batching != old.continuous_batching:
+                self.loop.rearrange(lambda engine: self._arrangement(engine, settings))
+            elif settings.limits != old.limits:
+                self.loop.set_queue_limits(_queue_limits(settings))
+
+        return take_on
+
+    def _make_app(self, settings: Settings, api_keys: ApiKeys) -> ASGIApp:
+        context = ServerContext(
+            service=self.service,
+            loop=self.loop,
+            metrics=self.metrics,
+            clock=self._clock,
+            settings=settings,
+            versions=installed_versions(),
+            responses=self._responses,
+        )
+        return create_app(context, api_keys, open_requests=self._open_requests)
 
     def _log_decision(
         self, decision: DecodeModeDecision, verdict: Verdict, model: ModelDescription
@@ -173,7 +259,7 @@ class Parts:
             evidence=_figures(verdict.evidence),
         )
         if decision.active is DecodeMode.BATCHED:
-            asked_gb = self._settings.continuous_batching.kv_budget_gb
+            asked_gb = self.configuration.settings.continuous_batching.kv_budget_gb
             asked_bytes = asked_budget_bytes(asked_gb)
             effective_bytes = effective_budget_bytes(asked_gb, model.device_memory_bytes)
             say = log.info if effective_bytes == asked_bytes else log.warning
@@ -183,48 +269,6 @@ class Parts:
                 effective_bytes=effective_bytes,
                 device_memory_bytes=model.device_memory_bytes or None,
             )
-
-    def _watch(self) -> None:
-        """Point the gauges at what they show."""
-        metrics, loop = self.metrics, self.loop
-        versions = installed_versions()
-        metrics.set_info(
-            "machd_build_info",
-            version=versions.machd,
-            mlx=versions.mlx or "",
-            mlx_lm=versions.mlx_lm or "",
-            python=platform.python_version(),
-        )
-        metrics.watch_state(lambda: self.lifecycle.state)
-        metrics.watch_decode_mode(lambda: loop.snapshot.mode)
-        metrics.watch("machd_requests_running", lambda: loop.snapshot.running_count)
-        metrics.watch("machd_requests_waiting", lambda: loop.snapshot.waiting_count)
-        metrics.watch("machd_active_loops", lambda: loop.snapshot.active_loops)
-        metrics.watch("machd_slots", lambda: loop.snapshot.active_loops, state="occupied")
-        metrics.watch("machd_slots", self._free_slots, state="free")
-        for state in ("budget", "reserved", "used"):
-            metrics.watch("machd_kv_cache_bytes", self._kv_reader(state), state=state)
-        metrics.watch("machd_kv_cache_usage_ratio", lambda: self._kv().usage_ratio)
-        metrics.watch("machd_engine_heartbeat_age_seconds", lambda: loop.heartbeat_age_s)
-        metrics.watch("machd_event_loop_lag_seconds", lambda: self.lag.last_s)
-        for kind in ("active", "peak", "cache"):
-            metrics.watch("machd_mlx_memory_bytes", self._memory_reader(kind), kind=kind)
-
-    def _free_slots(self) -> float:
-        snapshot = self.loop.snapshot
-        return snapshot.slot_count - snapshot.active_loops
-
-    def _kv(self) -> KvMemory:
-        loaded = self.loop.loaded
-        if not loaded.done() or loaded.exception() is not None:
-            return KvMemory(0, 0, 0)
-        return kv_memory(self.loop.snapshot, loaded.result().model)
-
-    def _kv_reader(self, state: str) -> Callable[[], float]:
-        return lambda: float(getattr(self._kv(), f"{state}_bytes"))
-
-    def _memory_reader(self, kind: str) -> Callable[[], float]:
-        return lambda: float(getattr(self.loop.snapshot.memory, f"{kind}_bytes"))
 
 
 def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) -> Batching:
@@ -244,8 +288,27 @@ def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) ->
     )
 
 
+def _version_labels(versions: Versions) -> dict[str, str]:
+    return {
+        "version": versions.machd,
+        "mlx": versions.mlx or "",
+        "mlx_lm": versions.mlx_lm or "",
+    }
+
+
 def _figures(evidence: Evidence | None) -> dict[str, float] | None:
     return None if evidence is None else asdict(evidence)
+
+
+def _generation_limits(settings: Settings) -> GenerationLimits:
+    limits = settings.limits
+    return GenerationLimits(
+        max_tokens_default=limits.max_tokens_default,
+        max_n=limits.max_n,
+        max_queue=limits.max_queue,
+        max_requests_per_key=limits.max_requests_per_key,
+        max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
+    )
 
 
 def _queue_limits(settings: Settings) -> QueueLimits:

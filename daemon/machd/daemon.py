@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -18,14 +18,19 @@ from machd.errors import (
     DrainDeadlineError,
     EngineFaultError,
     FaultError,
+    ListenError,
     MachdError,
 )
+from machd.http.admin.token import AdminToken
 from machd.http.authentication import ApiKeys
-from machd.http.server import HttpServer, Listener, listen
+from machd.http.server import HttpServer
+from machd.http.sockets import Listener, listen, listen_admin
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.lifecycle import State
+from machd.serving.notify import ServiceNotifier
 from machd.serving.startup_guard import Measure, nothing_known
 from machd.settings.model import Settings
+from machd.settings.sources import LoadedSettings, SettingsSources
 
 __all__ = ["Daemon"]
 
@@ -43,21 +48,22 @@ class Daemon:
 
     def __init__(  # noqa: PLR0913 - what the command line hands down, each by its name
         self,
-        settings: Settings,
+        sources: SettingsSources,
+        loaded: LoadedSettings,
         load: Callable[[], Engine],
         *,
-        environ: Mapping[str, str],
         clock: Clock | None = None,
         on_ready: Callable[[str, Engine], None] = lambda _url, _engine: None,
         measure: Measure = nothing_known,
         recall: Measure = nothing_known,
     ) -> None:
-        """Read the keys and bind the address, so that mistakes show before the model loads.
+        """Read the keys and bind the addresses, so that mistakes show before the model loads.
 
         Args:
-            settings: Validated settings.
+            sources: Where a reload reads settings; its variables are the process's, with the
+                sockets and credentials that a service manager hands over.
+            loaded: What was read from there.
             load: Makes the engine; called on the engine thread.
-            environ: The process's variables, for a socket handed over by the service manager.
             clock: Reads time; the machine's clocks unless given.
             on_ready: Told the URL and the engine once requests are taken.
             measure: Finds out what the loaded model can do, in a few seconds; called on the
@@ -65,10 +71,12 @@ class Daemon:
             recall: Tells what was found out before, at once.
 
         Raises:
-            ListenError: The address is taken, or is public while no API key is required.
+            ListenError: An address is taken, or is public while no API key is required.
             SettingsError: The key file is wrong.
         """
-        self.settings = settings
+        settings = loaded.settings
+        self._sources = sources
+        self._loaded = loaded
         self._load = load
         self._clock = clock or SystemClock()
         self._on_ready = on_ready
@@ -76,22 +84,32 @@ class Daemon:
         self._recall = recall
         self._decode_mode: DecodeModeDecision | None = None
         self._log = structlog.get_logger("machd.daemon")
-        keys_file = settings.auth.api_keys_file
-        self._api_keys = ApiKeys.read(Path(keys_file)) if keys_file else ApiKeys.none()
-        self._listener: Listener = listen(
-            settings.server.host,
-            settings.server.port,
-            environ=environ,
-            allow_exposed=self._api_keys.is_required,
-        )
+        self._notifier = ServiceNotifier(sources.environ, self._clock)
+        self._listener = listen(settings.server.host, settings.server.port, environ=sources.environ)
+        try:
+            self._admit(settings)
+            self._admin_listener = listen_admin(settings.admin.listen)
+            self._admin_token = self._read_admin_token(settings)
+        except MachdError:
+            self._listener.close()
+            raise
+        self._listener.open()
+        if self._admin_listener is not None:
+            self._admin_listener.open()
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._reloads: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         """Where the daemon listens."""
         return self._listener.url
+
+    @property
+    def admin_url(self) -> str | None:
+        """Where operators are answered; None where nobody is."""
+        return None if self._admin_listener is None else self._admin_listener.url
 
     @property
     def decode_mode(self) -> DecodeModeDecision | None:
@@ -111,24 +129,66 @@ class Daemon:
         """
         try:
             parts = Parts(
-                self.settings,
+                self._sources,
+                self._loaded,
                 self._load,
                 self._clock,
-                self._api_keys,
+                admit=self._admit,
                 measure=self._measure,
                 recall=self._recall,
             )
             await self._run(parts)
         finally:
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
+
+    @property
+    def _listeners(self) -> tuple[Listener, ...]:
+        both = (self._listener, self._admin_listener)
+        return tuple(listener for listener in both if listener is not None)
+
+    def _admit(self, settings: Settings) -> ApiKeys:
+        """Who may ask under these settings.
+
+        Raises:
+            ListenError: Other machines can reach the daemon, and it asks nobody for a key.
+            SettingsError: The key file is wrong.
+        """
+        api_keys = ApiKeys.of(settings, self._sources.environ)
+        if self._listener.is_exposed and not api_keys.is_required:
+            raise ListenError(
+                f"{self._listener.url} can be reached from other machines; set "
+                "auth.api_keys_file first, or listen on 127.0.0.1"
+            )
+        return api_keys
+
+    def _servers(self, parts: Parts) -> dict[HttpServer, Listener]:
+        """A server for each listener, the public one first."""
+        servers = {HttpServer(parts.app): self._listener}
+        if self._admin_listener is not None and self._admin_token is not None:
+            servers[HttpServer(parts.admin_app(self._admin_token))] = self._admin_listener
+        return servers
+
+    def _read_admin_token(self, settings: Settings) -> AdminToken | None:
+        """What operators have to show; None where there is no admin listener.
+
+        Raises:
+            SettingsError: The file is wrong.
+        """
+        if self._admin_listener is None:
+            return None
+        return AdminToken.of(settings, self._sources.environ, self._admin_listener)
 
     async def _run(self, parts: Parts) -> None:
-        server = HttpServer(parts.app)
-        serving = asyncio.create_task(server.serve(sockets=[self._listener.socket]))
+        servers = self._servers(parts)
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listener.socket]))
+            for server, listener in servers.items()
+        ]
         lag = asyncio.create_task(parts.lag.watch())
-        self._take_signals()
+        self._take_signals(parts)
         parts.loop.start()
-        self._log.info("daemon.listening", url=self.url)
+        self._log.info("daemon.listening", url=self.url, admin_url=self.admin_url)
         try:
             await self._load_model(parts)
             if not self._stop.is_set():
@@ -138,9 +198,11 @@ class Daemon:
             lag.cancel()
             parts.lifecycle.become(State.STOPPED)
             parts.loop.stop(DrainDeadlineError("the server has stopped"))
-            server.should_exit = True
-            await asyncio.wait({serving}, timeout=_SERVER_JOIN_S)
-            server.cut_connections()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.wait(serving, timeout=_SERVER_JOIN_S)
+            for server in servers:
+                server.cut_connections()
             parts.service.close()
             if parts.loop.loaded.done():
                 await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
@@ -168,10 +230,11 @@ class Daemon:
             raise EngineFaultError("the model could not be loaded; the log says why") from error
         self._decode_mode = parts.announce(engine)
         parts.lifecycle.become(State.READY)
+        self._notifier.ready()
         self._log.info("daemon.ready", url=self.url, model=engine.model.model_id)
         self._on_ready(self.url, engine)
 
-    async def _wait_for_end(self, parts: Parts, serving: asyncio.Task[None]) -> None:
+    async def _wait_for_end(self, parts: Parts, serving: list[asyncio.Task[None]]) -> None:
         """Until a stop is asked for; an engine or a server that fails ends the daemon.
 
         Raises:
@@ -179,11 +242,12 @@ class Daemon:
         """
         stop = asyncio.create_task(self._stop.wait())
         failed = asyncio.create_task(self._engine_failed(parts))
-        await _first_of(stop, serving, failed)
+        await _first_of(stop, *serving, failed)
         stop.cancel()
         failed.cancel()
-        if serving.done():
-            raise FaultError("the HTTP server has stopped") from serving.exception()
+        for server in serving:
+            if server.done():
+                raise FaultError("the HTTP server has stopped") from server.exception()
         if failed.done():
             await self._give_up(parts)
 
@@ -214,9 +278,8 @@ class Daemon:
 
     async def _stalled(self, parts: Parts) -> None:
         """Return once a step has taken longer than any step may."""
-        limit_s = self.settings.engine.stall_timeout_s
-        while parts.loop.heartbeat_age_s <= limit_s:  # noqa: ASYNC110 - a hung thread sets no event
-            await asyncio.sleep(min(1.0, limit_s / 4))
+        while parts.loop.heartbeat_age_s <= (limit_s := _stall_limit_s(parts)):
+            await asyncio.sleep(min(1.0, limit_s / 4))  # looked at: a hung thread sets no event
         parts.metrics.count_fault("engine")
         self._log.critical("engine.stalled", heartbeat_age_s=round(parts.loop.heartbeat_age_s, 1))
 
@@ -228,7 +291,9 @@ class Daemon:
         """
         parts.lifecycle.become(State.DRAINING)
         self._log.info("daemon.draining", open_requests=parts.service.open_count)
-        drained = asyncio.create_task(parts.service.drain(self.settings.limits.drain_timeout_s))
+        timeout_s = parts.configuration.settings.limits.drain_timeout_s
+        self._notifier.stopping(timeout_s=timeout_s)
+        drained = asyncio.create_task(parts.service.drain(timeout_s))
         at_once = asyncio.create_task(self._stop_now.wait())
         failed = asyncio.create_task(self._engine_failed(parts))
         await _first_of(drained, at_once, failed)
@@ -242,12 +307,30 @@ class Daemon:
             await asyncio.wait({drained}, timeout=_LAST_ANSWER_S)
             drained.cancel()
 
-    def _take_signals(self) -> None:
+    def _take_signals(self, parts: Parts) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         event_loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             event_loop.add_signal_handler(number, self.request_stop)
+        event_loop.add_signal_handler(signal.SIGHUP, self.request_reload, parts)
+
+    def request_reload(self, parts: Parts) -> None:
+        """Read the settings again; what comes of it is logged. Call it on the event loop."""
+        task = asyncio.create_task(self._reload(parts))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, parts: Parts) -> None:
+        self._notifier.reloading()
+        # A refusal is logged and counted where it is made; the old settings stay.
+        with contextlib.suppress(MachdError):
+            await parts.configuration.reload()
+        self._notifier.ready()
+
+
+def _stall_limit_s(parts: Parts) -> float:
+    return parts.configuration.settings.engine.stall_timeout_s
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:

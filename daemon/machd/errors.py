@@ -33,12 +33,17 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
         . ModelNotServedError
       - MethodNotAllowedError         405
       - BodyTimeoutError              408
+      - ConflictError                 409
+        . RestartRequiredError        settings that only a restart takes on
+        . ModeUnavailableError        the model cannot be decoded that way
+      - SettingsChangedError          412
       - BodyTooLargeError             413
       - UnsupportedMediaTypeError     415
       - MisdirectedRequestError       421
     + UnavailableError                right request, wrong moment                429, 503
       - QueueFullError                429
       - KvBudgetSpentError            429
+      - KeyLimitError                 429
       - TooManyInFlightError          503
       - QueueTimeoutError             503
       - NotReadyError                 503
@@ -46,8 +51,10 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
     + AbortError                      a generation ended early
       - ClientDisconnectedError       499
       - ClientStalledError            499
+      - OperatorAbortError            503
       - RequestTimeoutError           504
       - DrainDeadlineError            503
+    + NoDaemonError                   nobody answers at the admin address        exit 69
     + FaultError                      machd's own failure               exit 70, 5xx
       - RowFaultError                 500, one request
       - EngineFaultError              503, the engine
@@ -65,6 +72,7 @@ __all__ = [
     "ChatTemplateMissingError",
     "ClientDisconnectedError",
     "ClientStalledError",
+    "ConflictError",
     "ContextLengthExceededError",
     "DrainDeadlineError",
     "DrainingError",
@@ -73,12 +81,14 @@ __all__ = [
     "ForbiddenOriginError",
     "GrammarError",
     "InvalidRequestError",
+    "KeyLimitError",
     "KvBudgetExceededError",
     "KvBudgetSpentError",
     "ListenError",
     "MachdError",
     "MethodNotAllowedError",
     "MisdirectedRequestError",
+    "ModeUnavailableError",
     "ModelArchitectureError",
     "ModelCodeError",
     "ModelDownloadError",
@@ -87,13 +97,17 @@ __all__ = [
     "ModelMemoryError",
     "ModelNotFoundError",
     "ModelNotServedError",
+    "NoDaemonError",
     "NotFoundError",
     "NotReadyError",
+    "OperatorAbortError",
     "QueueFullError",
     "QueueTimeoutError",
     "RequestError",
     "RequestTimeoutError",
+    "RestartRequiredError",
     "RowFaultError",
+    "SettingsChangedError",
     "SettingsError",
     "StartupError",
     "TooManyInFlightError",
@@ -296,6 +310,37 @@ class BodyTimeoutError(RequestError):
     http_status = 408
 
 
+class ConflictError(RequestError):
+    """The daemon is not in a state in which that can be done."""
+
+    code = "conflict"
+    http_status = 409
+
+
+class RestartRequiredError(ConflictError):
+    """Settings that differ can only be taken on by a restart; ``keys`` names them, dotted."""
+
+    code = "restart_required"
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        """Say which; nothing of the change was applied."""
+        super().__init__(f"nothing was changed: {', '.join(keys)} can only be changed by a restart")
+        self.keys = keys
+
+
+class ModeUnavailableError(ConflictError):
+    """The model cannot be decoded in the mode that was asked for; the message says why."""
+
+    code = "mode_unavailable"
+
+
+class SettingsChangedError(RequestError):
+    """The settings are no longer those that If-Match names; somebody else has changed them."""
+
+    code = "settings_changed"
+    http_status = 412
+
+
 class BodyTooLargeError(RequestError):
     """The body is longer than ``limits.max_body_bytes``."""
 
@@ -346,6 +391,14 @@ class KvBudgetSpentError(UnavailableError):
     error_type = "rate_limit_error"
 
 
+class KeyLimitError(UnavailableError):
+    """An API key has reached one of its limits: requests in flight, or tokens in a minute."""
+
+    code = "key_limit"
+    http_status = 429
+    error_type = "rate_limit_error"
+
+
 class TooManyInFlightError(UnavailableError):
     """``limits.max_in_flight`` HTTP requests are open."""
 
@@ -390,6 +443,13 @@ class ClientStalledError(AbortError):
     http_status = 499
 
 
+class OperatorAbortError(AbortError):
+    """An operator ended the request over the admin API."""
+
+    code = "operator_abort"
+    http_status = 503
+
+
 class RequestTimeoutError(AbortError):
     """The request ran longer than ``limits.request_timeout_s``."""
 
@@ -402,6 +462,13 @@ class DrainDeadlineError(AbortError):
 
     code = "drain_deadline"
     http_status = 503
+
+
+class NoDaemonError(MachdError):
+    """No daemon answers at the admin address, or it lets this user do nothing."""
+
+    code = "no_daemon"
+    exit_code = 69
 
 
 class FaultError(MachdError):

@@ -29,7 +29,7 @@ from machd.errors import EngineFaultError, MachdError, ModelFormatError, Setting
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
-from machd.http.gate import Gate
+from machd.http.gate import Gate, OpenRequests
 from machd.serving.response_store import ResponseStore
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
@@ -437,7 +437,7 @@ def _registered_routes() -> set[tuple[str, str]]:
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
     )
-    gate = create_app(context, ApiKeys.none())
+    gate = create_app(context, ApiKeys.none(), open_requests=OpenRequests())
     assert isinstance(gate, Gate)
     app = gate._app
     assert isinstance(app, Litestar)

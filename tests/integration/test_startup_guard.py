@@ -97,9 +97,9 @@ class _GuardedDaemon(RunningDaemon):
     async def _main(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._daemon = Daemon(
-            self._settings,
+            self._sources,
+            self._loaded,
             self._make_engine,
-            environ={},
             on_ready=lambda _url, _engine: self._ready.set(),
             measure=self._measure,
             recall=self._recall,

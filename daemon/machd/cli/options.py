@@ -21,9 +21,15 @@ import click
 
 from machd.settings.explain import value_text
 from machd.settings.keys import SettingKey, setting_keys, setting_sections
-from machd.settings.sources import LoadedSettings, load_settings, process_environ
+from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 
-__all__ = ["SettingOption", "SettingsCommand", "model_argument", "settings_options"]
+__all__ = [
+    "SettingOption",
+    "SettingsCommand",
+    "model_argument",
+    "settings_options",
+    "settings_sources",
+]
 
 _FLAGS_KEY = "machd.settings.flags"
 _CONFIG_KEY = "machd.settings.config"
@@ -84,13 +90,7 @@ def settings_options(
 
     @functools.wraps(command)
     def with_settings(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        meta = click.get_current_context().meta
-        loaded = load_settings(
-            config_path=meta.get(_CONFIG_KEY),
-            environ=process_environ(),
-            flags=meta.get(_FLAGS_KEY, {}),
-        )
-        return command(loaded, *args, **kwargs)
+        return command(settings_sources().load(), *args, **kwargs)
 
     # Click shows the option first that was added last.
     for key in reversed(setting_keys()):
@@ -104,6 +104,16 @@ def settings_options(
         " folder, /etc/machd/machd.toml; the first that is there.",
     )(with_settings)
     return with_settings
+
+
+def settings_sources() -> SettingsSources:
+    """Where the running command reads its settings."""
+    meta = click.get_current_context().meta
+    return SettingsSources(
+        config_path=meta.get(_CONFIG_KEY),
+        environ=process_environ(),
+        flags=meta.get(_FLAGS_KEY, {}),
+    )
 
 
 def model_argument(command: Callable[Args, Result]) -> Callable[Args, Result]:

@@ -11,14 +11,14 @@ import click
 
 from machd import __version__
 from machd.capabilities.evidence import ProbeResult
-from machd.cli.options import SettingsCommand, model_argument, settings_options
+from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.cli.progress import ProgressBar
 from machd.daemon import Daemon
 from machd.engine.embedded import user_cache_directory
 from machd.engine.opening import engine_loader
 from machd.engine.protocol import Engine
 from machd.serving.decode_mode import DecodeModeDecision
-from machd.settings.sources import LoadedSettings, process_environ
+from machd.settings.sources import LoadedSettings
 from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measure, startup_recall
 
@@ -30,9 +30,8 @@ __all__ = ["mode_lines", "serve"]
 @settings_options
 def serve(loaded: LoadedSettings) -> None:
     """Serve MODEL: a directory in mlx-lm layout, a GGUF file, a hub id, or the embedded default."""
-    settings = loaded.settings
+    settings, sources = loaded.settings, settings_sources()
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-    environ = process_environ()
     with ProgressBar() as progress:
 
         def announce(url: str, engine: Engine) -> None:
@@ -43,7 +42,7 @@ def serve(loaded: LoadedSettings) -> None:
             gc.freeze()
             click.echo(_welcome(url, engine, daemon.decode_mode), err=True)
 
-        cache_directory = user_cache_directory(environ)
+        cache_directory = user_cache_directory(sources.environ)
         run_probes = startup_measure(cache_directory, model_path=settings.model.path)
 
         def measure(engine: Engine) -> tuple[ProbeResult, ...]:
@@ -57,9 +56,9 @@ def serve(loaded: LoadedSettings) -> None:
             progress=progress,
         )
         daemon = Daemon(
-            settings,
+            sources,
+            loaded,
             load,
-            environ=environ,
             on_ready=announce,
             measure=measure,
             recall=startup_recall(cache_directory, model_path=settings.model.path),

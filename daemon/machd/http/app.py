@@ -17,7 +17,7 @@ from machd.http.completions import create_completion
 from machd.http.context import ServerContext
 from machd.http.embeddings import create_embeddings
 from machd.http.failures import EXCEPTION_HANDLERS
-from machd.http.gate import Gate
+from machd.http.gate import Gate, OpenRequests
 from machd.http.health import get_live, get_ready
 from machd.http.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
 from machd.http.models import get_model, list_models
@@ -30,7 +30,9 @@ __all__ = ["create_app"]
 _CORS_MAX_AGE_S = 600
 
 
-def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
+def create_app(
+    context: ServerContext, api_keys: ApiKeys, *, open_requests: OpenRequests
+) -> ASGIApp:
     """Build the application that answers on the public port."""
     settings = context.settings
     handlers = [
@@ -71,6 +73,7 @@ def create_app(context: ServerContext, api_keys: ApiKeys) -> ASGIApp:
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
         max_in_flight=settings.limits.max_in_flight,
+        open_requests=open_requests,
         on_refusal=context.metrics.count_rejection,
     )
 

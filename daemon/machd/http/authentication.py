@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
 from machd.errors import AuthenticationError, SettingsError
+from machd.settings.model import Settings
 
 __all__ = ["ANONYMOUS", "ApiKeys", "client_name", "require_api_key"]
 
@@ -22,6 +24,7 @@ PUBLIC = "machd_public"
 """Route option of the few endpoints that answer without a key."""
 
 _CLIENT_KEY = "machd_client"
+_CREDENTIAL = "api-keys"
 _MIN_KEY_CHARACTERS = 16
 
 
@@ -70,6 +73,19 @@ class ApiKeys:
         if problems:
             raise SettingsError(problems)
         return cls(digests)
+
+    @classmethod
+    def of(cls, settings: Settings, environ: Mapping[str, str]) -> ApiKeys:
+        """The keys that the settings name, or else those of the service manager.
+
+        Raises:
+            SettingsError: The file is wrong.
+        """
+        if settings.auth.api_keys_file is not None:
+            return cls.read(Path(settings.auth.api_keys_file))
+        directory = environ.get("CREDENTIALS_DIRECTORY")
+        credential = Path(directory, _CREDENTIAL) if directory else None
+        return cls.read(credential) if credential and credential.is_file() else cls.none()
 
     @property
     def is_required(self) -> bool:

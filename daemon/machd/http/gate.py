@@ -24,7 +24,7 @@ from machd.errors import (
 from machd.http.failures import error_response, speaks_anthropic
 from machd.http.stamps import arrived_s, request_id, stamp
 
-__all__ = ["Gate", "arrived_s", "request_id"]
+__all__ = ["Gate", "OpenRequests", "arrived_s", "request_id"]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
@@ -33,10 +33,18 @@ _ANTHROPIC_ID_HEADERS = (*_ID_HEADERS, b"request-id")  # the one that Anthropic'
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 
+class OpenRequests:
+    """How many requests are being answered; one count, whichever settings they came under."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.count = 0
+
+
 class Gate:
     """Stamps requests and turns away those that a browser page of elsewhere has sent here."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a limit each
         self,
         app: ASGIApp,
         *,
@@ -44,6 +52,7 @@ class Gate:
         allowed_hosts: Sequence[str],
         allowed_origins: Sequence[str],
         max_in_flight: int,
+        open_requests: OpenRequests,
         on_refusal: Callable[[str], None],
     ) -> None:
         """Guard ``app``.
@@ -55,6 +64,7 @@ class Gate:
                 names; ``*`` for all.
             allowed_origins: Origins of browser pages that may call; none by default.
             max_in_flight: Requests that may be open at once; health is not counted.
+            open_requests: Those that are.
             on_refusal: Told the code of a refusal for want of room.
         """
         self._app = app
@@ -62,7 +72,7 @@ class Gate:
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
         self._max_in_flight = max_in_flight
-        self._in_flight = 0
+        self._open_requests = open_requests
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,19 +102,19 @@ class Gate:
 
     async def _count_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer unless too many requests are open already."""
-        if self._in_flight >= self._max_in_flight:
+        if self._open_requests.count >= self._max_in_flight:
             refusal = TooManyInFlightError(
-                f"{self._in_flight} requests are open and limits.max_in_flight is "
+                f"{self._open_requests.count} requests are open and limits.max_in_flight is "
                 f"{self._max_in_flight}; try again later"
             )
             self._on_refusal(refusal.code)
             await error_response(refusal)(scope, receive, send)
             return
-        self._in_flight += 1
+        self._open_requests.count += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._in_flight -= 1
+            self._open_requests.count -= 1
 
     def _refusal(self, headers: dict[bytes, bytes]) -> MachdError | None:
         if not self._is_host_allowed(headers.get(b"host")):

@@ -18,14 +18,13 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.invariants import check_sequences
-from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.plan import plan_step
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.sequence import Sequence, SequenceRequest
-from machd.scheduler.shape import CoreShape
+from machd.scheduler.shape import Arrangement
 from machd.scheduler.slots import Slots
 from machd.scheduler.timeouts import queue_timeout, request_timeout
-from machd.scheduler.waiting import QueueLimits, WaitingQueue
+from machd.scheduler.waiting import WaitingQueue
 
 __all__ = ["SchedulerCore"]
 
@@ -45,11 +44,12 @@ _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 class SchedulerCore:
     """A queue of decodes, slots they run in, and sequences that read them."""
 
-    def __init__(self, limits: QueueLimits, shape: CoreShape, pace: PrefillPace) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
+        limits, shape = arrangement.limits, arrangement.shape
         self._limits = limits
         self._shape = shape
-        self._pace = pace
+        self._pace = arrangement.pace
         self._waiting = WaitingQueue(limits, slot_count=shape.slot_count)
         self._slots = Slots(shape.slot_count)
         self._reservations = Reservations(shape.kv, max_rows=shape.slot_count)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from machd.scheduler.admission import KvBudget
 from machd.scheduler.events import DecodeMode
+from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.waiting import QueueLimits
 
-__all__ = ["CoreShape"]
+__all__ = ["Arrangement", "CoreShape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +27,12 @@ class CoreShape:
     window_s: float
     coalesce: bool
     kv: KvBudget | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """All that a scheduler is made of; a running one can be given another at an idle moment."""
+
+    limits: QueueLimits
+    shape: CoreShape
+    pace: PrefillPace

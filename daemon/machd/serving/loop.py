@@ -26,6 +26,8 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.scheduler.protocol import Scheduler
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.waiting import QueueLimits
 from machd.serving.inbox import Abort, Inbox, Stop, Submit
 from machd.serving.startup_guard import Measure, nothing_known
 
@@ -139,6 +141,26 @@ class EngineLoop:
     def start(self) -> None:
         """Run the thread."""
         self._thread.start()
+
+    def rearrange(
+        self, arrange: Callable[[Engine], Arrangement], *, measure: bool = False
+    ) -> Future[None]:
+        """Schedule in another way from the next idle moment on; nobody is turned away for it.
+
+        What runs is finished first and nobody is admitted meanwhile; who waits goes on waiting.
+
+        Args:
+            arrange: Says how; called on the engine thread.
+            measure: Whether the model is measured (again) before that.
+
+        Returns:
+            Resolves when it is done.
+        """
+        raise NotImplementedError
+
+    def set_queue_limits(self, limits: QueueLimits) -> None:
+        """Hold whoever comes or waits against other limits."""
+        raise NotImplementedError
 
     def stop(self, error: MachdError) -> None:
         """Ask the thread to end whatever runs with ``error`` and leave."""

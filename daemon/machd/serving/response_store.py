@@ -164,11 +164,14 @@ class ResponseStore:
         if response.size_bytes > self._max_bytes or self._max_responses < 1:
             return False
         self._namespaces.setdefault(namespace, _Namespace()).add(response_id, response)
-        while len(self) > self._max_responses:
-            self._evict(lambda one: len(one.responses), newcomer=namespace)
-        while self.size_bytes > self._max_bytes:
-            self._evict(lambda one: one.size_bytes, newcomer=namespace)
+        self._make_room(newcomer=namespace)
         return self._find(namespace, response_id) is not None
+
+    def set_bounds(self, *, max_responses: int, max_bytes: int) -> None:
+        """Keep to other bounds from now on; what is too much for them goes."""
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._make_room(newcomer="")
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
         """A response, which counts as used now; None where there is none of that id."""
@@ -195,6 +198,12 @@ class ResponseStore:
     def _find(self, namespace: str, response_id: str) -> StoredResponse | None:
         inside = self._namespaces.get(namespace)
         return None if inside is None else inside.responses.get(response_id)
+
+    def _make_room(self, *, newcomer: str) -> None:
+        while len(self) > self._max_responses:
+            self._evict(lambda one: len(one.responses), newcomer=newcomer)
+        while self.size_bytes > self._max_bytes:
+            self._evict(lambda one: one.size_bytes, newcomer=newcomer)
 
     def _evict(self, size: Callable[[_Namespace], int], *, newcomer: str) -> None:
         """Drop the least recently used of the largest; among equals, not the newcomer's."""

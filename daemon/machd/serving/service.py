@@ -51,11 +51,15 @@ class GenerationLimits:
         max_n: Completions for each prompt.
         max_queue: Completions that may wait; one request with more than queue and slots hold
             together could never be admitted.
+        max_requests_per_key: Generations that one client may have open; None for no limit.
+        max_tokens_per_minute_per_key: Tokens that one client may use; None for no limit.
     """
 
     max_tokens_default: int
     max_n: int
     max_queue: int
+    max_requests_per_key: int | None = None
+    max_tokens_per_minute_per_key: int | None = None
 
 
 class GenerationService:
@@ -89,6 +93,15 @@ class GenerationService:
     def open_count(self) -> int:
         """Generations that somebody reads."""
         return len(self._open)
+
+    @property
+    def open_generations(self) -> tuple[Generation, ...]:
+        """Those generations, in the order they came."""
+        return tuple(self._open.values())
+
+    def set_limits(self, limits: GenerationLimits) -> None:
+        """Hold requests that come from now on against other limits."""
+        self._limits = limits
 
     @property
     def engine(self) -> Engine:

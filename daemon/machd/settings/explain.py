@@ -100,8 +100,8 @@ def settings_schema(model: type[Settings] = Settings) -> dict[str, object]:
 
 
 def settings_markdown(model: type[Settings] = Settings) -> str:
-    """The reference table: key, default, flag, variable, description."""
-    head = ("Key", "Default", "Flag", "Variable", "Description")
+    """The reference table: key, default, flag, variable, whether a reload changes it, description."""
+    head = ("Key", "Default", "Flag", "Variable", "Changed by", "Description")
     rows = [
         head,
         tuple("---" for _ in head),
@@ -174,5 +174,6 @@ def _markdown_cells(key: SettingKey) -> tuple[str, ...]:
         default,
         ", ".join(f"`{flag}`" for flag in key.flag_names),
         ", ".join(f"`{name}`" for name in key.environment_names),
+        "reload" if key.is_live else "restart",
         _full_description(key).replace("|", r"\|"),
     )

@@ -81,6 +81,7 @@ class SettingKey:
         example: A value to show where the default has none to show.
         is_optional: None is a value: "not set".
         is_secret: The value is never shown.
+        is_live: A running daemon takes on another value; otherwise it needs a restart.
     """
 
     section: str
@@ -97,6 +98,7 @@ class SettingKey:
     example: object = None
     is_optional: bool = False
     is_secret: bool = False
+    is_live: bool = True
 
     @property
     def dotted(self) -> str:
@@ -193,6 +195,7 @@ def _key(section: str, name: str, field: FieldInfo) -> SettingKey:
         example=_example(field),
         is_optional=taken.is_optional,
         is_secret=taken.is_secret,
+        is_live=Mark.RESTART not in field.metadata,
     )
 
 

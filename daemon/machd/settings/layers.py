@@ -23,6 +23,7 @@ __all__ = [
     "given_by_environment",
     "given_by_file",
     "given_by_flags",
+    "given_by_operator",
 ]
 
 Keys = Mapping[str, SettingKey]
@@ -36,6 +37,7 @@ class OriginKind(StrEnum):
     FILE = "file"
     ENVIRONMENT = "environment"
     FLAG = "flag"
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Origin:
     """Where one value came from.
 
     Attributes:
-        detail: The file's path, the variable's name or the flag; empty for a default.
+        detail: The file's path, the variable's name, the flag, or ``the admin API``; empty for a
+            default.
     """
 
     kind: OriginKind
@@ -68,7 +71,17 @@ def given_by_file(file: SettingsFile | None, keys: Keys) -> Iterator[Given | str
     except SettingsError as error:
         yield from error.problems
         return
-    origin = Origin(OriginKind.FILE, str(file.path))
+    yield from _given_by_tables(tables, Origin(OriginKind.FILE, str(file.path)), keys)
+
+
+def given_by_operator(tables: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
+    """What an operator has changed while the daemon runs, in tables like a file's."""
+    yield from _given_by_tables(tables, Origin(OriginKind.ADMIN, "the admin API"), keys)
+
+
+def _given_by_tables(
+    tables: Mapping[str, object], origin: Origin, keys: Keys
+) -> Iterator[Given | str]:
     sections = {key.section for key in keys.values()}
     for section, table in tables.items():
         if section not in sections:

@@ -10,19 +10,21 @@ unset has None for its default. A number that may also be a word has both in its
 bounds at the number (see ``batching``). A rule that one value alone can break belongs to its type
 (see ``texts``); a rule between two keys is a validator of :class:`Settings`, never of a section,
 because values are checked one by one first. A section's heading, wherever it is shown, is its docstring.
+A key is live, so that a reload may change it, unless its type is marked ``Mark.RESTART``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.section import Mark, SettingsSection
-from machd.settings.texts import HostName, ListenHost, Text, WebOrigin
+from machd.settings.texts import AdminListen, HostName, ListenHost, Text, WebOrigin
 
 __all__ = [
+    "AdminSettings",
     "AuthSettings",
     "ContinuousBatchingSettings",
     "EngineSettings",
@@ -37,6 +39,7 @@ __all__ = [
     "Settings",
     "SettingsSection",
     "StreamingSettings",
+    "TracingSettings",
 ]
 
 _DAY_S = 86_400.0
@@ -45,12 +48,12 @@ _DAY_S = 86_400.0
 class ServerSettings(SettingsSection):
     """Where the daemon listens."""
 
-    host: ListenHost = Field(
+    host: Annotated[ListenHost, Mark.RESTART] = Field(
         default="127.0.0.1",
         description="Address to listen on: an IP address, a host name, or unix:PATH for a socket "
         "file. Beyond loopback, auth.api_keys_file has to be set.",
     )
-    port: int = Field(
+    port: Annotated[int, Mark.RESTART] = Field(
         default=8080,
         ge=0,
         le=65_535,
@@ -61,34 +64,34 @@ class ServerSettings(SettingsSection):
 class ModelSettings(SettingsSection):
     """Which model is served, and how it is loaded."""
 
-    path: Text | None = Field(
+    path: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
         examples=["models/SmolLM2-135M-Instruct"],
         description="A directory in mlx-lm layout, a GGUF file of the llama family, or a hub id "
         "(with model.offline false). Without it the embedded default is served.",
     )
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+    dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], Mark.RESTART] = Field(
         default="auto",
         description="Number type of the weights. auto keeps the stored one on Metal and CUDA, and "
         "takes float32 on the CPU when that fits into memory.",
     )
-    offline: bool = Field(
+    offline: Annotated[bool, Mark.RESTART] = Field(
         default=True,
         description="Never download: a model that is not on this machine is then an error.",
     )
-    max_context_tokens: int | None = Field(
+    max_context_tokens: Annotated[int | None, Mark.RESTART] = Field(
         default=None,
         ge=1,
         examples=[8192],
         description="Tokens that prompt and completion may take together. Without it the limit is "
         "the model's own.",
     )
-    trust_remote_code: bool = Field(
+    trust_remote_code: Annotated[bool, Mark.RESTART] = Field(
         default=False,
         description="Run the Python code that a checkpoint brings along. It can do whatever the "
         "daemon's user can.",
     )
-    chat_template: Text | None = Field(
+    chat_template: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
         examples=["chat_template.jinja"],
         description="File that replaces the model's chat template, or the word none to serve "
@@ -99,7 +102,7 @@ class ModelSettings(SettingsSection):
 class EngineSettings(SettingsSection):
     """What computes."""
 
-    blas: Text = Field(
+    blas: Annotated[Text, Mark.RESTART] = Field(
         default="auto",
         description="Matrix library of the CPU backend: auto takes the fastest one found, off "
         "keeps MLX's own, anything else is the path of a shared library.",
@@ -187,6 +190,22 @@ class LimitsSettings(SettingsSection):
         description="Bytes that the kept responses, with the conversations before them, may have "
         "together; beyond it the API key that holds the most loses its oldest.",
     )
+    max_requests_per_key: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        examples=[8],
+        description="Requests for generations that one API key may have open at once; beyond it 429 "
+        "with Retry-After. Without keys, of all together.",
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        examples=[100_000],
+        description="Prompt and completion tokens that one API key may use in a minute, measured as "
+        "they come; who has used more gets 429 with Retry-After. Without keys, of all together.",
+    )
     queue_timeout_s: float = Field(
         default=120.0,
         ge=0.001,
@@ -221,8 +240,16 @@ class AuthSettings(SettingsSection):
     api_keys_file: Text | None = Field(
         default=None,
         examples=["/etc/machd/api-keys"],
-        description="File with one name:key a line. With it every request needs one of the keys; "
-        "it has to be set to listen beyond loopback.",
+        description="File with one name:key a line; without it, the service manager's credential "
+        "api-keys. With either, every request needs one of the keys; beyond loopback there have to "
+        "be some. A reload reads the file again.",
+    )
+    admin_token_file: Annotated[Text | None, Mark.RESTART] = Field(
+        default=None,
+        examples=["/etc/machd/admin-token"],
+        description="File with the token of the admin API; without it, the service manager's "
+        "credential admin-token, or else a token made at start, in a file that only the daemon's "
+        "user can read. A Unix socket needs none: who may open it is let in.",
     )
 
 
@@ -242,12 +269,27 @@ class HttpSettings(SettingsSection):
     )
 
 
+class AdminSettings(SettingsSection):
+    """Where operators reach the daemon."""
+
+    listen: Annotated[AdminListen, Mark.RESTART] = Field(
+        default="127.0.0.1:8081",
+        description="Where the admin API listens: a loopback address with a port (0 takes any "
+        "free one), unix:PATH for a socket that only the daemon's user can open, or off.",
+    )
+
+
 class MetricsSettings(SettingsSection):
     """What is measured, and where it is shown."""
 
     public: bool = Field(
         default=True,
-        description="Serve /metrics on the public port; where API keys are set, it takes one too.",
+        description="Serve /metrics on the public port; where API keys are set, it takes one too. "
+        "The admin listener always has them.",
+    )
+    vllm_names: bool = Field(
+        default=False,
+        description="Export the metrics under vLLM's names as well, for dashboards made for it.",
     )
 
 
@@ -264,10 +306,21 @@ class LoggingSettings(SettingsSection):
     )
 
 
+class TracingSettings(SettingsSection):
+    """Where spans of requests are sent."""
+
+    otlp_endpoint: Annotated[Text | None, Mark.RESTART] = Field(
+        default=None,
+        examples=["http://127.0.0.1:4318/v1/traces"],
+        description="URL that takes traces over OTLP and HTTP; needs the extra machd[otel]. Without "
+        "it nothing is traced.",
+    )
+
+
 class ProbeSettings(SettingsSection):
     """What is measured of the model that is served."""
 
-    on_start: Literal["facts", "measure", "auto", "off"] = Field(
+    on_start: Annotated[Literal["facts", "measure", "auto", "off"], Mark.RESTART] = Field(
         default="auto",
         description="When the loaded model is measured before it is batched: auto where its caches "
         "do not tell, measure always, facts never; earlier results count. off goes by caches alone.",
@@ -287,6 +340,8 @@ class Settings(SettingsSection):
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
+    admin: AdminSettings = Field(default_factory=AdminSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     probe: ProbeSettings = Field(default_factory=ProbeSettings)

@@ -15,6 +15,9 @@ class Mark(Enum):
     SECRET = "secret"  # noqa: S105 - the name of a mark
     """The value is never shown. A ``SecretStr`` is secret without the mark."""
 
+    RESTART = "restart"
+    """A running daemon cannot take on another value; everything without the mark is live."""
+
 
 class SettingsSection(BaseModel):
     """What every section has in common: it cannot change, and it knows its keys."""

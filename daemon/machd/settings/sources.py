@@ -1,5 +1,7 @@
 """Settings put together: a TOML file, ``LME_*`` variables and flags, in rising order.
 
+While the daemon runs, what an operator changes over the admin API stands above all of them.
+
 Every value is checked where it was given, even if a stronger source overrides it, and every
 problem of every source is reported in one :class:`~machd.errors.SettingsError`.
 """
@@ -26,11 +28,23 @@ from machd.settings.layers import (
     given_by_environment,
     given_by_file,
     given_by_flags,
+    given_by_operator,
 )
 from machd.settings.model import Settings
 from machd.settings.problems import printable, value_problem
 
-__all__ = ["LoadedSettings", "Origin", "OriginKind", "load_settings", "process_environ"]
+__all__ = [
+    "LoadedSettings",
+    "Origin",
+    "OriginKind",
+    "SettingsSources",
+    "load_settings",
+    "process_environ",
+]
+
+_NO_OVERRIDES: Mapping[str, object] = MappingProxyType({})
+_TYPED = frozenset({OriginKind.FILE, OriginKind.ADMIN})
+"""Origins that have types of their own: TOML, JSON. The others have text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,34 @@ class LoadedSettings:
     config_file: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class SettingsSources:
+    """Where a process reads its settings; a reload reads the same places again.
+
+    Attributes:
+        config_path: The file that ``--config`` names; None to look in the usual places.
+        environ: Variables; those that do not start with ``LME_`` are none of ours.
+        flags: Values by dotted key, only for the flags that were given.
+    """
+
+    config_path: Path | None
+    environ: Mapping[str, str]
+    flags: Mapping[str, object]
+
+    def load(self, overrides: Mapping[str, object] = _NO_OVERRIDES) -> LoadedSettings:
+        """Read all of them, with what an operator has changed on top, in tables like a file's.
+
+        Raises:
+            SettingsError: Something is wrong; there is a line for each problem of each source.
+        """
+        return load_settings(
+            config_path=self.config_path,
+            environ=self.environ,
+            flags=self.flags,
+            overrides=overrides,
+        )
+
+
 def process_environ() -> dict[str, str]:
     """A copy of this process's environment. Everything else is handed one."""
     return dict(os.environ)  # noqa: TID251 - the one place that reads it
@@ -57,6 +99,7 @@ def load_settings(
     config_path: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, object],
+    overrides: Mapping[str, object] = _NO_OVERRIDES,
     model: type[Settings] = Settings,
 ) -> LoadedSettings:
     """Read every source, check every value, and merge them: flags > environment > file > defaults.
@@ -65,6 +108,7 @@ def load_settings(
         config_path: The file that ``--config`` names; None to look in the usual places.
         environ: Variables; those that do not start with ``LME_`` are none of ours.
         flags: Values by dotted key, only for the flags that were given.
+        overrides: What stands above the flags, in tables like a file's.
         model: The class to fill; tests bring their own.
 
     Raises:
@@ -79,6 +123,7 @@ def load_settings(
         given_by_file(file, keys),
         given_by_environment(environ, keys),
         given_by_flags(flags, keys),
+        given_by_operator(overrides, keys),
     ):
         if isinstance(given, str):
             problems.append(given)
@@ -101,7 +146,7 @@ def _checked(given: Given, model: type[Settings]) -> object:
     """The value in its right type; one of a file has to have it, text elsewhere is parsed."""
     key = given.key
     section = cast("type[BaseModel]", model.model_fields[key.section].annotation)
-    is_toml = given.origin.kind is OriginKind.FILE
+    is_toml = given.origin.kind in _TYPED
     value = _from_toml(key, given.value) if is_toml else _from_text(key, given.value)
     checked = section.model_validate({key.name: value}, strict=is_toml)
     return cast("object", getattr(checked, key.name))
@@ -122,7 +167,7 @@ def _from_text(key: SettingKey, value: object) -> object:
 
 
 def _value_problems(given: Given, error: ValidationError) -> Iterator[str]:
-    is_toml = given.origin.kind is OriginKind.FILE
+    is_toml = given.origin.kind in _TYPED
     details = error.errors(include_url=False)
     if given.key.words:
         # One complaint for each of the types it could have been; the number's says the most.

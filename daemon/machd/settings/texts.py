@@ -5,12 +5,16 @@ Each rule's message continues a sentence that starts with the value: ``"a b" is 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-__all__ = ["HostName", "ListenHost", "Text", "WebOrigin"]
+__all__ = ["AdminListen", "HostName", "ListenHost", "Text", "WebOrigin"]
+
+
+_MAX_PORT = 65_535
 
 
 def _unicode(text: str) -> str:
@@ -37,6 +41,23 @@ def _listen_host(text: str) -> str:
     return text
 
 
+def _admin_listen(text: str) -> str:
+    if text == "off":
+        return text
+    if text.startswith("unix:"):
+        return _listen_host(text)
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _MAX_PORT:
+        raise ValueError("is not address:port, unix:PATH or off")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise ValueError("is not on loopback, where the admin API has to stay")
+    return text
+
+
 def _host_name(text: str) -> str:
     if not re.fullmatch(r"[^\s/,]+", text):
         raise ValueError("is not a host name; leave out scheme and path")
@@ -56,6 +77,9 @@ Text = Annotated[_Unicode, AfterValidator(_not_empty)]
 
 ListenHost = Annotated[_Unicode, AfterValidator(_listen_host)]
 """An address to listen on, without its port, or ``unix:PATH``."""
+
+AdminListen = Annotated[_Unicode, AfterValidator(_admin_listen)]
+"""A loopback address with its port, ``unix:PATH``, or ``off``."""
 
 HostName = Annotated[_Unicode, AfterValidator(_host_name)]
 """A name as the Host header has it."""

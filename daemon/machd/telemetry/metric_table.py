@@ -138,6 +138,14 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
     _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
+    _gauge(
+        "machd_config_last_reload_successful",
+        "1 unless the last reload or change of the settings was refused.",
+    ),
+    _gauge(
+        "machd_config_last_reload_timestamp_seconds",
+        "When settings were last taken on, at start included.",
+    ),
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
     _counter(
         "machd_invariant_violations_total",

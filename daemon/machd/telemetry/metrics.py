@@ -54,6 +54,9 @@ class Metrics:
         """The page that Prometheus scrapes. Reads frozen snapshots only; wakes nothing."""
         return generate_latest(self.registry)
 
+    def export_vllm_names(self, *, on: bool) -> None:
+        """Export everything under vLLM's names as well, or not."""
+
     def set_info(self, name: str, **labels: str) -> None:
         """Set an info gauge's one series to 1."""
         gauge = self._gauges[name]

@@ -34,7 +34,8 @@ def test_show_prints_toml_or_json() -> None:
     toml = tomllib.loads(run("show", "--port", "1").output)
     data = json.loads(run("show", "--json", "--port", "1").output)
 
-    assert toml["limits"] == data["settings"]["limits"]
+    limits = data["settings"]["limits"]
+    assert toml["limits"] == {name: value for name, value in limits.items() if value is not None}
     assert toml["server"] == data["settings"]["server"] == {"host": "127.0.0.1", "port": 1}
     assert data["config_file"] is None
     assert "origins" not in data

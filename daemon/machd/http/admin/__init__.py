@@ -1,0 +1,1 @@
+"""The admin API: another application, on a listener of its own."""

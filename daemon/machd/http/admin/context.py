@@ -1,0 +1,46 @@
+"""What the admin endpoints are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from machd.api.capabilities import Versions
+from machd.clock import Clock
+from machd.serving.configuration import Configuration
+from machd.serving.decode_mode import DecodeModeDecision
+from machd.serving.event_feed import EventFeed
+from machd.serving.lifecycle import Lifecycle
+from machd.serving.loop import EngineLoop
+from machd.serving.response_store import ResponseStore
+from machd.serving.service import GenerationService
+from machd.serving.throughput import Throughput
+from machd.settings.model import Settings
+from machd.telemetry.metrics import Metrics
+
+__all__ = ["AdminContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminContext:
+    """Made once by ``compose.Parts``, read by every handler.
+
+    Attributes:
+        decide: How the model is decoded under some settings, and why; None while it loads.
+        probe: Measures the model at the next idle moment and then schedules as the verdict allows.
+    """
+
+    service: GenerationService
+    loop: EngineLoop
+    lifecycle: Lifecycle
+    metrics: Metrics
+    clock: Clock
+    configuration: Configuration
+    throughput: Throughput
+    feed: EventFeed
+    responses: ResponseStore
+    versions: Versions
+    started_unix_s: float
+    decide: Callable[[Settings], DecodeModeDecision | None]
+    probe: Callable[[], Future[None]]

@@ -1,0 +1,203 @@
+"""The settings in force, and the one way to change them while the daemon runs.
+
+A reload (SIGHUP, the admin API) reads every source again; a change over the admin API lays values
+above them. Both go the same way: parse, validate, compare, prepare, take on; and whatever fails
+leaves everything as it was. After a reload the daemon runs what a restart would run, so a reload
+forgets what was laid above the sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+
+from machd.clock import Clock
+from machd.errors import (
+    FaultError,
+    MachdError,
+    RestartRequiredError,
+    SettingsChangedError,
+    SettingsError,
+)
+from machd.settings.diff import changed_keys, restart_keys
+from machd.settings.explain import settings_toml
+from machd.settings.model import Settings
+from machd.settings.sources import LoadedSettings, SettingsSources
+
+__all__ = ["ChangeKind", "Configuration", "LastChange", "Prepare"]
+
+Prepare = Callable[[Settings], Callable[[], None]]
+"""Gets ready whatever new settings need, and may refuse them with a MachdError; it changes nothing
+that requests can see. What it returns takes the settings on, on the event loop, at once."""
+
+
+class ChangeKind(StrEnum):
+    """What asked for other settings."""
+
+    START = "start"
+    RELOAD = "reload"
+    PATCH = "patch"
+
+
+@dataclass(frozen=True, slots=True)
+class LastChange:
+    """How the last attempt to change the settings went.
+
+    Attributes:
+        at_unix_s: When it ended.
+        changed: The keys that have other values now, dotted.
+        problems: Why nothing changed, a line each; empty after a success.
+    """
+
+    kind: ChangeKind
+    at_unix_s: float
+    changed: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_successful(self) -> bool:
+        """Whether the settings that were asked for are in force."""
+        return not self.problems
+
+
+class Configuration:
+    """The one owner of the settings. Lives on the event loop."""
+
+    def __init__(
+        self, sources: SettingsSources, loaded: LoadedSettings, prepare: Prepare, clock: Clock
+    ) -> None:
+        """Begin with settings that are in force already.
+
+        Args:
+            sources: Where a reload reads.
+            loaded: What was read from there.
+            prepare: Gets the daemon's parts ready for others.
+            clock: Reads time.
+        """
+        self._sources = sources
+        self._loaded = loaded
+        self._prepare = prepare
+        self._clock = clock
+        self._overrides: dict[str, dict[str, object]] = {}
+        self._revision = 1
+        self._last_change = LastChange(ChangeKind.START, clock.unix_s())
+        self._last_success_unix_s = self._last_change.at_unix_s
+        self._turn = asyncio.Lock()
+        self._log = structlog.get_logger("machd.configuration")
+
+    @property
+    def loaded(self) -> LoadedSettings:
+        """The settings in force, and where each value came from."""
+        return self._loaded
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._loaded.settings
+
+    @property
+    def etag(self) -> str:
+        """Names this state of the settings; another one after every change, in quotes as HTTP has it."""
+        digest = hashlib.sha256(settings_toml(self._loaded).encode()).hexdigest()
+        return f'"{self._revision}-{digest[:16]}"'
+
+    @property
+    def last_change(self) -> LastChange:
+        """How the last reload or change went."""
+        return self._last_change
+
+    @property
+    def last_success_unix_s(self) -> float:
+        """When settings were last taken on."""
+        return self._last_success_unix_s
+
+    async def reload(self) -> LastChange:
+        """Read every source again and take on what they say.
+
+        Raises:
+            SettingsError: Something in them is wrong; there is a line for each problem.
+            RestartRequiredError: Something that differs needs a restart.
+            MachdError: The daemon's parts refuse them.
+        """
+        async with self._turn:
+            return await self._change(ChangeKind.RELOAD, {})
+
+    async def patch(
+        self, changes: Mapping[str, Mapping[str, object]], *, if_match: str | None = None
+    ) -> LastChange:
+        """Lay values above every source; None takes one away again.
+
+        Args:
+            changes: Values by key by section, as JSON has them.
+            if_match: The :attr:`etag` that the change was made for; None for whatever it is now.
+
+        Raises:
+            SettingsChangedError: Somebody else was faster.
+            SettingsError, RestartRequiredError, MachdError: As for :meth:`reload`.
+        """
+        async with self._turn:
+            if if_match is not None and if_match not in {"*", self.etag}:
+                raise SettingsChangedError(
+                    "the settings have changed since they were read; read them again"
+                )
+            return await self._change(ChangeKind.PATCH, _merged(self._overrides, changes))
+
+    async def _change(
+        self, kind: ChangeKind, overrides: dict[str, dict[str, object]]
+    ) -> LastChange:
+        try:
+            loaded = await asyncio.to_thread(self._sources.load, overrides)
+            needs_restart = restart_keys(self.settings, loaded.settings)
+            if needs_restart:
+                raise RestartRequiredError(needs_restart)
+            take_on = await asyncio.to_thread(self._prepare, loaded.settings)
+            self._take_on(take_on)
+        except MachdError as error:
+            problems = error.problems if isinstance(error, SettingsError) else [error.message]
+            self._note(LastChange(kind, self._clock.unix_s(), problems=tuple(problems)))
+            raise
+        changed = tuple(key.dotted for key in changed_keys(self.settings, loaded.settings))
+        self._loaded, self._overrides = loaded, overrides
+        self._revision += 1
+        self._last_success_unix_s = self._clock.unix_s()
+        self._note(LastChange(kind, self._last_success_unix_s, changed=changed))
+        return self._last_change
+
+    def _take_on(self, take_on: Callable[[], None]) -> None:
+        """Take new settings on, or put the old ones back.
+
+        Raises:
+            FaultError: It failed, which is a bug.
+        """
+        try:
+            take_on()
+        except Exception as error:
+            self._prepare(self.settings)()
+            self._log.exception("settings.not_taken_on")
+            raise FaultError("the settings could not be taken on; the old ones are back") from error
+
+    def _note(self, change: LastChange) -> None:
+        self._last_change = change
+        if change.is_successful:
+            self._log.info("settings.changed", kind=change.kind.value, changed=change.changed)
+        else:
+            self._log.error("settings.refused", kind=change.kind.value, problems=change.problems)
+
+
+def _merged(
+    overrides: Mapping[str, Mapping[str, object]], changes: Mapping[str, Mapping[str, object]]
+) -> dict[str, dict[str, object]]:
+    """The overrides with the changes in them; None takes a value out."""
+    merged = {section: dict(values) for section, values in overrides.items()}
+    for section, values in changes.items():
+        merged.setdefault(section, {}).update(values)
+    kept = {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in merged.items()
+    }
+    return {section: values for section, values in kept.items() if values}

@@ -1,0 +1,78 @@
+"""What the gauges of the metric table show: each points at the part that knows."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+
+from machd.serving.configuration import Configuration
+from machd.serving.kv_memory import KvMemory, kv_memory
+from machd.serving.lifecycle import Lifecycle
+from machd.serving.loop import EngineLoop
+from machd.telemetry.lag import EventLoopLag
+from machd.telemetry.metrics import Metrics
+
+__all__ = ["watch_gauges"]
+
+
+def watch_gauges(
+    metrics: Metrics,
+    *,
+    loop: EngineLoop,
+    lifecycle: Lifecycle,
+    lag: EventLoopLag,
+    configuration: Configuration,
+    versions: Mapping[str, str],
+) -> None:
+    """Point every gauge that is read at a scrape at what it shows.
+
+    Args:
+        metrics: Holds the gauges.
+        loop: Knows the engine, the slots and the queue.
+        lifecycle: Knows the daemon's state.
+        lag: Measures the event loop.
+        configuration: Knows how the last reload went.
+        versions: Of machd and what it was measured with, by the label's name.
+    """
+    metrics.set_info("machd_build_info", python=platform.python_version(), **versions)
+    metrics.watch_state(lambda: lifecycle.state)
+    metrics.watch_decode_mode(lambda: loop.snapshot.mode)
+    metrics.watch("machd_requests_running", lambda: loop.snapshot.running_count)
+    metrics.watch("machd_requests_waiting", lambda: loop.snapshot.waiting_count)
+    metrics.watch("machd_active_loops", lambda: loop.snapshot.active_loops)
+    metrics.watch("machd_slots", lambda: loop.snapshot.active_loops, state="occupied")
+    metrics.watch("machd_slots", lambda: _free_slots(loop), state="free")
+    for state in ("budget", "reserved", "used"):
+        metrics.watch("machd_kv_cache_bytes", _kv_reader(loop, state), state=state)
+    metrics.watch("machd_kv_cache_usage_ratio", lambda: _kv(loop).usage_ratio)
+    metrics.watch("machd_engine_heartbeat_age_seconds", lambda: loop.heartbeat_age_s)
+    metrics.watch("machd_event_loop_lag_seconds", lambda: lag.last_s)
+    for kind in ("active", "peak", "cache"):
+        metrics.watch("machd_mlx_memory_bytes", _memory_reader(loop, kind), kind=kind)
+    metrics.watch(
+        "machd_config_last_reload_successful",
+        lambda: float(configuration.last_change.is_successful),
+    )
+    metrics.watch(
+        "machd_config_last_reload_timestamp_seconds", lambda: configuration.last_success_unix_s
+    )
+
+
+def _free_slots(loop: EngineLoop) -> float:
+    snapshot = loop.snapshot
+    return snapshot.slot_count - snapshot.active_loops
+
+
+def _kv(loop: EngineLoop) -> KvMemory:
+    loaded = loop.loaded
+    if not loaded.done() or loaded.exception() is not None:
+        return KvMemory(0, 0, 0)
+    return kv_memory(loop.snapshot, loaded.result().model)
+
+
+def _kv_reader(loop: EngineLoop, state: str) -> Callable[[], float]:
+    return lambda: float(getattr(_kv(loop), f"{state}_bytes"))
+
+
+def _memory_reader(loop: EngineLoop, kind: str) -> Callable[[], float]:
+    return lambda: float(getattr(loop.snapshot.memory, f"{kind}_bytes"))
