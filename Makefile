@@ -1,5 +1,5 @@
 # Everything from a checkout; CONTRIBUTING.md says what each target is for.
-.PHONY: setup serve test check bench docs matrix lock dev
+.PHONY: setup serve test check bench docs docs-site matrix lock dev
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
@@ -21,10 +21,11 @@ test: dev
 check: dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy daemon probes tests docs/generate.py
+	.venv/bin/mypy daemon probes tests docs/generate.py docs/site_links.py
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/codespell
 	.venv/bin/python docs/generate.py --check
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 	$(MAKE) --no-print-directory test
 
 bench: dev
@@ -34,6 +35,9 @@ bench: dev
 
 docs: dev
 	.venv/bin/python docs/generate.py
+
+docs-site: docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 matrix: dev
 	.venv/bin/python docs/generate.py --matrix

@@ -1,4 +1,4 @@
-"""Write docs/reference/ and config/ from the code, or check that they are what the code says.
+"""Write docs/reference/, config/ and systemd/ from the code, or check that they are what the code says.
 
 Run it as ``python docs/generate.py [--check]``; ``make docs`` and ``make check`` do. The page of
 architectures comes from figures in a file beside it, which takes minutes to measure: ``--matrix``
@@ -17,9 +17,13 @@ import click
 
 from machd import errors
 from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.cli.launchd_plists import agent_plist, daemon_plist
 from machd.cli.main import command_line
+from machd.cli.service_units import Installation, cuda_drop_in, system_units
 from machd.errors import MachdError
 from machd.settings.explain import settings_example, settings_markdown, settings_schema
+from machd.telemetry.dashboard import dashboard_json
+from machd.telemetry.log_events import log_events_markdown
 from machd.telemetry.metric_table import metrics_markdown
 from machd_probes.command import measured_matrix
 from machd_probes.markdown import matrix_markdown
@@ -50,6 +54,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
     pages: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
         ("settings", "Settings", "machd.settings.model", settings_markdown),
         ("metrics", "Metrics", "machd.telemetry.metric_table", metrics_markdown),
+        ("log-events", "Log events", "machd.telemetry.log_events", log_events_markdown),
         ("errors", "Error codes", "machd.errors", _errors_markdown),
         ("endpoints", "Endpoints", "machd.api.endpoints", _endpoints_markdown),
         ("commands", "Commands", "the commands' own help", _commands_markdown),
@@ -59,6 +64,20 @@ def _pages() -> Iterator[tuple[Path, str]]:
         yield reference / f"{name}.md", f"# {title}\n\n{_NOTE.format(source=source)}{text()}"
     yield _ROOT / "config" / "machd.toml", settings_example()
     yield _ROOT / "config" / "machd.schema.json", json.dumps(settings_schema(), indent=2) + "\n"
+    yield _ROOT / "config" / "grafana" / "machd.json", dashboard_json()
+    for name, unit_text in _service_files():
+        yield _ROOT / "systemd" / name, unit_text
+
+
+def _service_files() -> Iterator[tuple[str, str]]:
+    """What ``machd install-service`` writes, for a machd in the usual place."""
+    for unit in (*system_units(Installation(("/usr/bin/machd",))), cuda_drop_in()):
+        yield unit.name, unit.text
+    command = ("/usr/local/bin/machd",)
+    agent = agent_plist(Installation(command, None), home=Path("/Users/YOU"))
+    yield f"launchd/agent/{agent.name}", agent.text
+    daemon = daemon_plist(Installation(command))
+    yield f"launchd/daemon/{daemon.name}", daemon.text
 
 
 def _differs(path: Path, text: str) -> bool:

@@ -24,8 +24,8 @@ class ServeProcess:
     def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         """Prepare ``machd serve`` with more arguments and variables."""
         self._command = [
-            sys.executable, "-m", "machd", "serve", "--port", "0", "--logging-format", "json",
-            *arguments,
+            sys.executable, "-m", "machd", "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
+            "--logging-format", "json", *arguments,
         ]  # fmt: skip
         self._environ = {**_clean_environ(), **(environ or {})}
         self._lines: queue.Queue[dict[str, object] | None] = queue.Queue()

@@ -41,7 +41,7 @@ from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
-from machd.serving.startup_guard import Measure, OnStart, StartupGuard, nothing_known
+from machd.serving.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.serving.throughput import Throughput
 from machd.settings.model import ContinuousBatchingSettings, Settings
 from machd.settings.sources import LoadedSettings, SettingsSources
@@ -67,7 +67,7 @@ def installed_versions() -> Versions:
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(  # noqa: PLR0913 - what the daemon is made of, each by its name
+    def __init__(
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -75,8 +75,7 @@ class Parts:
         clock: Clock,
         *,
         admit: Access,
-        measure: Measure = nothing_known,
-        recall: Measure = nothing_known,
+        measures: Measures = NOTHING_MEASURED,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -86,8 +85,7 @@ class Parts:
             load: Makes the engine; called on the engine thread.
             clock: Reads time.
             admit: Reads who may ask, for these settings and for later ones.
-            measure: Finds out what the model can do; called on the engine thread.
-            recall: Tells what was found out before.
+            measures: Find out what the model can do; called on the engine thread.
 
         Raises:
             SettingsError, ListenError: Nobody may be let in like that.
@@ -95,14 +93,14 @@ class Parts:
         settings = loaded.settings
         self._clock = clock
         self._admit = admit
-        self._measure = measure
         self._open_requests = OpenRequests()
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
         self.throughput = Throughput(clock)
-        self.feed = EventFeed()
+        self.feed = EventFeed(clock)
+        self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
         fanout = Fanout(asyncio.get_running_loop(), [self.metrics, self.throughput, self.feed])
         self.loop = EngineLoop(
             load=load,
@@ -112,8 +110,7 @@ class Parts:
             probe=StartupGuard(
                 on_start=OnStart(settings.probe.on_start),
                 is_batching_asked=settings.continuous_batching.enabled,
-                measure=measure,
-                recall=recall,
+                measures=measures,
                 clock=clock,
             ),
         )
@@ -123,19 +120,22 @@ class Parts:
             lifecycle=self.lifecycle,
             limits=_generation_limits(settings),
             clock=clock,
-            observers=[self.metrics, RequestLog(), *tracers(settings.tracing.otlp_endpoint)],
+            observers=[self.metrics, RequestLog(), *self.tracers],
         )
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
             max_bytes=settings.limits.max_stored_response_bytes,
         )
         self.app = AppSwitch(self._make_app(settings, admit(settings)))
+        self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         watch_gauges(
             self.metrics,
             loop=self.loop,
             lifecycle=self.lifecycle,
             lag=self.lag,
             configuration=self.configuration,
+            responses=self._responses,
+            in_flight=lambda: self._open_requests.count,
             versions=_version_labels(installed_versions()),
         )
 
@@ -148,6 +148,7 @@ class Parts:
                 lifecycle=self.lifecycle,
                 metrics=self.metrics,
                 clock=self._clock,
+                lag=self.lag,
                 configuration=self.configuration,
                 throughput=self.throughput,
                 feed=self.feed,

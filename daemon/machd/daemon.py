@@ -18,18 +18,17 @@ from machd.errors import (
     DrainDeadlineError,
     EngineFaultError,
     FaultError,
-    ListenError,
     MachdError,
 )
-from machd.http.admin.token import AdminToken
-from machd.http.authentication import ApiKeys
+from machd.http.entrance import Entrance
 from machd.http.server import HttpServer
-from machd.http.sockets import Listener, listen, listen_admin
+from machd.http.servers import HttpServers
 from machd.serving.decode_mode import DecodeModeDecision
+from machd.serving.engine_watch import EngineWatch
 from machd.serving.lifecycle import State
 from machd.serving.notify import ServiceNotifier
-from machd.serving.startup_guard import Measure, nothing_known
-from machd.settings.model import Settings
+from machd.serving.service_report import ServiceReport
+from machd.serving.startup_guard import NOTHING_MEASURED, Measures
 from machd.settings.sources import LoadedSettings, SettingsSources
 
 __all__ = ["Daemon"]
@@ -42,11 +41,14 @@ _SERVER_JOIN_S = 10.0
 _LAST_ANSWER_S = 1.0
 """How long clients get to read why their answers end, when nothing else is waited for."""
 
+_LAST_SPANS_S = 2.0
+"""How long the last spans may take to be sent."""
+
 
 class Daemon:
     """One process: a listener, a server, an engine thread. Runs once."""
 
-    def __init__(  # noqa: PLR0913 - what the command line hands down, each by its name
+    def __init__(
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -54,8 +56,7 @@ class Daemon:
         *,
         clock: Clock | None = None,
         on_ready: Callable[[str, Engine], None] = lambda _url, _engine: None,
-        measure: Measure = nothing_known,
-        recall: Measure = nothing_known,
+        measures: Measures = NOTHING_MEASURED,
     ) -> None:
         """Read the keys and bind the addresses, so that mistakes show before the model loads.
 
@@ -66,36 +67,23 @@ class Daemon:
             load: Makes the engine; called on the engine thread.
             clock: Reads time; the machine's clocks unless given.
             on_ready: Told the URL and the engine once requests are taken.
-            measure: Finds out what the loaded model can do, in a few seconds; called on the
-                engine thread where the settings ask for it. What it raises is logged.
-            recall: Tells what was found out before, at once.
+            measures: Find out what the loaded model can do; called on the engine thread. What
+                they raise is logged.
 
         Raises:
             ListenError: An address is taken, or is public while no API key is required.
             SettingsError: The key file is wrong.
         """
-        settings = loaded.settings
         self._sources = sources
         self._loaded = loaded
         self._load = load
         self._clock = clock or SystemClock()
         self._on_ready = on_ready
-        self._measure = measure
-        self._recall = recall
+        self._measures = measures
         self._decode_mode: DecodeModeDecision | None = None
         self._log = structlog.get_logger("machd.daemon")
         self._notifier = ServiceNotifier(sources.environ, self._clock)
-        self._listener = listen(settings.server.host, settings.server.port, environ=sources.environ)
-        try:
-            self._admit(settings)
-            self._admin_listener = listen_admin(settings.admin.listen)
-            self._admin_token = self._read_admin_token(settings)
-        except MachdError:
-            self._listener.close()
-            raise
-        self._listener.open()
-        if self._admin_listener is not None:
-            self._admin_listener.open()
+        self._entrance = Entrance(loaded.settings, sources.environ)
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -104,12 +92,12 @@ class Daemon:
     @property
     def url(self) -> str:
         """Where the daemon listens."""
-        return self._listener.url
+        return self._entrance.public.url
 
     @property
     def admin_url(self) -> str | None:
         """Where operators are answered; None where nobody is."""
-        return None if self._admin_listener is None else self._admin_listener.url
+        return None if self._entrance.admin is None else self._entrance.admin.url
 
     @property
     def decode_mode(self) -> DecodeModeDecision | None:
@@ -133,82 +121,63 @@ class Daemon:
                 self._loaded,
                 self._load,
                 self._clock,
-                admit=self._admit,
-                measure=self._measure,
-                recall=self._recall,
+                admit=self._entrance.admit,
+                measures=self._measures,
             )
             await self._run(parts)
         finally:
-            for listener in self._listeners:
-                listener.close()
+            self._entrance.close()
+            self._notifier.close()
 
-    @property
-    def _listeners(self) -> tuple[Listener, ...]:
-        both = (self._listener, self._admin_listener)
-        return tuple(listener for listener in both if listener is not None)
-
-    def _admit(self, settings: Settings) -> ApiKeys:
-        """Who may ask under these settings.
-
-        Raises:
-            ListenError: Other machines can reach the daemon, and it asks nobody for a key.
-            SettingsError: The key file is wrong.
-        """
-        api_keys = ApiKeys.of(settings, self._sources.environ)
-        if self._listener.is_exposed and not api_keys.is_required:
-            raise ListenError(
-                f"{self._listener.url} can be reached from other machines; set "
-                "auth.api_keys_file first, or listen on 127.0.0.1"
-            )
-        return api_keys
-
-    def _servers(self, parts: Parts) -> dict[HttpServer, Listener]:
-        """A server for each listener, the public one first."""
-        servers = {HttpServer(parts.app): self._listener}
-        if self._admin_listener is not None and self._admin_token is not None:
-            servers[HttpServer(parts.admin_app(self._admin_token))] = self._admin_listener
-        return servers
-
-    def _read_admin_token(self, settings: Settings) -> AdminToken | None:
-        """What operators have to show; None where there is no admin listener.
-
-        Raises:
-            SettingsError: The file is wrong.
-        """
-        if self._admin_listener is None:
-            return None
-        return AdminToken.of(settings, self._sources.environ, self._admin_listener)
+    def _make_servers(self, parts: Parts) -> HttpServers:
+        entrance = self._entrance
+        public = HttpServer(parts.app, entrance.public)
+        if entrance.admin is None or entrance.admin_token is None:
+            return HttpServers(public)
+        return HttpServers(
+            public, HttpServer(parts.admin_app(entrance.admin_token), entrance.admin)
+        )
 
     async def _run(self, parts: Parts) -> None:
-        servers = self._servers(parts)
-        serving = [
-            asyncio.create_task(server.serve(sockets=[listener.socket]))
-            for server, listener in servers.items()
-        ]
-        lag = asyncio.create_task(parts.lag.watch())
-        self._take_signals(parts)
+        servers = self._make_servers(parts)
+        report = ServiceReport(
+            self._notifier,
+            configuration=parts.configuration,
+            lifecycle=parts.lifecycle,
+            loop=parts.loop,
+            service=parts.service,
+            throughput=parts.throughput,
+            clock=self._clock,
+        )
+        watches = [asyncio.create_task(watch) for watch in (parts.lag.watch(), report.watch())]
+        servers.start()
+        self._take_signals(parts, report)
         parts.loop.start()
-        self._log.info("daemon.listening", url=self.url, admin_url=self.admin_url)
+        self._log.info(
+            "daemon.listening",
+            url=self.url,
+            admin_url=self.admin_url,
+            is_inherited=self._entrance.public.is_inherited,
+        )
         try:
-            await self._load_model(parts)
+            await self._load_model(parts, servers, report)
             if not self._stop.is_set():
-                await self._wait_for_end(parts, serving)
-            await self._drain(parts)
+                await self._wait_for_end(parts, servers)
+            await self._drain(parts, servers, report)
         finally:
-            lag.cancel()
             parts.lifecycle.become(State.STOPPED)
             parts.loop.stop(DrainDeadlineError("the server has stopped"))
-            for server in servers:
-                server.should_exit = True
-            await asyncio.wait(serving, timeout=_SERVER_JOIN_S)
-            for server in servers:
-                server.cut_connections()
+            await servers.stop(_SERVER_JOIN_S)
             parts.service.close()
+            for tracer in parts.tracers:
+                await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
             if parts.loop.loaded.done():
                 await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
+            for watch in watches:
+                watch.cancel()
             self._log.info("daemon.stopped")
 
-    async def _load_model(self, parts: Parts) -> None:
+    async def _load_model(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
         """Wait for the model, or for a stop.
 
         Raises:
@@ -230,39 +199,29 @@ class Daemon:
             raise EngineFaultError("the model could not be loaded; the log says why") from error
         self._decode_mode = parts.announce(engine)
         parts.lifecycle.become(State.READY)
-        self._notifier.ready()
+        await servers.start_all()
+        report.ready()
         self._log.info("daemon.ready", url=self.url, model=engine.model.model_id)
         self._on_ready(self.url, engine)
 
-    async def _wait_for_end(self, parts: Parts, serving: list[asyncio.Task[None]]) -> None:
+    async def _wait_for_end(self, parts: Parts, servers: HttpServers) -> None:
         """Until a stop is asked for; an engine or a server that fails ends the daemon.
 
         Raises:
             FaultError: One did.
         """
         stop = asyncio.create_task(self._stop.wait())
-        failed = asyncio.create_task(self._engine_failed(parts))
-        await _first_of(stop, *serving, failed)
-        stop.cancel()
-        failed.cancel()
-        for server in serving:
-            if server.done():
-                raise FaultError("the HTTP server has stopped") from server.exception()
+        failed = asyncio.create_task(_engine_watch(parts).failed())
+        ended = asyncio.create_task(servers.wait_ended())
+        await _first_of(stop, ended, failed)
+        for task in (stop, failed, ended):
+            task.cancel()
+        if ended.done() and not ended.cancelled():
+            raise FaultError("the HTTP server has stopped") from ended.exception()
         if failed.done():
-            await self._give_up(parts)
+            await self._give_up(parts, servers)
 
-    async def _engine_failed(self, parts: Parts) -> None:
-        """Return once the engine thread has ended, or hangs."""
-        finished = asyncio.wrap_future(parts.loop.finished)
-        stalled = asyncio.create_task(self._stalled(parts))
-        try:
-            await _first_of(finished, stalled)
-        finally:
-            stalled.cancel()
-            if finished.done() and not finished.cancelled():
-                finished.exception()  # looked at: who ends the daemon asks the loop's own future
-
-    async def _give_up(self, parts: Parts) -> None:
+    async def _give_up(self, parts: Parts, servers: HttpServers) -> None:
         """Tell everyone that the engine is gone.
 
         Raises:
@@ -270,67 +229,66 @@ class Daemon:
         """
         if parts.lifecycle.state is State.READY:
             parts.lifecycle.become(State.FAILED)
+        servers.leave()
         fault = EngineFaultError("the engine has stopped; the server is restarting")
         parts.service.fail_open(fault)
         await parts.service.drain(_LAST_ANSWER_S)
         finished = parts.loop.finished
         raise fault from finished.exception() if finished.done() else None
 
-    async def _stalled(self, parts: Parts) -> None:
-        """Return once a step has taken longer than any step may."""
-        while parts.loop.heartbeat_age_s <= (limit_s := _stall_limit_s(parts)):
-            await asyncio.sleep(min(1.0, limit_s / 4))  # looked at: a hung thread sets no event
-        parts.metrics.count_fault("engine")
-        self._log.critical("engine.stalled", heartbeat_age_s=round(parts.loop.heartbeat_age_s, 1))
-
-    async def _drain(self, parts: Parts) -> None:
+    async def _drain(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
         """Take nothing new and let the open generations end, up to the deadline.
 
         Raises:
             EngineFaultError: The engine stopped meanwhile.
         """
         parts.lifecycle.become(State.DRAINING)
+        servers.leave()
         self._log.info("daemon.draining", open_requests=parts.service.open_count)
+        report.stopping()
         timeout_s = parts.configuration.settings.limits.drain_timeout_s
-        self._notifier.stopping(timeout_s=timeout_s)
         drained = asyncio.create_task(parts.service.drain(timeout_s))
         at_once = asyncio.create_task(self._stop_now.wait())
-        failed = asyncio.create_task(self._engine_failed(parts))
+        failed = asyncio.create_task(_engine_watch(parts).failed())
         await _first_of(drained, at_once, failed)
         at_once.cancel()
         failed.cancel()
         if failed.done():
             drained.cancel()
-            await self._give_up(parts)
+            await self._give_up(parts, servers)
         if not drained.done():
             parts.service.fail_open(DrainDeadlineError("the server was told to stop at once"))
             await asyncio.wait({drained}, timeout=_LAST_ANSWER_S)
             drained.cancel()
 
-    def _take_signals(self, parts: Parts) -> None:
+    def _take_signals(self, parts: Parts, report: ServiceReport) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         event_loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             event_loop.add_signal_handler(number, self.request_stop)
-        event_loop.add_signal_handler(signal.SIGHUP, self.request_reload, parts)
+        event_loop.add_signal_handler(signal.SIGHUP, self._request_reload, parts, report)
 
-    def request_reload(self, parts: Parts) -> None:
-        """Read the settings again; what comes of it is logged. Call it on the event loop."""
-        task = asyncio.create_task(self._reload(parts))
+    def _request_reload(self, parts: Parts, report: ServiceReport) -> None:
+        """Read the settings again; what comes of it is logged."""
+        task = asyncio.create_task(self._reload(parts, report))
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
-    async def _reload(self, parts: Parts) -> None:
-        self._notifier.reloading()
+    async def _reload(self, parts: Parts, report: ServiceReport) -> None:
+        report.reloading()
         # A refusal is logged and counted where it is made; the old settings stay.
         with contextlib.suppress(MachdError):
             await parts.configuration.reload()
-        self._notifier.ready()
+        report.reloaded()
 
 
-def _stall_limit_s(parts: Parts) -> float:
-    return parts.configuration.settings.engine.stall_timeout_s
+def _engine_watch(parts: Parts) -> EngineWatch:
+    return EngineWatch(
+        parts.loop,
+        lambda: parts.configuration.settings.engine.stall_timeout_s,
+        lambda: parts.metrics.count_fault("engine"),
+    )
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:

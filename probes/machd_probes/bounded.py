@@ -65,9 +65,9 @@ class BoundedEngine:
         """Bytes right now."""
         return self._engine.memory()
 
-    def reset(self) -> None:
+    def reset(self, *, max_rows: int | None = None) -> None:
         """Forget every slot."""
-        self._engine.reset()
+        self._engine.reset(max_rows=max_rows)
 
     def close(self) -> None:
         """Give back weights and caches."""

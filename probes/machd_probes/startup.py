@@ -26,7 +26,9 @@ _MAX_ENTRIES = 10_000
 """Of a model's folder and those in it; no model's own have a hundred."""
 
 
-def startup_measure(cache_directory: Path, *, model_path: str | None = None) -> Measure:
+def startup_measure(
+    cache_directory: Path, *, model_path: str | None = None, anew: bool = False
+) -> Measure:
     """Give the function that measures a loaded engine, or remembers what it measured before.
 
     What ended in an error, or failed without a single comparison, is not remembered: that says as
@@ -35,6 +37,7 @@ def startup_measure(cache_directory: Path, *, model_path: str | None = None) -> 
     Args:
         cache_directory: The user's cache directory.
         model_path: ``model.path``; None for the embedded default.
+        anew: Whether what was measured before does not count.
     """
 
     def measure(engine: Engine) -> tuple[ProbeResult, ...]:
@@ -42,7 +45,7 @@ def startup_measure(cache_directory: Path, *, model_path: str | None = None) -> 
 
         key = _key(engine.model, model_path, cache_directory)
         cache = _cache(engine.model, cache_directory)
-        known = cache.get_results(key) if key is not None else None
+        known = cache.get_results(key) if key is not None and not anew else None
         if known is not None:
             return known
         results: tuple[ProbeResult, ...] = measure_engine(engine)

@@ -95,7 +95,7 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 
 def make_targets() -> set[str]:
     """The targets of the Makefile."""
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 
 
 def check_machd(words: list[str]) -> None:

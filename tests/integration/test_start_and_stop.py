@@ -50,7 +50,7 @@ def test_an_unreadable_configuration_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     """A path that is not there is in the line."""
-    result = run_machd(["serve", str(tmp_path / "nowhere"), "--port", "0"])
+    result = run_machd(["serve", str(tmp_path / "nowhere"), "--port", "0", "--admin-listen", "off"])
 
     assert result.returncode == 2
     assert_one_helpful_line(result.stderr, "nowhere")

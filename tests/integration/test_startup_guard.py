@@ -38,7 +38,7 @@ from machd.engine.protocol import (
 from machd.errors import EngineFaultError
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import DecodeModeDecision
-from machd.serving.startup_guard import Measure, nothing_known
+from machd.serving.startup_guard import Measure, Measures, nothing_known
 from machd_probes.startup import startup_measure, startup_recall
 
 _PATH = "/v1/completions"
@@ -101,8 +101,7 @@ class _GuardedDaemon(RunningDaemon):
             self._loaded,
             self._make_engine,
             on_ready=lambda _url, _engine: self._ready.set(),
-            measure=self._measure,
-            recall=self._recall,
+            measures=Measures(self._measure, self._recall, self._measure),
         )
         self.url = self._daemon.url
         if not self._wait_until_ready:

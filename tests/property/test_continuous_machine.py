@@ -1,4 +1,4 @@
-"""Any history of submits, aborts, steps, faults, drains and reloads keeps continuous batching right.
+"""Any history of submits, aborts, steps, faults, drains and switches keeps the scheduler right.
 
 A Hypothesis state machine plays the serving loop on a scripted engine and keeps a plain record of
 every sequence; the record says what the scheduler may emit, and what slots, queue and KV budget
@@ -37,8 +37,8 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
-from machd.scheduler.coalesce import CoalescingIndex, key_of
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, key_of
+from machd.scheduler.continuous import ContinuousScheduler, continuous
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     DecodeMode,
@@ -54,9 +54,16 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 LIMITS = QueueLimits(max_queue=5, max_queue_tokens=40, queue_timeout_s=10.0, request_timeout_s=25.0)
+OTHER_LIMITS = (
+    LIMITS,
+    QueueLimits(max_queue=1, max_queue_tokens=5, queue_timeout_s=10.0, request_timeout_s=25.0),
+    QueueLimits(max_queue=9, max_queue_tokens=90, queue_timeout_s=5.0, request_timeout_s=12.0),
+)
 STOP_TOKENS = frozenset(b"ae")
 """The scripted engine says letters, so about one token in thirteen ends a sequence."""
 
@@ -71,6 +78,7 @@ class Record:
 
     number: int
     request: SequenceRequest
+    work: int = -1  # the number of the one whose decode it reads
     is_queued: bool = False
     admitted: SequenceAdmitted | None = None
     tokens: list[int] = field(default_factory=list)
@@ -105,6 +113,31 @@ SIZES = st.tuples(
 )
 
 
+BATCHINGS = st.builds(
+    lambda max_b, window_s, chunk_tokens, coalesce, policy, budget_tokens: Batching(
+        max_b,
+        window_s,
+        chunk_tokens,
+        coalesce,
+        KvBudget(budget_tokens * 10, 10, PER_SEQUENCE_BYTES, policy),
+    ),
+    max_b=st.sampled_from([1, 2, 3, 4, 4]),
+    window_s=st.sampled_from([0.0, 0.0, 1.0]),
+    chunk_tokens=st.sampled_from([None, 1, 4]),
+    coalesce=st.booleans(),
+    policy=st.sampled_from(list(KvPolicy)),
+    budget_tokens=st.sampled_from([12, 24, 40, 60, 60, 1000]),
+)
+ALONE = Batching(
+    max_b=1,
+    window_s=0.0,
+    prefill_chunk_tokens=None,
+    coalesce=False,
+    kv=KvBudget(0, 10, PER_SEQUENCE_BYTES, KvPolicy.DEFER),
+)
+"""Single flight in these terms, but for its KV budget, which it has none of."""
+
+
 class ContinuousMachine(RuleBasedStateMachine):
     """The serving loop's verbs in any order."""
 
@@ -117,32 +150,16 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.faults = FakeFaults()
         self.step_error: Exception | None = None
         self.records: dict[str, Record] = {}
+        self.limits = LIMITS
+        self.is_held = False
+        self.joinable: set[int] = set()
         self.both_were_ready = False
         self.last_lanes: set[Lane | None] = set()
 
-    @initialize(
-        max_b=st.sampled_from([1, 2, 3, 4, 4]),
-        window_s=st.sampled_from([0.0, 0.0, 1.0]),
-        chunk_tokens=st.sampled_from([None, 1, 4]),
-        coalesce=st.booleans(),
-        policy=st.sampled_from(list(KvPolicy)),
-        budget_tokens=st.sampled_from([24, 40, 60, 60, 1000]),
-        engine_class=st.sampled_from([FakeEngine, LateFirstToken]),
-    )
-    def configure(
-        self,
-        max_b: int,
-        window_s: float,
-        chunk_tokens: int | None,
-        *,
-        coalesce: bool,
-        policy: KvPolicy,
-        budget_tokens: int,
-        engine_class: type[FakeEngine],
-    ) -> None:
+    @initialize(batching=BATCHINGS, engine_class=st.sampled_from([FakeEngine, LateFirstToken]))
+    def configure(self, batching: Batching, engine_class: type[FakeEngine]) -> None:
         """Any configuration, and an engine that is early or late with first tokens."""
-        kv = KvBudget(budget_tokens * 10, 10, PER_SEQUENCE_BYTES, policy)
-        self.batching = Batching(max_b, window_s, chunk_tokens, coalesce, kv)
+        self.batching = batching
         self.engine = engine_class(faults=self.faults, before_step=self._before_step)
         self.scheduler = self.scheduler_class(LIMITS, self.batching)
 
@@ -208,6 +225,7 @@ class ContinuousMachine(RuleBasedStateMachine):
             number = len(self.records)
             self.records[request.sequence_id] = Record(number, request)
         refusal = self._refusal(requests)
+        self._assign_work(requests)
         self._note(self.scheduler.submit(requests, self.clock.monotonic_s()))
         for request in requests:
             record = self.records[request.sequence_id]
@@ -270,6 +288,51 @@ class ContinuousMachine(RuleBasedStateMachine):
         """Time passes, past the timeouts now and then."""
         self.clock.advance(seconds_s)
 
+    @rule(is_held=st.booleans())
+    def hold(self, *, is_held: bool) -> None:
+        """Nobody is given a slot for a while."""
+        self.is_held = is_held
+        if is_held:
+            self.scheduler.hold_admission()
+        else:
+            self.scheduler.resume_admission()
+
+    @rule(limits=st.sampled_from(OTHER_LIMITS))
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Other limits: nobody ends at that moment."""
+        self.limits = limits
+        self.scheduler.set_limits(limits)
+
+    @rule(
+        batching=st.one_of(BATCHINGS, BATCHINGS, st.just(ALONE)),
+        limits=st.sampled_from(OTHER_LIMITS),
+    )
+    def rearrange(self, batching: Batching, limits: QueueLimits) -> None:
+        """What runs is finished, then all who wait go on in another way."""
+        self.hold(is_held=True)
+        while not self.scheduler.is_at_rest:
+            self._step()
+        assert not self.engine._rows, "at rest the engine has none"
+        waiting = [one for one in self.records.values() if one.is_waiting]
+        self.batching, self.limits = batching, limits
+        if not batching.coalesce:
+            self.joinable.clear()
+        arrangement = (
+            single_flight(limits, prefill_chunk_tokens=4)
+            if batching is ALONE
+            else continuous(limits, batching)
+        )
+        self._note(self.scheduler.rearrange(arrangement, self.clock.monotonic_s()))
+        self.is_held, self.both_were_ready = False, False
+        kv = batching.kv
+        for one in waiting:
+            is_unfit = (
+                batching is not ALONE
+                and kv.reservation_bytes(one.reserved_tokens) > kv.budget_bytes
+            )
+            assert one.is_waiting != is_unfit, "they wait on, but for those that can never run"
+            assert not is_unfit or isinstance(_error(one), KvBudgetExceededError)
+
     def drain(self) -> None:
         """Without newcomers everything ends, exactly once, and no KV stays behind."""
         for _ in range(800):
@@ -300,8 +363,10 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.scheduler.check_invariants()
         self.engine.reset()
         self.batching = replace(self.batching, max_b=max_b)
-        self.both_were_ready = False
-        self.scheduler = self.scheduler_class(LIMITS, self.batching)
+        self.both_were_ready, self.is_held = False, False
+        if self.batching.kv.budget_bytes == 0:
+            self.batching = replace(self.batching, kv=replace(self.batching.kv, budget_bytes=600))
+        self.scheduler = self.scheduler_class(self.limits, self.batching)
 
     def teardown(self) -> None:
         """Left alone, everything ends."""
@@ -326,16 +391,20 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @invariant()
     def readers_of_a_slot_are_alike(self) -> None:
-        """Whoever shares a slot asked for the same and has the same; without coalescing, nobody."""
+        """Whoever shares a slot asked for the same and has the same, and came to share it."""
         for slot_index in range(self.batching.max_b):
             readers = self._readers(slot_index)
             assert len({key_of(one.request) for one in readers}) <= 1
             assert len({tuple(one.tokens) for one in readers}) <= 1
-            assert len(readers) <= 1 or self.batching.coalesce
+            assert len({one.work for one in readers}) <= 1
 
     @invariant()
     def reservations_add_up(self) -> None:
         """What is promised is the batch's rectangle and the serial row, and within the budget."""
+        if self.batching is ALONE:
+            assert self.scheduler.kv_reserved_bytes == 0
+            assert self.scheduler.kv_budget_bytes is None
+            return
         assert self.scheduler.kv_reserved_bytes == self._promised_bytes()
         assert self._promised_bytes() <= self.batching.kv.budget_bytes
 
@@ -374,12 +443,13 @@ class ContinuousMachine(RuleBasedStateMachine):
         """Nobody is left who waited or ran too long; nobody waits beside an idle engine."""
         for one in self.records.values():
             age_s = now_s - one.request.arrived_s
-            patience_s = LIMITS.queue_timeout_s
+            patience_s = min(self.limits.queue_timeout_s, self.limits.request_timeout_s)
             if self._is_group_started(one):
-                patience_s = LIMITS.request_timeout_s
+                patience_s = self.limits.request_timeout_s
             assert not (one.is_waiting and age_s >= patience_s)
-            assert not (one.is_running and age_s >= LIMITS.request_timeout_s)
-        if self.scheduler.waiting_count and not self.scheduler.running_count:
+            assert not (one.is_running and age_s >= self.limits.request_timeout_s)
+        is_idle = not self.scheduler.running_count and not self.is_held
+        if self.scheduler.waiting_count and is_idle:
             assert self.batching.window_s > 0, "only company is worth waiting for"
             assert len(self._waiting_groups()) < self.batching.max_b
 
@@ -420,12 +490,28 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _waiting_groups(self) -> list[list[Record]]:
         """Those that wait, who is next first, those that share together."""
-        groups: dict[object, list[Record]] = {}
+        groups: dict[int, list[Record]] = {}
         for one in self.records.values():
             if one.is_waiting:
-                key = key_of(one.request) if self.batching.coalesce else one.number
-                groups.setdefault(key, []).append(one)
+                groups.setdefault(one.work, []).append(one)
         return list(groups.values())
+
+    def _joinable_work(self) -> dict[CoalescingKey, int]:
+        """What a newcomer may share: all that came while sharing was on, until it is switched off."""
+        return {
+            key_of(one.request): one.work
+            for one in self.records.values()
+            if one.work in self.joinable and (one.is_running or one.is_waiting)
+        }
+
+    def _assign_work(self, requests: tuple[SequenceRequest, ...]) -> None:
+        works = self._joinable_work()
+        for request in requests:
+            record = self.records[request.sequence_id]
+            record.work = works.get(key_of(request), record.number)
+            if self.batching.coalesce:
+                works[key_of(request)] = record.work
+                self.joinable.add(record.work)
 
     def _promised_bytes(self) -> int:
         batch, serial = self._promised_tokens()
@@ -450,11 +536,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _refusal(self, requests: tuple[SequenceRequest, ...]) -> type[MachdError] | None:
         """What the record says must become of a request."""
-        taken = {
-            key_of(one.request)
-            for one in self.records.values()
-            if self.batching.coalesce and (one.is_running or one.is_waiting)
-        }
+        taken = set(self._joinable_work())
         new: list[Record] = []
         for request in requests:
             if key_of(request) not in taken:
@@ -466,6 +548,8 @@ class ContinuousMachine(RuleBasedStateMachine):
         return self._kv_refusal(new) or (None if self._has_room(new) else QueueFullError)
 
     def _kv_refusal(self, new: list[Record]) -> type[MachdError] | None:
+        if self.batching is ALONE:
+            return None
         kv = self.batching.kv
         needs = [one.reserved_tokens for one in new]
         if kv.reservation_bytes(max(needs)) > kv.budget_bytes:
@@ -497,7 +581,8 @@ class ContinuousMachine(RuleBasedStateMachine):
         queued = len(waiting) + len(new) - (self.batching.max_b - len(slots))
         tokens = sum(len(group[0].request.prompt) for group in waiting)
         tokens += sum(len(one.request.prompt) for one in new)
-        return queued <= LIMITS.max_queue and (queued <= 0 or tokens <= LIMITS.max_queue_tokens)
+        limits = self.limits
+        return queued <= limits.max_queue and (queued <= 0 or tokens <= limits.max_queue_tokens)
 
     # What events may say
 
@@ -532,6 +617,8 @@ class ContinuousMachine(RuleBasedStateMachine):
             assert event.decode_mode is _admission(readers[0]).decode_mode
         else:
             assert record.is_waiting, "a slot is given to who stands in the queue"
+            assert not self.is_held, "nobody is given a slot while admission is held"
+            assert self.batching is not ALONE or event.decode_mode is DecodeMode.SINGLE
             assert event.coalesced_with is None
             due_s = min(min(one.due_s for one in group) for group in self._waiting_groups())
             assert any(
@@ -724,9 +811,86 @@ class NeverWakes(ContinuousScheduler):
         return None
 
 
+class AdmitsWhileHeld(ContinuousScheduler):
+    """Does not wait for what runs to end."""
+
+    def hold_admission(self) -> None:
+        """Hold nothing."""
+
+
+class HoldsForGood(ContinuousScheduler):
+    """Never gives anybody a slot after a switch."""
+
+    def resume_admission(self) -> None:
+        """Hold on."""
+
+
+class KeepsTheUnfit(ContinuousScheduler):
+    """One that can never run goes on standing before all others."""
+
+    def _end_unfit(self, decode: Decode, now_s: float) -> list[SequenceFinished]:
+        del decode, now_s
+        return []
+
+
+class TurnsAwayAtASwitch(ContinuousScheduler):
+    """Whoever is too many under the new limits is ended."""
+
+    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+        """End those at the end of the queue."""
+        events = super().rearrange(arrangement, now_s)
+        for decode in list(self._waiting)[arrangement.limits.max_queue :]:
+            error = QueueFullError("too many")
+            events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
+        return events
+
+
+class ReordersAtASwitch(ContinuousScheduler):
+    """Whoever waits stands elsewhere afterwards."""
+
+    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+        """Turn the queue around."""
+        turned = _TurnedAround(arrangement.limits)
+        for decode in self._waiting:
+            turned.add(decode)
+        self._waiting = turned
+        return super().rearrange(arrangement, now_s)
+
+
+class _SharesForGood(CoalescingIndex):
+    def switch(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+
+
+class SharesAfterItIsSwitchedOff(ContinuousScheduler):
+    """Lets newcomers join what waits although nobody is to share any more."""
+
+    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+        """Start idle."""
+        super().__init__(limits, batching)
+        self._index = _SharesForGood(is_on=batching.coalesce)
+
+
+class KeepsTheOldSlots(ContinuousScheduler):
+    """As many run together as before."""
+
+    def _take_on(self, arrangement: Arrangement) -> None:
+        slots = getattr(self, "_slots", None)
+        super()._take_on(arrangement)
+        if slots is not None:
+            self._slots = slots
+
+
 @pytest.mark.parametrize(
     "broken",
     [
+        AdmitsWhileHeld,
+        HoldsForGood,
+        KeepsTheUnfit,
+        TurnsAwayAtASwitch,
+        ReordersAtASwitch,
+        SharesAfterItIsSwitchedOff,
+        KeepsTheOldSlots,
         ForgetsToGiveBack,
         ForgetsThePadding,
         LastComeFirstServed,

@@ -20,6 +20,8 @@ _COMMANDS = {
     "config": "machd.cli.config:config",
     "model": "machd.cli.model:model",
     "bench": "machd.cli.bench:bench",
+    "ctl": "machd.cli.ctl:ctl",
+    "install-service": "machd.cli.install_service:install_service",
     "version": "machd.cli.version:version",
 }
 """Where each subcommand is; imported only when it runs, so that help comes at once."""

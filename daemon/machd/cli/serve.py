@@ -18,6 +18,8 @@ from machd.engine.embedded import user_cache_directory
 from machd.engine.opening import engine_loader
 from machd.engine.protocol import Engine
 from machd.serving.decode_mode import DecodeModeDecision
+from machd.serving.notify import forget_service_variables
+from machd.serving.startup_guard import Measures
 from machd.settings.sources import LoadedSettings
 from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measure, startup_recall
@@ -31,6 +33,7 @@ __all__ = ["mode_lines", "serve"]
 def serve(loaded: LoadedSettings) -> None:
     """Serve MODEL: a directory in mlx-lm layout, a GGUF file, a hub id, or the embedded default."""
     settings, sources = loaded.settings, settings_sources()
+    forget_service_variables(os.environ)  # noqa: TID251 - whatever is started from here on inherits it
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
     with ProgressBar() as progress:
 
@@ -43,7 +46,8 @@ def serve(loaded: LoadedSettings) -> None:
             click.echo(_welcome(url, engine, daemon.decode_mode), err=True)
 
         cache_directory = user_cache_directory(sources.environ)
-        run_probes = startup_measure(cache_directory, model_path=settings.model.path)
+        model_path = settings.model.path
+        run_probes = startup_measure(cache_directory, model_path=model_path)
 
         def measure(engine: Engine) -> tuple[ProbeResult, ...]:
             progress.stage("probing", None)
@@ -60,8 +64,11 @@ def serve(loaded: LoadedSettings) -> None:
             loaded,
             load,
             on_ready=announce,
-            measure=measure,
-            recall=startup_recall(cache_directory, model_path=settings.model.path),
+            measures=Measures(
+                measure=measure,
+                recall=startup_recall(cache_directory, model_path=model_path),
+                measure_anew=startup_measure(cache_directory, model_path=model_path, anew=True),
+            ),
         )
         asyncio.run(daemon.run())
 

@@ -147,8 +147,9 @@ class FakeEngine:
         used = sum(len(row.prompt) + row.position for row in self._rows.values())
         return MemoryReading(used * _BYTES_PER_TOKEN, used * _BYTES_PER_TOKEN, 0, 0)
 
-    def reset(self) -> None:
+    def reset(self, *, max_rows: int | None = None) -> None:
         """Forget every row."""
+        del max_rows  # its rows take no room
         if self._faults.reset_error is not None:
             raise self._faults.reset_error
         self._rows.clear()

@@ -124,8 +124,10 @@ class MlxEngine:
             cache_bytes=mx.get_cache_memory(),
         )
 
-    def reset(self) -> None:
-        """Forget every row."""
+    def reset(self, *, max_rows: int | None = None) -> None:
+        """Forget every row, and perhaps how many there can be."""
+        if max_rows is not None:
+            self._max_rows = max_rows
         self._prefills.clear()
         self._serial.clear()
         self._batch = self._decoder(BatchCaches(self._max_rows))

@@ -399,8 +399,12 @@ class Engine(Protocol):
         """Bytes right now."""
         ...
 
-    def reset(self) -> None:
-        """Forget every slot, as after an engine fault."""
+    def reset(self, *, max_rows: int | None = None) -> None:
+        """Forget every slot, as after an engine fault.
+
+        Args:
+            max_rows: Rows that the batch lane can have from now on; None for as many as before.
+        """
         ...
 
     def close(self) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
@@ -26,6 +29,8 @@ PUBLIC = "machd_public"
 _CLIENT_KEY = "machd_client"
 _CREDENTIAL = "api-keys"
 _MIN_KEY_CHARACTERS = 16
+_KEY = re.compile(rf"[\x21-\x7e]{{{_MIN_KEY_CHARACTERS},}}")
+"""What a header can carry unchanged."""
 
 
 class ApiKeys:
@@ -49,29 +54,21 @@ class ApiKeys:
         """
         try:
             lines = path.read_text("utf-8").splitlines()
+            mode = stat.S_IMODE(path.stat().st_mode)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise SettingsError([f"auth.api_keys_file: cannot read {path}: {reason}"]) from None
-        digests: dict[str, bytes] = {}
-        problems: list[str] = []
-        for number, line in enumerate(lines, start=1):
-            text = line.strip()
-            if not text or text.startswith("#"):
-                continue
-            name, separator, key = text.partition(":")
-            if not separator or not name or len(key) < _MIN_KEY_CHARACTERS:
-                problems.append(
-                    f"auth.api_keys_file: line {number} of {path} is not name:key with a key of "
-                    f"at least {_MIN_KEY_CHARACTERS} characters"
-                )
-            elif name in digests:
-                problems.append(f"auth.api_keys_file: {path} names {name} twice")
-            else:
-                digests[name] = _digest(key)
-        if not digests and not problems:
-            problems.append(f"auth.api_keys_file: {path} holds no key")
+        digests, problems = _parse(lines)
         if problems:
-            raise SettingsError(problems)
+            raise SettingsError([f"auth.api_keys_file: {path}: {one}" for one in problems])
+        if mode & stat.S_IROTH:
+            # No refusal: what a container mounts is often readable by all, and alone in there.
+            structlog.get_logger("machd.http").warning(
+                "api_keys.exposed",
+                path=str(path),
+                mode=f"{mode:04o}",
+                advice="let only the daemon's user read it: chmod o-rwx, or a systemd credential",
+            )
         return cls(digests)
 
     @classmethod
@@ -92,16 +89,24 @@ class ApiKeys:
         """Whether requests need a key."""
         return bool(self._digests)
 
-    def authenticate(self, authorization: str | None, x_api_key: str | None) -> str:
+    def authenticate(self, authorizations: Sequence[str], x_api_keys: Sequence[str]) -> str:
         """The name behind a request's key.
+
+        Args:
+            authorizations: Every ``Authorization`` header; schemes other than Bearer are no key.
+            x_api_keys: Every ``X-Api-Key`` header.
 
         Raises:
             AuthenticationError: There is no key, it is unknown, or two differ.
         """
         if not self._digests:
             return ANONYMOUS
-        scheme, _, bearer = (authorization or "").partition(" ")
-        given = {key for key in (bearer if scheme.lower() == "bearer" else None, x_api_key) if key}
+        bearers = [
+            key
+            for scheme, _, key in (one.partition(" ") for one in authorizations)
+            if scheme.lower() == "bearer"
+        ]
+        given = {key for key in (*bearers, *x_api_keys) if key}
         if len(given) != 1:
             raise AuthenticationError(
                 "send one API key, as Authorization: Bearer KEY or as X-Api-Key"
@@ -128,13 +133,39 @@ async def require_api_key(  # async so that the framework calls it here and not 
         return
     keys: ApiKeys = connection.app.state.api_keys
     connection.scope["state"][_CLIENT_KEY] = keys.authenticate(
-        connection.headers.get("authorization"), connection.headers.get("x-api-key")
+        connection.headers.getall("authorization", []), connection.headers.getall("x-api-key", [])
     )
 
 
 def client_name(scope: Scope) -> str:
     """The name that the guard found."""
     return str(scope["state"].get(_CLIENT_KEY, ANONYMOUS))
+
+
+def _parse(lines: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
+    """Digests by name, and what is wrong with the lines; quotes no key."""
+    digests: dict[str, bytes] = {}
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, separator, key = text.partition(":")
+        digest = _digest(key)
+        if not separator or not name or not _KEY.fullmatch(key):
+            problems.append(
+                f"line {number} is not name:key with a key of at least {_MIN_KEY_CHARACTERS} "
+                "characters, all of them ASCII and none a space"
+            )
+        elif name in digests:
+            problems.append(f"line {number} names {name} twice")
+        elif digest in digests.values():
+            problems.append(f"line {number} repeats the key of another name")
+        else:
+            digests[name] = digest
+    if not digests and not problems:
+        problems.append("the file holds no key")
+    return digests, problems
 
 
 def _digest(key: str) -> bytes:

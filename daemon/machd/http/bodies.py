@@ -19,7 +19,7 @@ from machd.errors import (
 )
 from machd.http.gate import request_id
 
-__all__ = ["check_model", "read_body"]
+__all__ = ["check_model", "read_body", "read_json"]
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -28,9 +28,23 @@ async def read_body(request: Request[Any, Any, Any], type_: type[_S], *, timeout
     """Read and decode the body; names of unknown fields go to the debug log.
 
     Raises:
+        InvalidRequestError: It is not what ``type_`` takes.
+        RequestError, ClientDisconnectedError: As for :func:`read_json`.
+    """
+    body = await read_json(request, timeout_s=timeout_s)
+    decoded = decode_body(body, type_)
+    log = structlog.get_logger("machd.http")
+    if log.is_enabled_for(10) and (names := unknown_fields(body, type_)):
+        log.debug("request.unknown_fields", request_id=request_id(request.scope), fields=names)
+    return decoded
+
+
+async def read_json(request: Request[Any, Any, Any], *, timeout_s: float) -> bytes:
+    """Read a body that says it is JSON; not decoded yet.
+
+    Raises:
         UnsupportedMediaTypeError: It is not plain ``application/json``. A browser sends other
             types without asking, so accepting one would let any page in.
-        InvalidRequestError: It is not what ``type_`` takes.
         BodyTimeoutError: It did not arrive in time.
         ClientDisconnectedError: The client left before it had sent everything.
     """
@@ -41,7 +55,7 @@ async def read_body(request: Request[Any, Any, Any], type_: type[_S], *, timeout
         raise UnsupportedMediaTypeError("send the body without a Content-Encoding")
     try:
         async with asyncio.timeout(timeout_s):
-            body = await request.body()
+            return await request.body()
     except TimeoutError:
         raise BodyTimeoutError(
             f"the body did not arrive within limits.stall_timeout_s ({timeout_s:g} s)"
@@ -49,11 +63,6 @@ async def read_body(request: Request[Any, Any, Any], type_: type[_S], *, timeout
     except InternalServerException:
         # The framework's word for a client that left before it had sent everything.
         raise ClientDisconnectedError("the client left while sending the body") from None
-    decoded = decode_body(body, type_)
-    log = structlog.get_logger("machd.http")
-    if log.is_enabled_for(10) and (names := unknown_fields(body, type_)):
-        log.debug("request.unknown_fields", request_id=request_id(request.scope), fields=names)
-    return decoded
 
 
 def check_model(asked: str | None, served: str) -> None:

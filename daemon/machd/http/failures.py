@@ -28,6 +28,7 @@ from machd.errors import (
     MachdError,
     MethodNotAllowedError,
     NotFoundError,
+    OperatorAbortError,
     RequestError,
     RequestTimeoutError,
     UnavailableError,
@@ -76,8 +77,9 @@ def error_headers(error: MachdError) -> dict[str, str]:
     """Headers that go with an error."""
     if isinstance(error, UnavailableError):
         return {"Retry-After": str(error.retry_after_s)}
-    if isinstance(error, RequestTimeoutError):
-        # The official clients would ask again, twice, for what has just taken too long.
+    if isinstance(error, RequestTimeoutError | OperatorAbortError):
+        # The official clients would ask again, twice, for what has just taken too long, or for what
+        # an operator has just ended.
         return {"X-Should-Retry": "false"}
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         return {"Retry-After": str(_RESTART_S)}

@@ -23,6 +23,7 @@ from machd.errors import (
 )
 from machd.http.failures import error_response, speaks_anthropic
 from machd.http.stamps import arrived_s, request_id, stamp
+from machd.serving.trace_context import TraceContext, read_trace
 
 __all__ = ["Gate", "OpenRequests", "arrived_s", "request_id"]
 
@@ -83,7 +84,12 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        stamp(scope, request_id=stamped, arrived_s=self._clock.monotonic_s())
+        stamp(
+            scope,
+            request_id=stamped,
+            arrived_s=self._clock.monotonic_s(),
+            trace=_trace(scope),
+        )
         names = _ANTHROPIC_ID_HEADERS if speaks_anthropic(scope) else _ID_HEADERS
         id_headers = [(name, stamped.encode()) for name in names]
 
@@ -136,6 +142,15 @@ class Gate:
             return False
         name = match["name"].lower()
         return name in self._allowed_hosts or _needs_no_name_server(name)
+
+
+def _trace(scope: Scope) -> TraceContext | None:
+    """The caller's trace; every header is looked at, because two that differ are none."""
+
+    def given(name: bytes) -> list[str]:
+        return [value.decode("latin-1") for one, value in scope["headers"] if one == name]
+
+    return read_trace(given(b"traceparent"), given(b"tracestate"))
 
 
 def _needs_no_name_server(name: str) -> bool:

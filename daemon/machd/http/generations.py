@@ -17,9 +17,11 @@ from machd.http.authentication import client_name
 from machd.http.bodies import check_model, read_body
 from machd.http.context import ServerContext
 from machd.http.gate import arrived_s, request_id
+from machd.http.stamps import trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
+from machd.serving.trace_context import new_trace
 
 __all__ = ["identify", "read_conversation", "read_generation", "respond"]
 
@@ -35,7 +37,7 @@ async def read_generation(
 
     Raises:
         RequestError: It is wrong, by itself or for this model.
-        UnavailableError: No new work is taken.
+        UnavailableError: No new work is taken, or none of this client's.
     """
     return await _read(request, context, type_, _checked)
 
@@ -51,6 +53,9 @@ def identify(
     request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
 ) -> GenerationIdentity:
     """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
+    trace = trace_context(request.scope)
+    if trace is None and context.settings.tracing.otlp_endpoint is not None:
+        trace = new_trace()
     return GenerationIdentity(
         generation_id=f"{prefix}{secrets.token_hex(14)}",
         request_id=request_id(request.scope),
@@ -58,6 +63,8 @@ def identify(
         client=client_name(request.scope),
         arrived_s=arrived_s(request.scope),
         created_unix_s=int(context.clock.unix_s()),
+        model=context.service.model.model_id,
+        trace=trace,
     )
 
 
@@ -109,6 +116,9 @@ async def _read(
     service = context.service
     service.lifecycle.check_accepting()
     check_model(body.model, service.model.model_id)
+    if type_ is not CountTokensRequest:
+        # Before any work is done for it; counting uses no tokens.
+        service.check_client(client_name(request.scope))
     return await service.in_worker(check, body, service.model.vocabulary_tokens)
 
 

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from machd.errors import ListenError
+from machd.http.inherited_sockets import ADMIN, PUBLIC, inherited_socket
+from machd.http.unix_sockets import bind_unix
 
 __all__ = ["Listener", "listen", "listen_admin"]
 
 _BACKLOG = 2048
 
-_FIRST_INHERITED_FD = 3
-"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
-
 
 class Listener:
-    """A bound socket and how to say where it is."""
+    """A bound socket and how to say where it is.
 
-    def __init__(self, bound: socket.socket, *, path: Path | None = None) -> None:
+    Attributes:
+        is_inherited: Whether the service manager opened it: it stays open without the daemon, and
+            who connects waits for whoever accepts next.
+    """
+
+    def __init__(
+        self, bound: socket.socket, *, path: Path | None = None, is_inherited: bool = False
+    ) -> None:
         """Own ``bound``; ``path`` is removed with it."""
         self.socket = bound
+        self.is_inherited = is_inherited
         self._path = path
+        self._file = None if path is None else _identity(path)
 
     @property
     def url(self) -> str:
         """Where clients go, as a person would type it."""
         address = self.socket.getsockname()
         if self.socket.family == socket.AF_UNIX:
-            return f"unix:{address}"
+            return f"unix:{address if isinstance(address, str) else '@' + address[1:].decode()}"
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         return f"http://{host}:{address[1]}"
 
@@ -43,21 +50,37 @@ class Listener:
             return False
         return not ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
 
+    @property
+    def is_open_to_all_users(self) -> bool:
+        """Whether it is a Unix socket that any user of this machine can connect to."""
+        if self.socket.family != socket.AF_UNIX:
+            return False
+        address = self.socket.getsockname()
+        if not isinstance(address, str) or not address:
+            return True  # an abstract name has no mode
+        try:
+            return bool(Path(address).stat().st_mode & stat.S_IWOTH)
+        except OSError:
+            return True  # nobody knows
+
     def open(self) -> None:
         """Let clients connect; they are answered when a server accepts them."""
-        self.socket.listen(_BACKLOG)
+        if not self.is_inherited:
+            self.socket.listen(_BACKLOG)
 
     def close(self) -> None:
         """Give the address back."""
         self.socket.close()
-        if self._path is not None:
+        # A successor may have put its own there since the server closed ours.
+        if self._path is not None and _identity(self._path) == self._file is not None:
             self._path.unlink(missing_ok=True)
 
 
 def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
     """Bind the public address; a socket handed over by the service manager wins.
 
-    Nothing is accepted yet: see :meth:`Listener.open`.
+    Nothing is accepted yet: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
+    own user only, mode 0600; for others, let the service manager open one with another mode.
 
     Args:
         host: An address, a name, or ``unix:PATH``.
@@ -65,72 +88,77 @@ def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
         environ: The process's variables.
 
     Raises:
-        ListenError: The address is taken or is not ours.
+        ListenError: The address is taken or is not ours, or what was handed over is of no use.
     """
-    return _bind(host, port, environ)
+    inherited = inherited_socket(PUBLIC, environ)
+    if inherited is not None:
+        return Listener(inherited, is_inherited=True)
+    return _bind(host, port, advice="choose another with --port")
 
 
-def listen_admin(address: str) -> Listener | None:
-    """Bind the admin address: a loopback address with its port, or ``unix:PATH``.
+def listen_admin(address: str, *, environ: Mapping[str, str]) -> Listener | None:
+    """Bind the admin address; a socket handed over by the service manager wins.
+
+    Args:
+        address: A loopback address with its port, ``unix:PATH``, or ``off``.
+        environ: The process's variables.
 
     Returns:
         None for ``off``.
 
     Raises:
-        ListenError: The address is taken or is not ours.
+        ListenError: The address is taken or is not ours, or what was handed over is of no use.
     """
+    inherited = inherited_socket(ADMIN, environ)
+    if inherited is not None:
+        return _checked_admin(Listener(inherited, is_inherited=True), address)
     if address == "off":
         return None
-    if address.startswith("unix:"):
-        return _bind(address, 0, {})
-    host, _, port = address.rpartition(":")
-    return _bind(host.strip("[]"), int(port), {})
+    host, port = address, 0
+    if not address.startswith("unix:"):
+        name, _, port_text = address.rpartition(":")
+        host, port = name.strip("[]"), int(port_text)
+    return _bind(host, port, advice="choose another with --admin-listen")
 
 
-def _bind(host: str, port: int, environ: Mapping[str, str]) -> Listener:
-    if environ.get("LISTEN_PID") == str(os.getpid()) and environ.get("LISTEN_FDS", "0") != "0":
-        return Listener(socket.socket(fileno=_FIRST_INHERITED_FD))
+def _checked_admin(listener: Listener, address: str) -> Listener:
+    problem = None
+    if address == "off":
+        problem = "and admin.listen is off; remove its .socket unit or the setting"
+    elif listener.is_exposed:
+        problem = "that other machines can reach; it has to be on loopback or have a path"
+    elif listener.is_open_to_all_users:
+        problem = "that every user can open; set SocketMode=0600 in its .socket unit"
+    if problem is not None:
+        listener.close()
+        raise ListenError(f"the service manager hands over an admin socket {problem}")
+    return listener
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is there; None where there is none."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def _bind(host: str, port: int, *, advice: str) -> Listener:
     if host.startswith("unix:"):
-        return _bind_unix(Path(host.removeprefix("unix:")))
+        path = Path(host.removeprefix("unix:"))
+        return Listener(bind_unix(path), path=path)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ListenError(f"server.host: {host!r} is no address: {error.strerror}") from None
+        raise ListenError(f"{host!r} is no address to listen on: {error.strerror}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ListenError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port"
-        ) from None
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}; {advice}") from None
     return Listener(bound)
-
-
-def _bind_unix(path: Path) -> Listener:
-    """Bind a socket that only our own user can connect to, replacing one that nobody serves."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        mask = os.umask(0o177)
-        try:
-            bound.bind(str(path))
-        finally:
-            os.umask(mask)
-    except OSError as error:
-        bound.close()
-        raise ListenError(f"cannot listen on unix:{path}: {error.strerror}") from None
-    return Listener(bound, path=path)
-
-
-def _remove_stale(path: Path) -> None:
-    if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()

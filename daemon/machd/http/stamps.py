@@ -1,20 +1,26 @@
-"""What the gate writes on every request, and whoever answers it reads: an id and an arrival."""
+"""What the gate writes on every request, and whoever answers it reads: an id, an arrival, a trace."""
 
 from __future__ import annotations
 
 from litestar.types import Scope
 
-__all__ = ["arrived_s", "request_id", "stamp"]
+from machd.serving.trace_context import TraceContext
+
+__all__ = ["arrived_s", "request_id", "stamp", "trace_context"]
 
 _REQUEST_ID_KEY = "machd_request_id"
 _ARRIVED_KEY = "machd_arrived_s"
+_TRACE_KEY = "machd_trace"
 
 
-def stamp(scope: Scope, *, request_id: str, arrived_s: float) -> None:
-    """Write both on a request."""
+def stamp(
+    scope: Scope, *, request_id: str, arrived_s: float, trace: TraceContext | None = None
+) -> None:
+    """Write them on a request."""
     state = scope.setdefault("state", {})
     state[_REQUEST_ID_KEY] = request_id
     state[_ARRIVED_KEY] = arrived_s
+    state[_TRACE_KEY] = trace
 
 
 def request_id(scope: Scope) -> str:
@@ -25,3 +31,10 @@ def request_id(scope: Scope) -> str:
 def arrived_s(scope: Scope) -> float:
     """When the request came, on the monotonic clock."""
     return float(scope["state"][_ARRIVED_KEY])
+
+
+def trace_context(scope: Scope) -> TraceContext | None:
+    """The trace that the caller says the request is part of."""
+    trace = scope["state"][_TRACE_KEY]
+    assert trace is None or isinstance(trace, TraceContext), "the gate writes nothing else"
+    return trace

@@ -81,6 +81,16 @@ class CoalescingIndex:
             del self._decodes[key]
             decode.take_no_more_readers()
 
+    def switch(self, *, is_on: bool) -> None:
+        """Share from now on, or no longer: nobody joins what waits then.
+
+        What came while it was off cannot be joined later either.
+        """
+        self.is_on = is_on
+        if not is_on:
+            for decode in tuple(self._decodes.values()):
+                self.remove(decode)
+
     def check_invariants(self, decodes: Iterable[Decode]) -> None:
         """Assert that it holds exactly these."""
         expected = {key_of(one.request): one for one in decodes if one.takes_readers}

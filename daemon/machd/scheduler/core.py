@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 
-from machd.engine.protocol import Lane, RowFault, SampledToken, StepPlan, StepResult
-from machd.errors import MachdError, RequestError, RowFaultError, UnavailableError
+from machd.engine.protocol import Lane, SampledToken, StepPlan, StepResult
+from machd.errors import (
+    KvBudgetExceededError,
+    MachdError,
+    RequestError,
+    UnavailableError,
+)
 from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
@@ -20,22 +25,14 @@ from machd.scheduler.events import (
 from machd.scheduler.invariants import check_sequences
 from machd.scheduler.plan import plan_step
 from machd.scheduler.reservations import Reservations
+from machd.scheduler.row_fault import error_of
 from machd.scheduler.sequence import Sequence, SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.slots import Slots
-from machd.scheduler.timeouts import queue_timeout, request_timeout
-from machd.scheduler.waiting import WaitingQueue
+from machd.scheduler.timeouts import overdue
+from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 __all__ = ["SchedulerCore"]
-
-
-def _error_of(fault: RowFault) -> MachdError:
-    """What the client is told: its own mistake where it was one, else nothing of the cause."""
-    if isinstance(fault.cause, RequestError):
-        return fault.cause
-    error = RowFaultError("the generation failed inside the server")
-    error.__cause__ = fault.cause
-    return error
 
 
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
@@ -46,17 +43,12 @@ class SchedulerCore:
 
     def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        limits, shape = arrangement.limits, arrangement.shape
-        self._limits = limits
-        self._shape = shape
-        self._pace = arrangement.pace
-        self._waiting = WaitingQueue(limits, slot_count=shape.slot_count)
-        self._slots = Slots(shape.slot_count)
-        self._reservations = Reservations(shape.kv, max_rows=shape.slot_count)
-        self._index = CoalescingIndex(is_on=shape.coalesce)
+        self._take_on(arrangement)
+        self._waiting = WaitingQueue(arrangement.limits, slot_count=self.slot_count)
+        self._index = CoalescingIndex(is_on=arrangement.shape.coalesce)
         self._open: dict[str, Decode] = {}
         self._next_number = 0
-        self._turn = Lane.BATCH
+        self._is_held = False
 
     @property
     def mode(self) -> DecodeMode:
@@ -82,6 +74,11 @@ class SchedulerCore:
     def active_loops(self) -> int:
         """Occupied slots."""
         return len(self._slots)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the engine has no row, nor one to free."""
+        return not self._slots and not self._slots.released
 
     @property
     def kv_budget_bytes(self) -> int | None:
@@ -130,7 +127,7 @@ class SchedulerCore:
     def admit(self, now_s: float) -> list[Event]:
         """Turn away who waited or ran too long, then give free slots to who waits, in order."""
         events: list[Event] = list(self._expire(now_s))
-        if now_s < self._window_end_s():
+        if self._is_held or now_s < self._window_end_s():
             return events
         while self._waiting and self._slots.free_count:
             decode = self._waiting.first
@@ -147,7 +144,9 @@ class SchedulerCore:
         """Seconds until ``admit`` has something to do, or None: see the protocol."""
         if self._slots or self._slots.released or not self._waiting:
             return None
-        due_s = min(self._window_end_s(), self._waiting.next_expiry_s())
+        due_s = self._waiting.next_expiry_s()
+        if not self._is_held:
+            due_s = min(due_s, self._window_end_s())
         return max(0.0, due_s - now_s)
 
     def plan(self) -> StepPlan:
@@ -168,7 +167,7 @@ class SchedulerCore:
             if token.slot_index not in self._slots.released:
                 events.extend(self._take(token, now_s))
         for fault in result.faults:
-            error = _error_of(fault)
+            error = error_of(fault)
             decode = self._running(fault.slot_index)
             events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
         return events
@@ -183,11 +182,50 @@ class SchedulerCore:
         self._slots.confirm_released(self._slots.released)
         return events
 
+    def hold_admission(self) -> None:
+        """Give nobody a slot until told otherwise; what runs goes on."""
+        self._is_held = True
+
+    def resume_admission(self) -> None:
+        """Give slots to who waits again."""
+        self._is_held = False
+
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Hold whoever comes, waits or runs against other limits."""
+        self._limits = limits
+        self._waiting.set_bounds(limits, slot_count=self.slot_count)
+
+    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+        """Go on in another way with everybody who waits, and give them slots again."""
+        assert self.is_at_rest, "rows that run keep the arrangement that they were admitted under"
+        self._take_on(arrangement)
+        self.set_limits(arrangement.limits)
+        self._index.switch(is_on=arrangement.shape.coalesce)
+        self.resume_admission()
+        return [event for one in tuple(self._waiting) for event in self._end_unfit(one, now_s)]
+
     def check_invariants(self) -> None:
         """Assert that slots, queue, sequences, reservations and coalescing agree."""
         check_sequences(self._slots, self._waiting, self._open)
         self._reservations.check_invariants(self._slots)
         self._index.check_invariants([*self._slots, *self._waiting])
+
+    def _take_on(self, arrangement: Arrangement) -> None:
+        """Begin with empty slots."""
+        self._limits = arrangement.limits
+        self._shape = arrangement.shape
+        self._pace = arrangement.pace
+        self._slots = Slots(self._shape.slot_count)
+        self._reservations = Reservations(self._shape.kv, max_rows=self.slot_count)
+        self._turn = Lane.BATCH
+
+    def _end_unfit(self, decode: Decode, now_s: float) -> list[SequenceFinished]:
+        """End a decode that could never run: it would come to stand before all others for good."""
+        try:
+            self._reservations.check((decode,), (), self._waiting.retry_after_s())
+        except KvBudgetExceededError as error:
+            return self._end_decode(decode, FinishReason.ERROR, now_s, error)
+        return []
 
     def _decode_for(self, sequence: Sequence, siblings: int, now_s: float) -> Decode:
         """One that computes the same already, or a new one."""
@@ -261,19 +299,7 @@ class SchedulerCore:
         return self._waiting.oldest_s + self._shape.window_s
 
     def _expire(self, now_s: float) -> list[SequenceFinished]:
-        late = [
-            (one, request_timeout(self._limits))
-            if one.is_group_started
-            else (one, queue_timeout(self._limits, retry_after_s=self._waiting.retry_after_s()))
-            for one in self._waiting.expired(now_s)
-        ]
-        oldest_s = now_s - self._limits.request_timeout_s
-        late += [
-            (reader, request_timeout(self._limits))
-            for decode in self._slots
-            for reader in decode.readers
-            if reader.request.arrived_s <= oldest_s
-        ]
+        late = overdue(self._limits, self._waiting, self._slots, now_s)
         return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
 
     def _end_decode(

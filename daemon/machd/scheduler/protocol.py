@@ -8,6 +8,8 @@ from machd.engine.protocol import StepPlan, StepResult
 from machd.errors import MachdError
 from machd.scheduler.events import DecodeMode, Event
 from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.waiting import QueueLimits
 
 __all__ = ["Scheduler"]
 
@@ -45,6 +47,11 @@ class Scheduler(Protocol):
         ...
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether the engine has no row of a sequence, nor one that it has yet to free."""
+        ...
+
+    @property
     def kv_budget_bytes(self) -> int | None:
         """What running decodes may take of the KV cache together; None for no limit."""
         ...
@@ -74,8 +81,8 @@ class Scheduler(Protocol):
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
 
-        0 or more while sequences wait although no step can run (for company, or for their
-        timeout); None when there is nothing to wait for, or a step can run.
+        0 or more while sequences wait although no step can run (for company, for their timeout, or
+        because admission is held); None when there is nothing to wait for, or a step can run.
         """
         ...
 
@@ -93,6 +100,33 @@ class Scheduler(Protocol):
         self, error: MachdError, now_s: float, *, include_waiting: bool = False
     ) -> list[Event]:
         """End every running sequence with ``error``; the engine has forgotten its slots."""
+        ...
+
+    def hold_admission(self) -> None:
+        """From now on nobody is given a slot, so that what runs comes to an end.
+
+        All else goes on: sequences are queued, aborted, turned away when they have waited too long,
+        and may still join a decode that runs.
+        """
+        ...
+
+    def resume_admission(self) -> None:
+        """Give slots to who waits again."""
+        ...
+
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Hold whoever comes, waits or runs against other limits.
+
+        Who waits is not turned away because there is less room now.
+        """
+        ...
+
+    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+        """Schedule in another way, at rest, and go on giving slots to who waits.
+
+        They stand where they stood. Only one that the new KV budget can never hold is ended, with
+        KvBudgetExceededError.
+        """
         ...
 
     def check_invariants(self) -> None:

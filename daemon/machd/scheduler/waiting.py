@@ -45,6 +45,15 @@ class WaitingQueue:
         self._prompt_tokens = 0
         self._service_time_s = 0.0
 
+    def set_bounds(self, limits: QueueLimits, *, slot_count: int) -> None:
+        """Hold whoever comes against other limits, in front of so many slots.
+
+        Nobody who waits is turned away because there is less room now, but for having waited longer
+        than the new limits allow.
+        """
+        self._limits = limits
+        self._slot_count = slot_count
+
     def __len__(self) -> int:
         """Decodes that wait."""
         return len(self._decodes)

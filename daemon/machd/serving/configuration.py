@@ -87,6 +87,7 @@ class Configuration:
         self._revision = 1
         self._last_change = LastChange(ChangeKind.START, clock.unix_s())
         self._last_success_unix_s = self._last_change.at_unix_s
+        self._watchers: list[Callable[[LastChange], None]] = []
         self._turn = asyncio.Lock()
         self._log = structlog.get_logger("machd.configuration")
 
@@ -115,6 +116,10 @@ class Configuration:
     def last_success_unix_s(self) -> float:
         """When settings were last taken on."""
         return self._last_success_unix_s
+
+    def watch(self, watcher: Callable[[LastChange], None]) -> None:
+        """Tell of every change from now on, and of those that are refused."""
+        self._watchers.append(watcher)
 
     async def reload(self) -> LastChange:
         """Read every source again and take on what they say.
@@ -187,6 +192,8 @@ class Configuration:
             self._log.info("settings.changed", kind=change.kind.value, changed=change.changed)
         else:
             self._log.error("settings.refused", kind=change.kind.value, problems=change.problems)
+        for watcher in self._watchers:
+            watcher(change)
 
 
 def _merged(

@@ -26,6 +26,7 @@ from machd.serving.output import (
 )
 from machd.serving.record import RequestRecord
 from machd.serving.text import CompletionText
+from machd.serving.trace_context import TraceContext
 
 __all__ = ["TOOL_CALLS", "ChoiceDelta", "Generation", "GenerationIdentity", "GenerationUsage"]
 
@@ -46,6 +47,8 @@ class GenerationIdentity:
         client: Name of the API key, or ``anonymous``.
         arrived_s: On the monotonic clock.
         created_unix_s: Whole seconds, as the answer carries it.
+        model: The served model's id.
+        trace: The trace that the request is part of, if any.
     """
 
     generation_id: str
@@ -54,6 +57,8 @@ class GenerationIdentity:
     client: str
     arrived_s: float
     created_unix_s: int
+    model: str = ""
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ class Generation:
         output: OutputFormat = PLAIN_OUTPUT,
         abort: AbortSequences,
         on_close: Callable[[Generation], None],
+        on_tokens: Callable[[int], None] = lambda _tokens: None,
     ) -> None:
         """Wrap the sequences of one request.
 
@@ -137,6 +143,7 @@ class Generation:
             output: How the choices' texts are read.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Told once, when nobody reads any more.
+            on_tokens: Told the number of completion tokens that were read, as they are.
         """
         self.identity = identity
         self._stream = stream
@@ -150,6 +157,7 @@ class Generation:
         self._cached_tokens = 0
         self._abort_sequences = abort
         self._on_close = on_close
+        self._on_tokens = on_tokens
         self._admission: SequenceAdmitted | None = None
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
@@ -172,6 +180,16 @@ class Generation:
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
         )
+
+    @property
+    def admission(self) -> SequenceAdmitted | None:
+        """How the first of its sequences came to a slot; None while all of them wait."""
+        return self._admission
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token came, on the monotonic clock; None before."""
+        return self._first_token_s
 
     @property
     def is_finished(self) -> bool:
@@ -257,6 +275,8 @@ class Generation:
             error_code=self._error.code if self._error else None,
             client=identity.client,
             coalesced_with=self._admission.coalesced_with if self._admission else None,
+            model=identity.model,
+            trace=identity.trace,
         )
 
     def _running(self) -> tuple[str, ...]:
@@ -288,10 +308,13 @@ class Generation:
                 case SequenceFinished(sequence_id):
                     finished[sequence_id] = event
         touched = dict.fromkeys([*tokens, *finished])
+        tokens_before = sum(self._choices[one].completion_tokens for one in touched)
         deltas = [
             self._advance(self._choices[one], tokens.get(one, []), finished.get(one))
             for one in touched
         ]
+        tokens_after = sum(self._choices[one].completion_tokens for one in touched)
+        self._on_tokens(tokens_after - tokens_before)
         return [delta for delta in deltas if delta is not None]
 
     def _advance(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import queue
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
+from machd.engine.protocol import Engine
 from machd.errors import MachdError
 from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.waiting import QueueLimits
 
-__all__ = ["Abort", "Inbox", "Message", "Stop", "Submit"]
+__all__ = ["Abort", "Inbox", "Message", "Rearrange", "SetLimits", "Stop", "Submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +32,47 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Rearrange:
+    """Schedule in another way as soon as nothing runs.
+
+    Attributes:
+        arrange: Says how, for the loaded engine.
+        is_measured: Whether the model is measured before that.
+        done: Resolves when it is done, or could not be.
+    """
+
+    arrange: Callable[[Engine], Arrangement]
+    is_measured: bool
+    done: Future[None] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        """Whoever waits for ``done`` may leave, which must not cancel it: others wait, too."""
+        self.done.set_running_or_notify_cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """Hold whoever comes, waits or runs against other limits."""
+
+    limits: QueueLimits
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End everything with ``error`` and leave the thread."""
 
     error: MachdError
 
 
-Message = Submit | Abort | Stop
+Message = Submit | Abort | Rearrange | SetLimits | Stop
 
 
 class Inbox:
-    """A queue that any thread may put into and the engine thread alone empties.
+    """A queue that any thread may put into and the engine thread empties, for as long as it runs.
 
     It needs no bound of its own: a request puts one Submit and an Abort or two for each of its
-    sequences, requests are bounded by ``limits.max_in_flight``, and each drain leaves it empty.
+    sequences, requests are bounded by ``limits.max_in_flight``, operators change settings one change
+    at a time, and each drain leaves it empty.
     """
 
     def __init__(self) -> None:
@@ -50,6 +82,15 @@ class Inbox:
     def put(self, message: Message) -> None:
         """Leave a message; never blocks."""
         self._queue.put(message)
+
+    def refuse_changes(self, error: MachdError) -> None:
+        """Answer those who wait for what nobody will do, because the engine thread has ended.
+
+        For any thread: each message is taken out once, so whoever finds it is alone to answer it.
+        """
+        for message in self.drain(wait_s=0.0):
+            if isinstance(message, Rearrange):
+                message.done.set_exception(error)
 
     def drain(self, *, wait_s: float) -> list[Message]:
         """Everything that lies there; if nothing does, wait up to ``wait_s`` seconds for one."""

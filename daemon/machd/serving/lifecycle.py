@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
-from machd.errors import DrainingError, EngineFaultError, NotReadyError
+from machd.errors import ConflictError, DrainingError, EngineFaultError, NotReadyError
 
-__all__ = ["Lifecycle", "State"]
+__all__ = ["Lifecycle", "State", "StateWatcher"]
+
+StateWatcher = Callable[["State"], None]
+"""Told of every new state, on the event loop; must be quick and must not raise."""
 
 _RETRY_AFTER_S = 5
 """What a client is told while the daemon loads or leaves: a restart takes about as long."""
@@ -37,18 +41,64 @@ class Lifecycle:
     def __init__(self) -> None:
         """Begin by loading."""
         self._state = State.LOADING
+        self._is_held = False
+        self._watchers: list[StateWatcher] = []
 
     @property
     def state(self) -> State:
         """The state now."""
         return self._state
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it drains because an operator wants it to, and can go on."""
+        return self._is_held
+
+    def watch(self, watcher: StateWatcher) -> None:
+        """Tell of every new state from now on."""
+        self._watchers.append(watcher)
+
     def become(self, state: State) -> None:
-        """Move on; going to where we are is no move."""
+        """Move on; going to where we are is no move.
+
+        Draining that comes from here is the beginning of the end, also where an operator had the
+        daemon drain before; for that see :meth:`hold`.
+        """
+        self._move(state, is_held=False)
+
+    def _move(self, state: State, *, is_held: bool) -> None:
+        self._is_held = is_held
         if state is self._state:
             return
         assert state in _NEXT[self._state], f"{self._state} does not lead to {state}"
         self._state = state
+        for watcher in self._watchers:
+            watcher(state)
+
+    def hold(self) -> None:
+        """Take nothing new until :meth:`resume`, and finish what there is. Again is no mistake.
+
+        Raises:
+            ConflictError: The daemon takes nothing now, for another reason.
+        """
+        if self._is_held:
+            return
+        if self._state is not State.READY:
+            raise ConflictError(f"the daemon is {self._state}; only a ready one can be drained")
+        self._move(State.DRAINING, is_held=True)
+
+    def resume(self) -> None:
+        """Take new work again. A daemon that is ready stays so.
+
+        Raises:
+            ConflictError: It takes nothing for another reason: it loads, stops or has failed.
+        """
+        if self._state is State.READY:
+            return
+        if not self._is_held:
+            reason = "stopping" if self._state is State.DRAINING else self._state.value
+            raise ConflictError(f"the daemon is {reason}; only a drained one can resume")
+        self.become(State.READY)
 
     def check_accepting(self) -> None:
         """Let new work in, or say why not.
@@ -64,6 +114,9 @@ class Lifecycle:
             case State.LOADING:
                 raise NotReadyError("the model is still loading", retry_after_s=_RETRY_AFTER_S)
             case State.DRAINING | State.STOPPED:
-                raise DrainingError("the server is shutting down", retry_after_s=_RETRY_AFTER_S)
+                raise DrainingError(
+                    "the server is draining: it finishes what it has and takes nothing new",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
             case State.FAILED:
                 raise EngineFaultError("the engine has stopped; the server is restarting")

@@ -9,16 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import structlog
 
 from machd.capabilities.evidence import ProbeResult
 from machd.clock import Clock
-from machd.engine.protocol import Engine, MemoryReading, StepPlan
+from machd.engine.protocol import Engine, StepPlan
 from machd.errors import EngineFaultError, MachdError, RequestError
 from machd.scheduler.events import (
-    DecodeMode,
     EngineFaulted,
     Event,
     InvariantBroken,
@@ -28,8 +26,11 @@ from machd.scheduler.events import (
 from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
-from machd.serving.inbox import Abort, Inbox, Stop, Submit
-from machd.serving.startup_guard import Measure, nothing_known
+from machd.serving.inbox import Abort, Inbox, Rearrange, SetLimits, Stop, Submit
+from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
+from machd.serving.pulse import Pulse
+from machd.serving.rearrangement import Rearrangement
+from machd.serving.startup_guard import NothingToMeasure, Probe
 
 __all__ = ["EngineLoop", "LoopSnapshot"]
 
@@ -39,30 +40,10 @@ _IDLE_WAIT_S = 0.5
 _MAX_CONSECUTIVE_FAULTS = 3
 """Failed steps, with no whole answer between them, after which the engine is given up."""
 
-_MEMORY_INTERVAL_S = 1.0
-"""How often memory is read while steps run."""
-
 _CHECK_INTERVAL_S = 1.0
 """How often the scheduler's books are looked through; also whenever it becomes idle."""
 
-_NO_MEMORY = MemoryReading(0, 0, 0, 0)
-
 Publish = Callable[[list[Event]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSnapshot:
-    """The engine thread at one moment, replaced whole and never changed."""
-
-    taken_unix_s: float = 0.0
-    mode: DecodeMode = DecodeMode.SINGLE
-    slot_count: int = 0
-    running_count: int = 0
-    waiting_count: int = 0
-    active_loops: int = 0
-    kv_budget_bytes: int | None = None
-    kv_reserved_bytes: int = 0
-    memory: MemoryReading = _NO_MEMORY
 
 
 class EngineLoop:
@@ -80,7 +61,7 @@ class EngineLoop:
         make_scheduler: Callable[[Engine], Scheduler],
         publish: Publish,
         clock: Clock,
-        probe: Measure = nothing_known,
+        probe: Probe | None = None,
         strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
@@ -90,7 +71,8 @@ class EngineLoop:
             make_scheduler: Makes the scheduler for the loaded engine.
             publish: Takes the events of a step; called on the engine thread.
             clock: Reads time.
-            probe: Measures the loaded engine before a scheduler is made for it.
+            probe: Measures the loaded engine before a scheduler is made for it, and later when
+                somebody asks for it; None to know nothing.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
                 or are logged and counted while requests go on being answered.
         """
@@ -101,16 +83,18 @@ class EngineLoop:
         self._make_scheduler = make_scheduler
         self._publish = publish
         self._clock = clock
-        self._probe = probe
+        self._probe = probe or NothingToMeasure()
         self._probe_results: tuple[ProbeResult, ...] = ()
         self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
-        self._heartbeat_s = clock.monotonic_s()
-        self._memory_read_s = 0.0
+        self._pulse = Pulse(clock)
         self._checked_s = 0.0
         self._consecutive_faults = 0
-        self._snapshot = LoopSnapshot()
-        self._idle_snapshot = LoopSnapshot()
+        self._rearrangement = Rearrangement(self._measure_again, clock)
+        self._end_error: MachdError = EngineFaultError(
+            "the engine has stopped; the server is restarting"
+        )
+        self._snapshots = Snapshots(clock)
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
 
     @property
@@ -121,17 +105,20 @@ class EngineLoop:
     @property
     def snapshot(self) -> LoopSnapshot:
         """The newest counts; memory at most a second old."""
-        return self._snapshot
+        return self._snapshots.newest
 
     @property
     def idle_snapshot(self) -> LoopSnapshot:
         """The last moment at which nothing ran."""
-        return self._idle_snapshot
+        return self._snapshots.idle
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the thread last began a step or found itself idle."""
-        return self._clock.monotonic_s() - self._heartbeat_s
+        """Seconds since the thread last began a step or found itself idle.
+
+        While the model is measured anew they only count from when that should long be over.
+        """
+        return self._pulse.age_s
 
     @property
     def is_alive(self) -> bool:
@@ -154,13 +141,19 @@ class EngineLoop:
             measure: Whether the model is measured (again) before that.
 
         Returns:
-            Resolves when it is done.
+            Resolves when it is done, also if it was replaced by a later wish before that. Has the
+            exception of ``arrange`` or of the measurement, after which all is as before; or why the
+            thread has ended. It cannot be cancelled.
         """
-        raise NotImplementedError
+        request = Rearrange(arrange, is_measured=measure)
+        self.inbox.put(request)
+        if self.finished.done():
+            self.inbox.refuse_changes(self._end_error)
+        return request.done
 
     def set_queue_limits(self, limits: QueueLimits) -> None:
-        """Hold whoever comes or waits against other limits."""
-        raise NotImplementedError
+        """Hold whoever comes, waits or runs against other limits, from the next step on."""
+        self.inbox.put(SetLimits(limits))
 
     def stop(self, error: MachdError) -> None:
         """Ask the thread to end whatever runs with ``error`` and leave."""
@@ -174,15 +167,16 @@ class EngineLoop:
     def _main(self) -> None:
         try:
             engine = self._load()
-            self._beat()
+            self._pulse.beat()
             self._probe_results = self._probe(engine)
             scheduler = self._make_scheduler(engine)
             self._note(engine, scheduler, idle=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
             self.loaded.set_exception(error)
             self.finished.set_result(None)
+            self._refuse_all_changes()
             return
-        self._beat()
+        self._pulse.beat()
         self.loaded.set_result(engine)
         try:
             self._serve(engine, scheduler)
@@ -190,11 +184,12 @@ class EngineLoop:
             self._log.critical("engine.stopped", error=type(error).__name__, exc_info=error)
             # First of all, so that the daemon learns of it even if answering fails too.
             self.finished.set_exception(error)
-            fault = EngineFaultError("the engine has stopped; the server is restarting")
+            self._refuse_all_changes()
             counted = () if isinstance(error, EngineFaultError) else (EngineFaulted(),)
-            self._publish([*counted, *self._end_all(scheduler, fault)])
+            self._publish([*counted, *self._end_all(scheduler, self._end_error)])
         else:
             self.finished.set_result(None)
+            self._refuse_all_changes()
         finally:
             engine.close()
 
@@ -202,12 +197,17 @@ class EngineLoop:
         """Step until told to stop. Raises when the engine cannot be recovered."""
         wait_s, was_idle = 0.0, True
         while True:
-            self._beat()
+            self._pulse.beat()
             events, stop = self._take_messages(scheduler, wait_s=wait_s)
             if stop is not None:
+                self._end_error = stop.error
                 self._publish(events + self._end_all(scheduler, stop.error))
                 return
             self._note_answers(events)
+            if self._rearrangement.is_pending and scheduler.is_at_rest:
+                self._publish(events)
+                self._rearrange(engine, scheduler)
+                events = []
             events += scheduler.admit(self._clock.monotonic_s())
             if events:
                 self._note(engine, scheduler, idle=False)
@@ -224,6 +224,24 @@ class EngineLoop:
             was_idle = is_idle
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
+    def _rearrange(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Schedule as was asked for; who asked is told when everybody else can see it."""
+        self._note(engine, scheduler, idle=False)  # measuring may take long
+        events = self._rearrangement.make(engine, scheduler)
+        self._note(engine, scheduler, idle=True)
+        self._check_books(scheduler, idle=True)
+        self._publish(events)
+        self._rearrangement.answer()
+
+    def _measure_again(self, engine: Engine) -> None:
+        with self._pulse.measurement():
+            self._probe_results = self._probe.remeasure(engine)
+
+    def _refuse_all_changes(self) -> None:
+        """Nobody waits for a thread that has ended; called by it, after it has said so."""
+        self._rearrangement.refuse(self._end_error)
+        self.inbox.refuse_changes(self._end_error)
+
     def _rest_s(self, scheduler: Scheduler) -> float:
         """How long to sleep when no step can run; a message wakes the thread sooner."""
         due_s = scheduler.wait_s(self._clock.monotonic_s())
@@ -238,7 +256,7 @@ class EngineLoop:
         self._checked_s = self._clock.monotonic_s()
         try:
             scheduler.check_invariants()
-            left_bytes = self._snapshot.memory.kv_used_bytes if idle else 0
+            left_bytes = self._snapshots.newest.memory.kv_used_bytes if idle else 0
             assert left_bytes == 0, f"{left_bytes} bytes of KV cache are left and nobody runs"
         except AssertionError as error:
             if self._strict_invariants:
@@ -250,7 +268,11 @@ class EngineLoop:
         self, scheduler: Scheduler, *, wait_s: float
     ) -> tuple[list[Event], Stop | None]:
         events: list[Event] = []
-        for message in self.inbox.drain(wait_s=wait_s):
+        stop: Stop | None = None
+        messages = self.inbox.drain(wait_s=wait_s)
+        for message in messages:  # before any that could break the books: its future is kept now
+            self._rearrangement.take(message, scheduler)
+        for message in messages:
             now_s = self._clock.monotonic_s()
             match message:
                 case Submit(requests):
@@ -258,8 +280,10 @@ class EngineLoop:
                 case Abort(sequence_ids, error):
                     events += scheduler.abort(sequence_ids, error, now_s)
                 case Stop():
-                    return events, message
-        return events, None
+                    stop = message
+                case Rearrange() | SetLimits():
+                    pass
+        return events, stop
 
     def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> None:
         start_s = self._clock.monotonic_s()
@@ -314,25 +338,6 @@ class EngineLoop:
     def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
         return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
 
-    def _beat(self) -> None:
-        self._heartbeat_s = self._clock.monotonic_s()
-
     def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
-        now_s = self._clock.monotonic_s()
-        memory = self._snapshot.memory
-        if idle or now_s - self._memory_read_s >= _MEMORY_INTERVAL_S:
-            memory = engine.memory()
-            self._memory_read_s = now_s
-        self._snapshot = LoopSnapshot(
-            taken_unix_s=self._clock.unix_s(),
-            mode=scheduler.mode,
-            slot_count=scheduler.slot_count,
-            running_count=scheduler.running_count,
-            waiting_count=scheduler.waiting_count,
-            active_loops=scheduler.active_loops,
-            kv_budget_bytes=scheduler.kv_budget_bytes,
-            kv_reserved_bytes=scheduler.kv_reserved_bytes,
-            memory=memory,
-        )
-        if idle:
-            self._idle_snapshot = self._snapshot
+        is_rearranging = self._rearrangement.is_pending
+        self._snapshots.take(engine, scheduler, idle=idle, is_rearranging=is_rearranging)

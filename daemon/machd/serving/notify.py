@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
 
 from machd.clock import Clock
 
-__all__ = ["ServiceNotifier"]
+__all__ = ["ServiceNotifier", "forget_service_variables"]
+
+_SERVICE_VARIABLES = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "LISTEN_PID",
+)
+
+_SEND_TIMEOUT_S = 0.2
+"""For a service manager whose queue is full; it empties it at once unless it hangs itself."""
+
+_US_PER_S = 1_000_000
 
 
 class ServiceNotifier:
@@ -14,26 +31,95 @@ class ServiceNotifier:
 
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         """Find out from the process's variables whether anybody listens."""
+        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self._watchdog_interval_s = _watchdog_interval_s(environ)
+        self._clock = clock
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody listens."""
+        return self._address is not None
 
     @property
     def watchdog_interval_s(self) -> float | None:
         """Within which the service manager wants signs of life; None where it wants none."""
-        return None
+        return self._watchdog_interval_s if self.is_heard else None
 
     def loading(self, *, timeout_s: float) -> None:
-        """The model is loading and needs so much longer."""
+        """The model is loading; something will be heard again within ``timeout_s``."""
+        self._send(f"EXTEND_TIMEOUT_USEC={_microseconds(timeout_s)}")
 
-    def ready(self) -> None:
-        """Requests are answered."""
+    def ready(self, status: str | None = None) -> None:
+        """Requests are answered, or a reload is over, however it went."""
+        self._send("READY=1", *_status_lines(status))
 
     def reloading(self) -> None:
         """Settings are being read again; :meth:`ready` follows."""
+        # With the time, so that the service manager can tell this reload's READY from an older one.
+        now_us = _microseconds(self._clock.monotonic_s())
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}", *_status_lines("reading settings"))
 
-    def stopping(self, *, timeout_s: float) -> None:
-        """No new work is taken; what is open gets so long."""
+    def stopping(self, *, timeout_s: float, status: str | None = None) -> None:
+        """The daemon is leaving, for good, and needs so long."""
+        extension = f"EXTEND_TIMEOUT_USEC={_microseconds(timeout_s)}"
+        self._send("STOPPING=1", extension, *_status_lines(status))
 
     def status(self, text: str) -> None:
         """One line for people."""
+        self._send(*_status_lines(text))
 
     def alive(self) -> None:
         """The engine moves."""
+        self._send("WATCHDOG=1")
+
+    def close(self) -> None:
+        """Say no more."""
+        self._address = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, *lines: str) -> None:
+        if self._address is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.settimeout(_SEND_TIMEOUT_S)
+            self._socket.sendto("\n".join(lines).encode(), self._address)
+
+
+def forget_service_variables(environ: MutableMapping[str, str]) -> None:
+    """Drop what the service manager meant for this process alone, before it starts another.
+
+    A child that inherited the variables could say READY in the daemon's name, or take its sockets.
+    """
+    for name in _SERVICE_VARIABLES:
+        environ.pop(name, None)
+
+
+def _address(variable: str) -> bytes | None:
+    """A path, or an abstract name with its ``@``; None for anything else, a vsock among them."""
+    if variable.startswith("/"):
+        return os.fsencode(variable)
+    if variable.startswith("@") and len(variable) > 1:
+        return b"\0" + os.fsencode(variable[1:])
+    return None
+
+
+def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
+    """None where signs of life are not wanted, or are wanted of another process."""
+    interval, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if pid not in {"", str(os.getpid())} or not (interval.isascii() and interval.isdigit()):
+        return None
+    return int(interval) / _US_PER_S or None
+
+
+def _microseconds(seconds_s: float) -> int:
+    return round(seconds_s * _US_PER_S)
+
+
+def _status_lines(text: str | None) -> tuple[str, ...]:
+    """One assignment at most: a line break in it would begin another."""
+    return () if text is None else (f"STATUS={' '.join(text.split())}",)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machd.scheduler.events import DecodeMode
+from machd.serving.trace_context import TraceContext
 
 __all__ = ["RequestObserver", "RequestRecord"]
 
@@ -29,6 +30,8 @@ class RequestRecord:
         client: Name of the API key, or ``anonymous``.
         coalesced_with: Id of the request whose decode the first admission shared; None for a
             request that was decoded for itself.
+        model: The served model's id.
+        trace: The trace that the request is part of, if any.
     """
 
     request_id: str
@@ -47,6 +50,8 @@ class RequestRecord:
     error_code: str | None
     client: str
     coalesced_with: str | None = None
+    model: str = ""
+    trace: TraceContext | None = None
 
 
 class RequestObserver(Protocol):

@@ -173,6 +173,10 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._make_room(newcomer="")
 
+    def clear(self) -> None:
+        """Forget everything; none of it counts as evicted."""
+        self._namespaces.clear()
+
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
         """A response, which counts as used now; None where there is none of that id."""
         found = self._find(namespace, response_id)

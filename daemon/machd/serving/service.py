@@ -30,6 +30,7 @@ from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.inbox import Abort, Submit
+from machd.serving.key_limits import KeyLimits
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.record import RequestObserver
@@ -80,6 +81,11 @@ class GenerationService:
         self._loop = loop
         self._fanout = fanout
         self._limits = limits
+        self._key_limits = KeyLimits(
+            clock,
+            max_requests=limits.max_requests_per_key,
+            max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
+        )
         self._clock = clock
         self._observers = tuple(observers)
         self._open: dict[str, Generation] = {}
@@ -102,6 +108,18 @@ class GenerationService:
     def set_limits(self, limits: GenerationLimits) -> None:
         """Hold requests that come from now on against other limits."""
         self._limits = limits
+        self._key_limits.set(
+            max_requests=limits.max_requests_per_key,
+            max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
+        )
+
+    def check_client(self, client: str) -> None:
+        """Turn a client away before any work is done for it, if it could open nothing anyway.
+
+        Raises:
+            KeyLimitError: It has reached a limit of its own.
+        """
+        self._key_limits.check(client)
 
     @property
     def engine(self) -> Engine:
@@ -177,8 +195,10 @@ class GenerationService:
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
             InvalidRequestError: The request asks for more than the limits or the context allow.
+            KeyLimitError: Whoever asks has reached a limit of its own.
         """
         self.lifecycle.check_accepting()
+        self.check_client(identity.client)
         if options.n > self._limits.max_n:
             raise InvalidRequestError(
                 f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
@@ -203,7 +223,9 @@ class GenerationService:
             output=guidance.output,
             abort=self._abort,
             on_close=self._closed,
+            on_tokens=lambda tokens: self._key_limits.spend(identity.client, tokens),
         )
+        self._key_limits.enter(identity.client, generation.usage.prompt_tokens)
         self._open[identity.generation_id] = generation
         self._all_closed.clear()
         self._loop.inbox.put(Submit(tuple(requests)))
@@ -296,6 +318,7 @@ class GenerationService:
     def _closed(self, generation: Generation) -> None:
         self._fanout.close(generation.sequence_ids)
         self._open.pop(generation.identity.generation_id, None)
+        self._key_limits.leave(generation.identity.client)
         if not self._open:
             self._all_closed.set()
         record = generation.record(self._clock.monotonic_s())

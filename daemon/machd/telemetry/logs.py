@@ -13,7 +13,16 @@ from machd.serving.record import RequestRecord
 
 __all__ = ["RequestLog", "configure_logs"]
 
-_QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "litestar", "asyncio", "httpx", "httpcore")
+_QUIET = (
+    "uvicorn",
+    "uvicorn.error",
+    "uvicorn.access",
+    "litestar",
+    "asyncio",
+    "httpx",
+    "httpcore",
+    "urllib3",
+)
 """Libraries whose own chatter is shown from warnings on; access lines are ours to write."""
 
 
@@ -110,6 +119,7 @@ class RequestLog:
             error=record.error_code,
             client=record.client,
             coalesced_with=record.coalesced_with,
+            trace_id=record.trace.trace_id if record.trace else None,
         )
 
 

@@ -86,8 +86,12 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
     _gauge("machd_decode_mode", "1 on the decode mode in use.", "mode"),
+    _gauge("machd_decode_mode_requested", "1 on the decode mode that the settings ask for.", "mode"),
+    _gauge("machd_start_time_seconds", "When the daemon started, since the epoch."),
+    _gauge("machd_http_requests_in_flight", "HTTP requests that are open, health not counted and a scrape over the public port counted."),
     _gauge("machd_requests_running", "Sequences that are being answered, those that share a decode each."),
     _gauge("machd_requests_waiting", "Sequences that wait for a slot."),
+    _gauge("machd_requests_waiting_limit", "Sequences that may wait: limits.max_queue."),
     _gauge("machd_slots", "Slots by state.", "state"),
     _gauge("machd_active_loops", "Generation loops that are running."),
     _counter(
@@ -132,6 +136,26 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _gauge("machd_kv_cache_bytes", "Bytes of KV cache by state.", "state"),
     _gauge("machd_kv_cache_usage_ratio", "Bytes of KV cache in use, of the budget."),
+    _counter(
+        "machd_prefix_cache_queries_total",
+        "Prompts looked up in the prefix cache; 0 until there is one.",
+    ),
+    _counter(
+        "machd_prefix_cache_hits_total",
+        "Prompts found in the prefix cache, whole or in part; 0 until there is one.",
+        "kind",
+    ),
+    _gauge("machd_prefix_cache_bytes", "Bytes of the prefix cache; 0 until there is one."),
+    _counter(
+        "machd_speculation_draft_tokens_total",
+        "Tokens guessed ahead; 0 until there is speculation.",
+    ),
+    _counter(
+        "machd_speculation_accepted_tokens_total",
+        "Tokens guessed ahead that were right; 0 until there is speculation.",
+    ),
+    _gauge("machd_stored_responses", "Responses that later requests may refer to."),
+    _gauge("machd_stored_response_bytes", "Bytes of those responses."),
     _gauge(
         "machd_engine_heartbeat_age_seconds",
         "Since the engine thread last began a step or found itself idle.",

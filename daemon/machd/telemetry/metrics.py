@@ -1,4 +1,8 @@
-"""Prometheus collectors made from the metric table, and what feeds them."""
+"""Prometheus collectors made from the metric table, and what feeds them.
+
+A counter whose labels have few values that are known beforehand has every one of them from the
+start: a rate needs the zero before the first event, or the first event is lost.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    GCCollector,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
 
-from machd.errors import RowFaultError
+from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
 from machd.scheduler.events import (
     DecodeMode,
     EngineFaulted,
@@ -27,8 +33,12 @@ from machd.scheduler.events import (
 from machd.serving.lifecycle import State
 from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
+from machd.telemetry.vllm_names import VllmNames
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
+
+_UNKNOWN = "unknown"
+"""The reason of an abort that has no code."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of :meth:`Metrics.render`: the text format that every Prometheus reads."""
@@ -46,8 +56,13 @@ class Metrics:
         self._histograms: dict[str, Histogram] = {}
         for spec in METRICS:
             self._make(spec)
-        for scope in ("row", "engine"):
-            self._counters["machd_faults_total"].labels(scope)
+        for name, values in _known_values().items():
+            for value in values:
+                self._counters[name].labels(value)
+        ProcessCollector(registry=self.registry)  # shows nothing where there is no /proc
+        GCCollector(registry=self.registry)
+        self._vllm_names = VllmNames({**self._counters, **self._gauges, **self._histograms})
+        self._exports_vllm_names = False
         self._last_token_s: dict[str, float] = {}
 
     def render(self) -> bytes:
@@ -55,7 +70,12 @@ class Metrics:
         return generate_latest(self.registry)
 
     def export_vllm_names(self, *, on: bool) -> None:
-        """Export everything under vLLM's names as well, or not."""
+        """Export what vLLM has a name for under that name as well, or not."""
+        if on == self._exports_vllm_names:
+            return
+        change = self.registry.register if on else self.registry.unregister
+        change(self._vllm_names)
+        self._exports_vllm_names = on
 
     def set_info(self, name: str, **labels: str) -> None:
         """Set an info gauge's one series to 1."""
@@ -115,7 +135,7 @@ class Metrics:
             record.endpoint, record.finish_reason, mode
         ).inc()
         if record.finish_reason == FinishReason.ABORT.value:
-            self._counters["machd_aborts_total"].labels(record.error_code or "unknown").inc()
+            self._counters["machd_aborts_total"].labels(record.error_code or _UNKNOWN).inc()
         if record.error_code == RowFaultError.code:
             self.count_fault("row")
         if record.decode_mode is None:
@@ -171,3 +191,18 @@ class Metrics:
                 self._histograms[spec.name] = Histogram(
                     spec.name, spec.help, spec.labels, registry=self.registry, buckets=spec.buckets
                 )
+
+
+def _known_values() -> dict[str, list[str]]:
+    """What the label of a counter can be, by the counter's name."""
+    return {
+        "machd_faults_total": ["row", "engine"],
+        "machd_prefix_cache_hits_total": ["full", "prefix"],
+        "machd_rejections_total": _codes(UnavailableError),
+        "machd_aborts_total": [*_codes(AbortError), _UNKNOWN],
+    }
+
+
+def _codes(base: type[MachdError]) -> list[str]:
+    """Codes of the errors of one kind."""
+    return sorted({one.code for one in base.__subclasses__()})

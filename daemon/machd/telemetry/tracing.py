@@ -1,15 +1,61 @@
-"""Spans of requests over OTLP, where the settings name an endpoint."""
+"""Spans of requests over OTLP, where the settings name an endpoint.
+
+OpenTelemetry is an extra that most daemons do without: nothing of it is imported here unless an
+endpoint is set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
 
-from machd.serving.record import RequestObserver
+from machd.clock import Clock
+from machd.errors import SettingsError
+from machd.serving.record import RequestRecord
 
-__all__ = ["tracers"]
+__all__ = ["RequestTracer", "tracers"]
 
 
-def tracers(otlp_endpoint: str | None) -> Sequence[RequestObserver]:
-    """The observer that exports spans; none without an endpoint."""
-    assert otlp_endpoint is None
-    return ()
+class RequestTracer(Protocol):
+    """Exports what it is told of, in the background."""
+
+    def on_request(self, record: RequestRecord) -> None:
+        """Make the request's spans; never waits."""
+        ...
+
+    def close(self, *, within_s: float) -> None:
+        """Send what is left, for ``within_s`` seconds at most. Blocks; not for the event loop."""
+        ...
+
+
+def tracers(otlp_endpoint: str | None, clock: Clock) -> Sequence[RequestTracer]:
+    """What exports spans to an endpoint; nothing without one.
+
+    Args:
+        otlp_endpoint: The whole URL that takes traces, path included.
+        clock: Reads time.
+
+    Raises:
+        SettingsError: It is no such URL, or the extra is not installed.
+    """
+    if otlp_endpoint is None:
+        return ()
+    if not _is_web_url(otlp_endpoint):
+        problem = "not an http:// or https:// URL, such as http://127.0.0.1:4318/v1/traces"
+        raise SettingsError([f"tracing.otlp_endpoint: {problem}"])
+    try:
+        from machd.telemetry.spans import RequestSpans, otlp_exporter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            [f"tracing.otlp_endpoint: {error.name} is not installed; pip install 'machd[otel]'"]
+        ) from None
+    return (RequestSpans(otlp_exporter(otlp_endpoint), clock),)
+
+
+def _is_web_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)

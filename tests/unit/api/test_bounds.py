@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
 from machd.api.bounds import MAX_TOOLS
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.endpoints import PUBLIC_ENDPOINTS
@@ -64,6 +65,16 @@ def test_every_request_field_is_bounded(request_type: type[msgspec.Struct]) -> N
     """Every number has two ends; every text, list and mapping a greatest length."""
     found = list(_unbounded(inspect.type_info(request_type), request_type.__name__))
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [one for one in ADMIN_ENDPOINTS if one.request is not None],
+    ids=lambda one: str(one.name),
+)
+def test_what_an_operator_sends_is_bounded_too(endpoint: AdminEndpoint) -> None:
+    """The admin API has no open ends either."""
+    assert list(_unbounded(inspect.type_info(endpoint.request), endpoint.name)) == []
 
 
 def test_the_walk_finds_what_is_unbounded() -> None:

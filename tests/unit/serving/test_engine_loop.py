@@ -9,17 +9,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
 
 import pytest
+from engine_thread import (
+    CHUNK_TOKENS,
+    STOPPED,
+    WITHIN_S,
+    Thread,
+    running_thread,
+    single_flight_of,
+)
 from polling import wait_until
-from sequence_samples import LIMITS, batching_of, only, request_of
+from sequence_samples import LIMITS, batching_of, request_of
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from machd.clock import Clock, ManualClock, SystemClock
+from machd.clock import ManualClock, SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol import Engine, MemoryReading, StepPlan, StepResult
 from machd.errors import (
@@ -43,116 +49,7 @@ from machd.scheduler.events import (
     StepCompleted,
     TokenGenerated,
 )
-from machd.scheduler.protocol import Scheduler
-from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.single_flight import SingleFlightScheduler
-from machd.serving.inbox import Abort, Submit
-from machd.serving.loop import EngineLoop
-
-WITHIN_S = 20.0
-CHUNK_TOKENS = 4
-STOPPED = DrainDeadlineError("stopped")
-
-_T = TypeVar("_T")
-
-
-class Published:
-    """Everything the engine thread said, readable from the test's thread."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self._changed = threading.Condition()
-        self.events: list[Event] = []
-        self.threads: set[str] = set()
-
-    def __call__(self, events: list[Event]) -> None:
-        """Take a step's events."""
-        with self._changed:
-            self.events += events
-            self.threads.add(threading.current_thread().name)
-            self._changed.notify_all()
-
-    def of(self, kind: type[_T]) -> list[_T]:
-        """Events of one kind so far."""
-        return only(kind, self.events)
-
-    def wait_for(self, kind: type[_T], count: int = 1, *, within_s: float = WITHIN_S) -> list[_T]:
-        """Events of one kind, as soon as there are ``count``."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, within_s), (
-                f"not {count} of {kind.__name__} within {within_s:g} s: {self.events}"
-            )
-            return self.of(kind)
-
-    def ends(self, count: int = 1) -> dict[str, SequenceFinished]:
-        """How sequences ended, by id, as soon as ``count`` have."""
-        return {one.sequence_id: one for one in self.wait_for(SequenceFinished, count)}
-
-
-class Thread:
-    """An engine loop with what it published."""
-
-    def __init__(
-        self,
-        load: Callable[[], Engine],
-        make_scheduler: Callable[[Engine], Scheduler],
-        clock: Clock,
-        *,
-        strict_invariants: bool = True,
-    ) -> None:
-        """Prepare it."""
-        self.published = Published()
-        self.loop = EngineLoop(
-            load=load,
-            make_scheduler=make_scheduler,
-            publish=self.published,
-            clock=clock,
-            strict_invariants=strict_invariants,
-        )
-
-    def submit(self, *requests: SequenceRequest) -> None:
-        """One request."""
-        self.loop.inbox.put(Submit(requests))
-
-    def abort(self, *sequence_ids: str, error: MachdError | None = None) -> None:
-        """End sequences."""
-        self.loop.inbox.put(Abort(sequence_ids, error))
-
-    def fault(self) -> BaseException | None:
-        """Why the thread ended, once it has."""
-        return self.loop.finished.exception(WITHIN_S)
-
-
-def _single_flight(_engine: Engine) -> Scheduler:
-    return SingleFlightScheduler(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS)
-
-
-@contextmanager
-def _running(
-    engine: Engine | None = None,
-    *,
-    load: Callable[[], Engine] | None = None,
-    make_scheduler: Callable[[Engine], Scheduler] = _single_flight,
-    clock: Clock | None = None,
-    gate: StepGate | None = None,
-    strict_invariants: bool = True,
-) -> Iterator[Thread]:
-    """A started thread that has ended when the block has."""
-    loaded = engine or FakeEngine()
-    thread = Thread(
-        load or (lambda: loaded),
-        make_scheduler,
-        clock or ManualClock(0.0),
-        strict_invariants=strict_invariants,
-    )
-    thread.loop.start()
-    try:
-        yield thread
-    finally:
-        if gate is not None:
-            gate.open()
-        thread.loop.stop(STOPPED)
-        assert thread.loop.join(WITHIN_S), "the engine thread did not end"
 
 
 class _BrokenEngine(FakeEngine):
@@ -207,7 +104,7 @@ def test_the_model_is_loaded_on_the_engine_thread() -> None:
         threads.add(threading.current_thread().name)
         return engine
 
-    with _running(load=load) as thread:
+    with running_thread(load=load) as thread:
         assert thread.loop.loaded.result(WITHIN_S) is engine
         assert thread.loop.is_alive
         thread.submit(request_of(max_tokens=2))
@@ -221,7 +118,7 @@ def test_the_model_is_loaded_on_the_engine_thread() -> None:
 @pytest.mark.parametrize("error", [ModelFormatError("corrupt"), MemoryError(), SystemExit(1)])
 def test_a_load_that_fails_is_told_and_ends_the_thread(error: BaseException) -> None:
     """Whatever the loader raises reaches ``loaded``; no thread is left behind it."""
-    with _running(load=_raises(error)) as thread:
+    with running_thread(load=_raises(error)) as thread:
         assert thread.loop.loaded.exception(WITHIN_S) is error
         assert thread.fault() is None
         assert thread.loop.join(WITHIN_S)
@@ -232,8 +129,8 @@ def test_a_load_that_fails_is_told_and_ends_the_thread(error: BaseException) -> 
 def test_a_start_that_fails_after_loading_is_told_as_well(part: str) -> None:
     """Between the load and the first step nothing can fail in silence: who waits is answered."""
     error = OSError("planted")
-    make_scheduler = _raises(error) if part == "scheduler" else _single_flight
-    with _running(
+    make_scheduler = _raises(error) if part == "scheduler" else single_flight_of
+    with running_thread(
         _BrokenEngine() if part == "memory" else FakeEngine(),
         make_scheduler=make_scheduler,  # type: ignore[arg-type]  # it returns nothing at all
     ) as thread:
@@ -248,7 +145,7 @@ def test_a_start_that_fails_after_loading_is_told_as_well(part: str) -> None:
 
 def test_the_events_of_a_generation_come_in_order() -> None:
     """Queued, admitted, then a token and a step fact for each step, and the end before its step."""
-    with _running(FakeEngine(spelled("hi"))) as thread:
+    with running_thread(FakeEngine(spelled("hi"))) as thread:
         thread.submit(request_of("a", prompt_tokens=6, max_tokens=9))
         thread.published.wait_for(StepCompleted, 4)
 
@@ -272,7 +169,7 @@ def test_the_events_of_a_generation_come_in_order() -> None:
 
 def test_requests_are_served_one_after_the_other() -> None:
     """Many requests, each answered by its own sequence, in the order they came."""
-    with _running() as thread:
+    with running_thread() as thread:
         for number in range(8):
             thread.submit(request_of(f"s{number}", max_tokens=3))
         ends = thread.published.ends(8)
@@ -293,7 +190,7 @@ def test_an_abort_takes_effect_between_two_prefill_chunks() -> None:
             holder[0].abort("a", error=ClientDisconnectedError("gone"))
 
     engine = FakeEngine(before_step=before_step)
-    with _running(engine) as thread:
+    with running_thread(engine) as thread:
         holder.append(thread)
         thread.submit(request_of("a", prompt_tokens=40 * CHUNK_TOKENS))
         end = thread.published.ends()["a"]
@@ -310,7 +207,7 @@ def test_an_abort_takes_effect_between_two_prefill_chunks() -> None:
 def test_a_message_wakes_an_idle_thread() -> None:
     """A request on an idle daemon does not wait for the idle heartbeat."""
     clock = SystemClock()
-    with _running(clock=clock) as thread:
+    with running_thread(clock=clock) as thread:
         thread.loop.loaded.result(WITHIN_S)
         waits_s = []
         for number in range(5):
@@ -329,7 +226,7 @@ def test_a_row_fault_ends_one_request_and_no_other(logged: list[EventDict]) -> N
     """The next request on the same engine is answered in full, and the cause is in the log."""
     planted = ValueError("planted")
     faults = FakeFaults(row_errors={(0, 1): planted})
-    with _running(FakeEngine(faults=faults)) as thread:
+    with running_thread(FakeEngine(faults=faults)) as thread:
         thread.submit(request_of("bad", max_tokens=5))
         bad = thread.published.ends()["bad"]
         faults.row_errors.clear()
@@ -353,7 +250,7 @@ def test_an_engine_fault_answers_who_runs_within_a_second_and_the_next_request_w
             raised_s.append(clock.monotonic_s())
             raise MemoryError("planted")
 
-    with _running(FakeEngine(before_step=before_step), clock=clock) as thread:
+    with running_thread(FakeEngine(before_step=before_step), clock=clock) as thread:
         thread.submit(
             request_of("bad", arrived_s=clock.monotonic_s()),
             request_of("waiting", arrived_s=clock.monotonic_s()),
@@ -378,7 +275,7 @@ def test_an_engine_that_fails_three_times_in_a_row_is_given_up(logged: list[Even
     def before_step(_plan: StepPlan) -> None:
         raise planted
 
-    with _running(FakeEngine(before_step=before_step)) as thread:
+    with running_thread(FakeEngine(before_step=before_step)) as thread:
         thread.submit(*(request_of(f"s{number}") for number in range(5)))
         ends = thread.published.ends(5)
         fault = thread.fault()
@@ -400,7 +297,7 @@ def test_an_engine_that_fails_three_times_in_a_row_is_given_up(logged: list[Even
 def test_a_good_step_forgives_the_faults_before_it() -> None:
     """Only faults in a row count: an engine that recovers is kept."""
     steps = dict.fromkeys([0, 1, 3, 4, 6, 7], RuntimeError("planted"))
-    with _running(FakeEngine(faults=FakeFaults(step_errors={**steps}))) as thread:
+    with running_thread(FakeEngine(faults=FakeFaults(step_errors={**steps}))) as thread:
         for number in range(9):
             thread.submit(request_of(f"s{number}", max_tokens=1))
         ends = thread.published.ends(9)
@@ -417,7 +314,7 @@ def test_an_answer_that_its_reader_ends_forgives_faults_too() -> None:
         if plan.prefill and len(plan.prefill[0].token_ids) == 1:
             raise RuntimeError("planted")
 
-    with _running(FakeEngine(before_step=before_step)) as thread:
+    with running_thread(FakeEngine(before_step=before_step)) as thread:
         for number, prompt_tokens in enumerate([1, 1, 2, 1, 1]):
             thread.submit(request_of(f"s{number}", prompt_tokens=prompt_tokens, max_tokens=4000))
             if prompt_tokens > 1:
@@ -432,7 +329,7 @@ def test_a_reset_that_fails_ends_the_thread() -> None:
     """An engine that cannot be started afresh is not used again."""
     reset_error = OSError("planted in reset")
     faults = FakeFaults(step_errors={0: RuntimeError("planted")}, reset_error=reset_error)
-    with _running(FakeEngine(faults=faults)) as thread:
+    with running_thread(FakeEngine(faults=faults)) as thread:
         thread.submit(request_of("running"), request_of("waiting"))
         ends = thread.published.ends(2)
         assert thread.fault() is reset_error
@@ -459,7 +356,7 @@ class _LeakyEngine(FakeEngine):
 
 def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
     """A scheduler that contradicts itself is a bug, and a test may not run on."""
-    with _running(make_scheduler=lambda _engine: _Contradiction(LIMITS)) as thread:
+    with running_thread(make_scheduler=lambda _engine: _Contradiction(LIMITS)) as thread:
         thread.submit(request_of("a", max_tokens=1))
         fault = thread.fault()
         assert isinstance(fault, AssertionError)
@@ -477,7 +374,7 @@ class _ForgetsASlot(SingleFlightScheduler):
 def test_books_are_looked_through_while_steps_run() -> None:
     """A slot that is never given back keeps the thread from ever being idle."""
     engine = FakeEngine(before_step=lambda _plan: time.sleep(0.01))
-    forgetful = _running(
+    forgetful = running_thread(
         engine, make_scheduler=lambda _engine: _ForgetsASlot(LIMITS), clock=SystemClock()
     )
     with forgetful as thread:
@@ -490,7 +387,7 @@ def test_books_are_looked_through_while_steps_run() -> None:
 
 def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -> None:
     """Outside tests it is an event and a line in the log, each idle moment, and answers go on."""
-    with _running(
+    with running_thread(
         make_scheduler=lambda _engine: _Contradiction(LIMITS), strict_invariants=False
     ) as thread:
         for number in range(2):
@@ -507,7 +404,7 @@ def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -
 
 def test_kv_that_is_left_over_is_a_broken_invariant() -> None:
     """When nobody runs, the engine's own count of KV bytes is back at nothing."""
-    with _running(_LeakyEngine(), strict_invariants=False) as thread:
+    with running_thread(_LeakyEngine(), strict_invariants=False) as thread:
         thread.submit(request_of("a", max_tokens=1))
         (broken,) = thread.published.wait_for(InvariantBroken)
     assert "7 bytes" in broken.detail
@@ -516,7 +413,7 @@ def test_kv_that_is_left_over_is_a_broken_invariant() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_thread_never_ends_in_silence() -> None:
     """Even when ending everybody fails too, ``finished`` tells that the thread is gone."""
-    with _running(make_scheduler=lambda _engine: _BrokenScheduler(LIMITS)) as thread:
+    with running_thread(make_scheduler=lambda _engine: _BrokenScheduler(LIMITS)) as thread:
         thread.submit(request_of("a"))
         assert thread.loop.join(WITHIN_S)
         assert thread.loop.finished.done(), "nobody learns that the engine is dead"
@@ -530,7 +427,7 @@ def test_an_idle_thread_waits_for_company_and_no_longer() -> None:
     """The first request's window ends by itself: nobody has to send a message to start it."""
     clock = SystemClock()
     batching = batching_of(window_s=0.05)
-    with _running(
+    with running_thread(
         make_scheduler=lambda _engine: ContinuousScheduler(LIMITS, batching), clock=clock
     ) as thread:
         thread.loop.loaded.result(WITHIN_S)
@@ -555,7 +452,7 @@ def test_a_thread_that_waits_does_not_spin() -> None:
 
     clock = SystemClock()
     batching = batching_of(window_s=0.2)
-    with _running(
+    with running_thread(
         make_scheduler=lambda _engine: _Counting(LIMITS, batching), clock=clock
     ) as thread:
         thread.submit(request_of("a", max_tokens=1, arrived_s=clock.monotonic_s()))
@@ -567,7 +464,7 @@ def test_rows_of_a_batch_decode_in_one_step() -> None:
     """Requests that come together run together, and the snapshot tells what they were promised."""
     gate = StepGate(at_decode)
     batching = batching_of(max_b=2, window_s=60.0)
-    with _running(
+    with running_thread(
         FakeEngine(before_step=gate),
         make_scheduler=lambda _engine: ContinuousScheduler(LIMITS, batching),
         gate=gate,
@@ -591,7 +488,7 @@ def test_a_stop_ends_everything_with_its_error() -> None:
     """Who runs and who waits is answered with the error given, and the thread ends well."""
     gate = StepGate(at_decode)
     error = DrainDeadlineError("time is up")
-    with _running(FakeEngine(before_step=gate), gate=gate) as thread:
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("running", max_tokens=9), request_of("waiting"))
         gate.wait_until_held()
         thread.loop.stop(error)
@@ -613,7 +510,7 @@ def test_a_stop_wakes_an_idle_thread_and_closes_the_engine() -> None:
         def close(self) -> None:
             closed_on.append(threading.current_thread().name)
 
-    with _running(_Closing()) as thread:
+    with running_thread(_Closing()) as thread:
         thread.loop.loaded.result(WITHIN_S)
         thread.loop.stop(STOPPED)
         assert thread.loop.join(WITHIN_S)
@@ -625,7 +522,7 @@ def test_a_stop_wakes_an_idle_thread_and_closes_the_engine() -> None:
 def test_what_was_submitted_before_a_stop_is_answered() -> None:
     """A request in the same batch of messages as the stop ends with the stop's error."""
     gate = StepGate()
-    with _running(FakeEngine(before_step=gate), gate=gate) as thread:
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("running"))
         gate.wait_until_held()
         thread.submit(request_of("late"))
@@ -640,7 +537,7 @@ def test_what_was_submitted_before_a_stop_is_answered() -> None:
 def test_the_heartbeat_stays_fresh_while_idle() -> None:
     """However far time moves, an idle thread beats again without anybody asking."""
     clock = ManualClock()
-    with _running(clock=clock) as thread:
+    with running_thread(clock=clock) as thread:
         thread.loop.loaded.result(WITHIN_S)
         for _ in range(2):
             clock.advance(1000)
@@ -650,7 +547,7 @@ def test_the_heartbeat_stays_fresh_while_idle() -> None:
 def test_the_heartbeat_goes_stale_while_a_step_hangs() -> None:
     """A thread that is stuck in the engine looks stuck, and looks well again when it is not."""
     clock, gate = ManualClock(), StepGate()
-    with _running(FakeEngine(before_step=gate), clock=clock, gate=gate) as thread:
+    with running_thread(FakeEngine(before_step=gate), clock=clock, gate=gate) as thread:
         thread.submit(request_of(arrived_s=clock.monotonic_s()))
         gate.wait_until_held()
         clock.advance(50)
@@ -662,7 +559,7 @@ def test_the_heartbeat_goes_stale_while_a_step_hangs() -> None:
 def test_the_snapshot_follows_the_work() -> None:
     """Counts are those of the last pass: one runs, the others wait, and nothing is left at the end."""
     gate = StepGate(at_decode)
-    with _running(FakeEngine(before_step=gate), gate=gate) as thread:
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(*(request_of(one) for one in "abc"))
         gate.wait_until_held()
         snapshot = thread.loop.snapshot
@@ -678,7 +575,7 @@ def test_the_idle_snapshot_is_not_touched_while_a_generation_runs() -> None:
     """It stays the moment before the work, step after step, and is renewed once the work is done."""
     clock, gate = ManualClock(), StepGate(at_decode)
     engine = FakeEngine(before_step=gate)
-    with _running(engine, clock=clock, gate=gate) as thread:
+    with running_thread(engine, clock=clock, gate=gate) as thread:
         thread.loop.loaded.result(WITHIN_S)
         before = thread.loop.idle_snapshot
         for _ in range(5):
@@ -704,7 +601,7 @@ def test_an_engine_whose_every_decode_fails_is_given_up() -> None:
         if plan.decode:
             raise RuntimeError("planted")
 
-    with _running(FakeEngine(before_step=before_step)) as thread:
+    with running_thread(FakeEngine(before_step=before_step)) as thread:
         thread.submit(*(request_of(f"s{number}", max_tokens=3) for number in range(5)))
         ends = thread.published.ends(5)
         assert isinstance(thread.fault(), EngineFaultError)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from sequence_samples import request_of
+from sequence_samples import LIMITS, request_of
 
 from machd.clock import SystemClock
 from machd.errors import DrainDeadlineError
-from machd.serving.inbox import Abort, Inbox, Message, Stop, Submit
+from machd.scheduler.single_flight import single_flight
+from machd.serving.inbox import Abort, Inbox, Message, Rearrange, SetLimits, Stop, Submit
 
 _LONG_S = 60.0
 
@@ -84,3 +85,14 @@ def test_messages_of_many_threads_all_arrive() -> None:
     for sender in range(4):
         own = [number for number in received if number // 1000 == sender]
         assert own == [sender * 1000 + number for number in range(200)]
+
+
+def test_changes_that_nobody_will_make_are_refused_and_taken_out() -> None:
+    """Who waits for one gets the error; whatever else lies there has nobody to tell."""
+    inbox, error = Inbox(), DrainDeadlineError("over")
+    change = Rearrange(lambda _engine: single_flight(LIMITS), is_measured=False)
+    for message in (_abort(1), change, SetLimits(LIMITS)):
+        inbox.put(message)
+    inbox.refuse_changes(error)
+    assert change.done.exception(0) is error
+    assert inbox.drain(wait_s=0) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from machd.errors import (
+    ConflictError,
     DrainingError,
     EngineFaultError,
     MachdError,
@@ -84,3 +85,51 @@ def test_a_drained_daemon_can_resume() -> None:
     lifecycle.become(State.DRAINING)
     lifecycle.become(State.READY)
     lifecycle.check_accepting()
+
+
+def test_an_operator_holds_and_resumes() -> None:
+    """Held, it drains as before a stop; both may be asked for twice."""
+    lifecycle = _in(State.READY)
+    for _ in range(2):
+        lifecycle.hold()
+        assert (lifecycle.state, lifecycle.is_held) == (State.DRAINING, True)
+        with pytest.raises(DrainingError):
+            lifecycle.check_accepting()
+    for _ in range(2):
+        lifecycle.resume()
+        assert (lifecycle.state, lifecycle.is_held) == (State.READY, False)
+    lifecycle.check_accepting()
+
+
+@pytest.mark.parametrize("state", [one for one in State if one is not State.READY])
+def test_only_a_ready_daemon_is_held_and_only_a_held_one_resumes(state: State) -> None:
+    """One that loads, stops or has failed does neither, and stays what it is."""
+    lifecycle = _in(state)
+    for ask in (lifecycle.hold, lifecycle.resume):
+        with pytest.raises(ConflictError):
+            ask()
+        assert (lifecycle.state, lifecycle.is_held) == (state, False)
+
+
+def test_a_stop_ends_the_hold() -> None:
+    """A held daemon that is told to stop cannot be brought back."""
+    lifecycle = _in(State.READY)
+    lifecycle.hold()
+    lifecycle.become(State.DRAINING)
+    assert not lifecycle.is_held
+    with pytest.raises(ConflictError):
+        lifecycle.resume()
+
+
+def test_watchers_are_told_of_every_move_and_of_no_other() -> None:
+    """Once for each new state, when it is in force already."""
+    lifecycle = Lifecycle()
+    seen: list[tuple[State, State]] = []
+    lifecycle.watch(lambda state: seen.append((state, lifecycle.state)))
+    lifecycle.become(State.READY)
+    lifecycle.become(State.READY)
+    lifecycle.hold()
+    lifecycle.become(State.DRAINING)
+    lifecycle.become(State.STOPPED)
+    states = [State.READY, State.DRAINING, State.STOPPED]
+    assert seen == [(state, state) for state in states]

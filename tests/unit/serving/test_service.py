@@ -9,7 +9,7 @@ from typing import Never
 
 import pytest
 from sequence_samples import LIMITS
-from serving_parts import finished, identity_of
+from serving_parts import admitted, finished, identity_of, token, tokens
 
 from machd.api.options import GenerationOptions
 from machd.clock import ManualClock
@@ -21,6 +21,7 @@ from machd.errors import (
     DrainingError,
     EngineFaultError,
     InvalidRequestError,
+    KeyLimitError,
     ModelFormatError,
     NotReadyError,
 )
@@ -28,9 +29,11 @@ from machd.scheduler.events import FinishReason
 from machd.scheduler.sequence import Priority, SequenceRequest
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.fanout import Fanout
+from machd.serving.generation import Generation
 from machd.serving.inbox import Abort, Message, Submit
 from machd.serving.lifecycle import Lifecycle, State
-from machd.serving.loop import EngineLoop, LoopSnapshot
+from machd.serving.loop import EngineLoop
+from machd.serving.loop_snapshot import LoopSnapshot
 from machd.serving.record import RequestRecord
 from machd.serving.service import GenerationLimits, GenerationService
 
@@ -70,7 +73,9 @@ class _Serving:
         )
         if is_ready:
             self.loop.loaded.set_result(FakeEngine(context_tokens=CONTEXT_TOKENS))
-            self.loop._snapshot = LoopSnapshot(slot_count=2)  # as the thread would have noted it
+            self.loop._snapshots.newest = LoopSnapshot(
+                slot_count=2
+            )  # as the thread would have noted it
             self.lifecycle.become(State.READY)
 
     def messages(self) -> list[Message]:
@@ -380,3 +385,87 @@ async def test_a_service_drains_again_after_new_work(serving: _Serving) -> None:
     assert not await serving.service.drain(0.01)
     open_one.close()
     assert await serving.service.drain(60.0)
+
+
+# What one client may have
+
+
+def _key_limits(requests: int | None = None, tokens: int | None = None) -> GenerationLimits:
+    return GenerationLimits(
+        max_tokens_default=50,
+        max_n=3,
+        max_queue=4,
+        max_requests_per_key=requests,
+        max_tokens_per_minute_per_key=tokens,
+    )
+
+
+def _open(
+    serving: _Serving, generation_id: str, *, client: str = "alice", prompt: int = 3
+) -> Generation:
+    return serving.service.open(
+        [(1,) * prompt],
+        OPTIONS,
+        replace(identity_of(generation_id), client=client),
+        prompt_param="prompt",
+    )
+
+
+async def test_a_client_s_generations_are_counted_until_they_close(serving: _Serving) -> None:
+    """Beyond the limit 429; one that closes makes room, once, however often it is closed."""
+    serving.service.set_limits(_key_limits(requests=1))
+    first = _open(serving, "one")
+    with pytest.raises(KeyLimitError):
+        _open(serving, "two")
+    _open(serving, "other", client="bob")
+    assert serving.service.open_count == len(serving.fanout) == 2
+
+    first.close()
+    first.close()
+    _open(serving, "three")
+    with pytest.raises(KeyLimitError):
+        _open(serving, "four")
+
+
+async def test_tokens_are_charged_as_they_come(serving: _Serving) -> None:
+    """The prompt at once, each completion token when it is read, and what was only asked for never."""
+    serving.service.set_limits(_key_limits(tokens=6))
+    generation = _open(serving, "gen")
+    serving.service.check_client("alice")
+
+    serving.fanout.publish([admitted("gen/0"), *tokens("gen/0", "ab")])
+    await anext(generation.deltas(idle_s=5))
+    serving.service.check_client("alice")
+    serving.fanout.publish([token("gen/0", ord("c"))])
+    await anext(generation.deltas(idle_s=5))
+    with pytest.raises(KeyLimitError) as refused:
+        serving.service.check_client("alice")
+    assert refused.value.retry_after_s == 1
+
+    generation.close()
+    serving.clock.advance(60)
+    _open(serving, "next")
+
+
+async def test_a_request_that_is_refused_is_not_charged(serving: _Serving) -> None:
+    """One that could not begin costs nothing, whatever its prompt."""
+    serving.service.set_limits(_key_limits(requests=1, tokens=10))
+    for _ in range(3):
+        with pytest.raises(ContextLengthExceededError):
+            _open(serving, "long", prompt=CONTEXT_TOKENS + 1)
+    _open(serving, "short")
+
+
+async def test_a_change_of_limits_forgets_nothing(serving: _Serving) -> None:
+    """Generations that are open and tokens that were used count against new limits."""
+    serving.service.set_limits(_key_limits(requests=5, tokens=100))
+    _open(serving, "gen", prompt=50)
+
+    serving.service.set_limits(_key_limits(requests=5, tokens=40))
+    with pytest.raises(KeyLimitError):
+        serving.service.check_client("alice")
+    serving.service.set_limits(_key_limits(requests=1, tokens=None))
+    with pytest.raises(KeyLimitError):
+        serving.service.check_client("alice")
+    serving.service.set_limits(_key_limits())
+    serving.service.check_client("alice")

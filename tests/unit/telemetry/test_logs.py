@@ -14,6 +14,7 @@ import structlog
 
 from machd.scheduler.events import DecodeMode
 from machd.serving.record import RequestRecord
+from machd.serving.trace_context import TraceContext
 from machd.telemetry.logs import RequestLog, configure_logs
 
 CANARY = "my secret prompt"
@@ -33,7 +34,7 @@ CONTRACT_FIELDS = {
     "finish_reason",
     "client",
 }
-ADDED_FIELDS = {"coalesced_with", "error"}
+ADDED_FIELDS = {"coalesced_with", "error", "trace_id"}
 ENVELOPE = {"event", "level", "logger", "timestamp"}
 
 RECORD = RequestRecord(
@@ -292,6 +293,7 @@ def test_the_figures_of_a_request_are_what_their_names_say() -> None:
         "error": None,
         "client": "alice",
         "coalesced_with": None,
+        "trace_id": None,
     }
 
 
@@ -316,6 +318,19 @@ def test_a_request_that_never_ran_has_no_rates() -> None:
         assert first[name] is None
     assert (first["finish_reason"], first["error"]) == ("reject", "queue_full")
     assert (second["prompt_tps"], second["generation_tps"]) == (None, None)
+
+
+def test_the_trace_of_a_request_is_named_and_nothing_else_of_it() -> None:
+    """The id leads from the log to the trace; the caller's state is other systems' business."""
+    stream = _configured()
+    trace = TraceContext(
+        "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", is_sampled=True, state=f"a={CANARY}"
+    )
+    RequestLog().on_request(replace(RECORD, trace=trace))
+
+    (line,) = _lines(stream)
+    assert line["trace_id"] == trace.trace_id
+    assert CANARY not in stream.getvalue()
 
 
 def test_request_lines_are_left_out_above_info() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from machd.api.capabilities import Versions
 from machd.clock import Clock
+from machd.http.context import ServerContext
 from machd.serving.configuration import Configuration
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.event_feed import EventFeed
@@ -17,6 +18,7 @@ from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationService
 from machd.serving.throughput import Throughput
 from machd.settings.model import Settings
+from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
 __all__ = ["AdminContext"]
@@ -36,6 +38,7 @@ class AdminContext:
     lifecycle: Lifecycle
     metrics: Metrics
     clock: Clock
+    lag: EventLoopLag
     configuration: Configuration
     throughput: Throughput
     feed: EventFeed
@@ -44,3 +47,15 @@ class AdminContext:
     started_unix_s: float
     decide: Callable[[Settings], DecodeModeDecision | None]
     probe: Callable[[], Future[None]]
+
+    def public(self) -> ServerContext:
+        """What the endpoints are given that both listeners have, with the settings of now."""
+        return ServerContext(
+            service=self.service,
+            loop=self.loop,
+            metrics=self.metrics,
+            clock=self.clock,
+            settings=self.configuration.settings,
+            versions=self.versions,
+            responses=self.responses,
+        )

@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import socket
 from collections.abc import Mapping
+from pathlib import Path
 
+from machd.errors import AuthenticationError, SettingsError
+from machd.http.admin.token_file import (
+    credential_path,
+    read_token,
+    refuse_if_shown,
+    write_new_token,
+)
 from machd.http.sockets import Listener
 from machd.settings.model import Settings
 
 __all__ = ["AdminToken"]
 
+_OPEN_SOCKET = (
+    "admin.listen: every user of this machine can open the socket; set auth.admin_token_file, or "
+    "the socket's mode to 0600"
+)
+
 
 class AdminToken:
     """The digest of the token; none where the socket's permissions decide."""
 
-    def __init__(self, digest: bytes | None) -> None:
-        """Keep the digest alone."""
+    def __init__(self, digest: bytes | None, *, own_file: Path | None = None) -> None:
+        """Keep the digest alone; ``own_file`` is removed by :meth:`close`."""
         self._digest = digest
+        self._own_file = own_file
 
     @classmethod
     def of(cls, settings: Settings, environ: Mapping[str, str], listener: Listener) -> AdminToken:
         """The token that the settings or the service manager name, or a new one.
 
         Raises:
-            SettingsError: The file is wrong.
+            SettingsError: The file is wrong, or others could get at the API without a token.
         """
-        return cls(None)
+        if settings.auth.admin_token_file is not None:
+            path = Path(settings.auth.admin_token_file)
+            refuse_if_shown(path)
+            return cls(_digest(read_token(path)))
+        credential = credential_path(environ)
+        if credential is not None:
+            # Who may read it is the service manager's doing.
+            return cls(_digest(read_token(credential)))
+        if listener.socket.family == socket.AF_UNIX:
+            if listener.is_open_to_all_users:
+                raise SettingsError([_OPEN_SOCKET])
+            return cls(None)
+        token, path = write_new_token(environ, listener.socket.getsockname()[1])
+        return cls(_digest(token), own_file=path)
+
+    @property
+    def own_file(self) -> Path | None:
+        """The file of a token that was made at start; None for one that somebody else keeps."""
+        return self._own_file
+
+    def check(self, authorization: str | None) -> None:
+        """Let a request in, or say why not.
+
+        Raises:
+            AuthenticationError: There is no token, or another one.
+        """
+        if self._digest is None:
+            return
+        scheme, _, given = (authorization or "").partition(" ")
+        given = given if scheme.lower() == "bearer" else ""
+        # Compared in constant time, also where there is nothing to compare.
+        if not hmac.compare_digest(self._digest, _digest(given)):
+            raise AuthenticationError("send the admin token as Authorization: Bearer TOKEN")
+
+    def close(self) -> None:
+        """Remove the file of a token that nobody needs any more."""
+        if self._own_file is not None:
+            self._own_file.unlink(missing_ok=True)
+            self._own_file = None
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

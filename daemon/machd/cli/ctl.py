@@ -1,0 +1,201 @@
+"""``machd ctl``: what an operator asks of a running daemon, and tells it to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import click
+import msgspec
+from msgspec import Struct
+
+from machd.api.admin_config import ConfigChange
+from machd.api.admin_events import AdminEvent
+from machd.api.admin_requests import AbortedRequests, OpenRequestList
+from machd.api.admin_status import AdminState, AdminStatus, CacheCleared, ModeStatus
+from machd.cli.ctl_config import config
+from machd.cli.ctl_tables import event_line, print_requests, print_status
+from machd.cli.ctl_target import admin_client, target_options
+from machd.cli.ctl_wait import wait_until
+from machd.errors import ConflictError
+
+__all__ = ["ctl"]
+
+_S = TypeVar("_S", bound=Struct)
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")
+
+
+@click.group()
+@target_options
+def ctl() -> None:
+    """Look after a running daemon over its admin API."""
+
+
+@ctl.command()
+@target_options
+@_json_option
+def status(*, as_json: bool) -> None:
+    """Show the daemon's state, load and settings changes."""
+    _show(admin_client().ask("GET", "/admin/status", AdminStatus), print_status, as_json=as_json)
+
+
+@ctl.command()
+@target_options
+@_json_option
+def requests(*, as_json: bool) -> None:
+    """List the open requests."""
+    found = admin_client().ask("GET", "/admin/requests", OpenRequestList)
+    _show(found, lambda one: print_requests(one.requests), as_json=as_json)
+
+
+@ctl.command()
+@click.argument("request_id", metavar="ID")
+@target_options
+@_json_option
+def abort(request_id: str, *, as_json: bool) -> None:
+    """End the open requests that go by ID: an answer's id, or an X-Request-Id."""
+    path = f"/admin/requests/{quote(request_id, safe='')}"
+    aborted = admin_client().ask("DELETE", path, AbortedRequests)
+    _show(aborted, lambda one: click.echo(f"ended {', '.join(one.aborted)}"), as_json=as_json)
+
+
+@ctl.command()
+@click.option("--wait", "is_wait", is_flag=True, help="Return when no request is open any more.")
+@target_options
+@_json_option
+def drain(*, is_wait: bool, as_json: bool) -> None:
+    """Have the daemon take nothing new and finish what it has; it goes on living."""
+    client = admin_client()
+    state = client.ask("POST", "/admin/drain", AdminState)
+    if is_wait:
+        status = wait_until(client, _is_drained, lambda one: f"draining: {one.open_requests} open")
+        state = msgspec.convert(status, AdminState, from_attributes=True)
+    _show(state, lambda one: click.echo(f"draining, {one.open_requests} open"), as_json=as_json)
+
+
+@ctl.command()
+@target_options
+@_json_option
+def resume(*, as_json: bool) -> None:
+    """Have the daemon take new work again after a drain."""
+    state = admin_client().ask("POST", "/admin/resume", AdminState)
+    _show(state, lambda one: click.echo(one.state), as_json=as_json)
+
+
+@ctl.command()
+@target_options
+@_json_option
+def reload(*, as_json: bool) -> None:
+    """Have the daemon read its settings again."""
+    change = admin_client().ask("POST", "/admin/reload", ConfigChange)
+    _show(change, _say_changed, as_json=as_json)
+
+
+@ctl.command()
+@click.argument("wanted", metavar="single|batched", type=click.Choice(["single", "batched"]))
+@click.option("--wait", "is_wait", is_flag=True, help="Return when the mode is in force.")
+@target_options
+@_json_option
+def mode(wanted: str, *, is_wait: bool, as_json: bool) -> None:
+    """Have the daemon decode one request at a time, or in batches."""
+    client = admin_client()
+    answer = client.ask("POST", "/admin/mode", ModeStatus, {"mode": wanted})
+    if is_wait:
+        status = wait_until(
+            client,
+            lambda one: one.decode_mode is not None and not one.decode_mode.is_switching,
+            lambda one: f"switching to {wanted}: {one.running} running are finished first",
+        )
+        assert status.decode_mode is not None, "just waited for"
+        answer = status.decode_mode
+        if answer.active != wanted:
+            raise ConflictError(f"the mode is {answer.active}: somebody else has changed it")
+    _show(answer, _say_mode, as_json=as_json)
+
+
+@ctl.group()
+def cache() -> None:
+    """What the daemon keeps."""
+
+
+@cache.command()
+@target_options
+@_json_option
+def clear(*, as_json: bool) -> None:
+    """Have the daemon forget its stored responses."""
+    cleared = admin_client().ask("POST", "/admin/cache/clear", CacheCleared)
+    _show(
+        cleared,
+        lambda one: click.echo(f"forgot {one.responses.count} stored responses"),
+        as_json=as_json,
+    )
+
+
+@cache.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@target_options
+@_json_option
+def warm(file: Path, *, as_json: bool) -> None:  # noqa: ARG001 - taken already, for the cache to come
+    """Warm the prefix cache with the prompts in FILE; there is no such cache yet."""
+    cleared = admin_client().ask("POST", "/admin/cache/warm", CacheCleared)
+    _show(cleared, lambda _one: None, as_json=as_json)
+
+
+@ctl.command()
+@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
+@target_options
+@_json_option
+def log_level(level: str, *, as_json: bool) -> None:
+    """Have the daemon log from LEVEL on, until the next reload."""
+    change = admin_client().ask("PUT", "/admin/log-level", ConfigChange, {"level": level})
+    _show(change, _say_changed, as_json=as_json)
+
+
+@ctl.command()
+@target_options
+@_json_option
+def events(*, as_json: bool) -> None:
+    """Show what happens, as it happens, until Ctrl-C or the daemon's end."""
+    try:
+        for data in admin_client().events():
+            click.echo(data if as_json else _event_line(data))
+    except BrokenPipeError:
+        # Whoever read has had enough; what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+ctl.add_command(config)
+
+
+def _show(answer: _S, say: Callable[[_S], None], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+    else:
+        say(answer)
+
+
+def _event_line(data: bytes) -> str:
+    event: AdminEvent = msgspec.json.decode(data, type=AdminEvent)
+    time_of_day = datetime.fromtimestamp(event.at, UTC).astimezone().strftime("%H:%M:%S.%f")
+    return event_line(event, time_of_day[:-3])
+
+
+def _say_changed(change: ConfigChange) -> None:
+    click.echo(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
+
+
+def _say_mode(mode: ModeStatus) -> None:
+    line = f"decode mode {mode.active}"
+    click.echo(f"{line}, {mode.requested} when what runs is done" if mode.is_switching else line)
+
+
+def _is_drained(status: AdminStatus) -> bool:
+    if status.state == "ready":
+        raise ConflictError("somebody else has resumed the daemon")
+    return status.open_requests == 0

@@ -1,0 +1,193 @@
+"""The client of the admin API: HTTP over TCP or a Unix socket, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from machd.api.admin_errors import AdminErrorBody, AdminErrorDetail
+from machd.errors import FaultError, MachdError, NoDaemonError, RequestError, UnavailableError
+
+__all__ = ["AdminAddress", "AdminClient"]
+
+_S = TypeVar("_S", bound=Struct)
+
+_TIMEOUT_S = 30.0
+"""For an answer: a reload builds the whole application anew, which takes seconds on a slow machine."""
+
+_EVENTS_TIMEOUT_S = 600.0
+"""For the next event or sign of life, which come every ``streaming.keepalive_s``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAddress:
+    """Where a daemon answers operators.
+
+    Attributes:
+        path: Of a Unix socket; None for TCP.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read ``HOST:PORT``, the URL of it, or ``unix:PATH``.
+
+        Raises:
+            ValueError: It is none, or no loopback address: the token never leaves the machine.
+        """
+        if text.startswith("unix:") and text != "unix:":
+            return cls(path=text.removeprefix("unix:"))
+        host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise ValueError("is not HOST:PORT and not unix:PATH")
+        if not _is_loopback(host):
+            raise ValueError("is no loopback address, and the admin API has no other")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        """As it is typed."""
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class AdminClient:
+    """Asks one daemon, a connection for each question."""
+
+    def __init__(self, address: AdminAddress, token: str | None) -> None:
+        """Prepare; nothing is connected yet.
+
+        Args:
+            address: Where it answers.
+            token: What it wants to see; None where the socket's permissions decide.
+        """
+        self.address = address
+        self._headers = {"Accept": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        type_: type[_S],
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> _S:
+        """Send a request and read its answer.
+
+        Raises:
+            NoDaemonError: Nobody answers, it is no machd, or the token is not the right one.
+            RequestError, UnavailableError, FaultError: The daemon refuses.
+        """
+        sent = dict(self._headers) | dict(headers or {})
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        connection = self._connection(_TIMEOUT_S)
+        try:
+            connection.request(method, path, data, sent)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+        return self._decoded(content, type_, answer.status)
+
+    def events(self) -> Iterator[bytes]:
+        """The JSON of every event, as it comes, until the daemon stops.
+
+        Raises:
+            MachdError: As for :meth:`ask`.
+        """
+        connection = self._connection(_EVENTS_TIMEOUT_S)
+        try:
+            connection.request("GET", "/admin/events", headers=self._headers)
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                self._decoded(answer.read(), AdminErrorBody, answer.status)
+            for line in answer:
+                if line.startswith(b"data: "):
+                    yield line.removeprefix(b"data: ").rstrip(b"\n")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self.address.path is not None:
+            return _UnixConnection(self.address.path, timeout_s)
+        return http.client.HTTPConnection(self.address.host, self.address.port, timeout=timeout_s)
+
+    def _decoded(self, content: bytes, type_: type[_S], status: int) -> _S:
+        try:
+            if status == http.client.OK:
+                return msgspec.json.decode(content, type=type_)
+            detail = msgspec.json.decode(content, type=AdminErrorBody).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise NoDaemonError(
+                f"what answers at {self.address} is not the admin API of machd"
+            ) from None
+        raise _refusal(status, detail)
+
+    def _unreachable(self, error: Exception) -> NoDaemonError:
+        reason = "it took too long" if isinstance(error, TimeoutError) else _reason(error)
+        return NoDaemonError(f"no daemon answers at {self.address}: {reason}")
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _refusal(status: int, detail: AdminErrorDetail) -> MachdError:
+    """The daemon's refusal as an error of this process, whose exit code says what kind it is."""
+    problems = detail.problems if isinstance(detail.problems, list) else []
+    text = "\n".join(problems or [detail.message])
+    match status:
+        case 401:
+            return NoDaemonError("the daemon does not know this token; give --token-file")
+        case 503 | 429:
+            return UnavailableError(text)
+        case _ if status >= 500:
+            return FaultError(text)
+        case _:
+            return RequestError(text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return type(error).__name__
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

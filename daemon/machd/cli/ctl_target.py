@@ -1,0 +1,134 @@
+"""Which daemon ``machd ctl`` talks to, and with which token: what the daemon's own settings say.
+
+The options may stand behind ``ctl`` or behind the subcommand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+
+from machd.cli.ctl_client import AdminAddress, AdminClient
+from machd.errors import NoDaemonError, SettingsError
+from machd.http.admin.token_file import credential_path, read_token, token_paths
+from machd.settings.model import Settings
+from machd.settings.sources import SettingsSources, process_environ
+
+__all__ = ["admin_client", "target_options"]
+
+_KEY = "machd.ctl."
+_WITHOUT_SETTINGS = "--address and --token-file do without the settings"
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def target_options(command: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Add the options that say which daemon is meant."""
+    for option in reversed(
+        (
+            click.option(
+                "--address",
+                metavar="HOST:PORT|unix:PATH",
+                callback=_keep,
+                expose_value=False,
+                help="Where the daemon answers operators; by default what admin.listen says.",
+            ),
+            click.option(
+                "--token-file",
+                type=click.Path(path_type=Path),
+                callback=_keep,
+                expose_value=False,
+                help="File with the admin token; by default where the daemon has it.",
+            ),
+            click.option(
+                "--config",
+                type=click.Path(path_type=Path),
+                callback=_keep,
+                expose_value=False,
+                help="Settings file, as for serve.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def admin_client() -> AdminClient:
+    """A client of the daemon that is meant.
+
+    Raises:
+        SettingsError: The settings, which say where it is, are wrong.
+        NoDaemonError: They say that there is none, or its token is nowhere to be found.
+    """
+    meta = click.get_current_context().meta
+    given_address: str | None = meta.get(f"{_KEY}address")
+    given_file: Path | None = meta.get(f"{_KEY}token_file")
+    settings = None
+    if given_address is None or given_file is None:
+        settings = _settings(meta.get(f"{_KEY}config"), is_needed=given_address is None)
+    address = _address(given_address, settings)
+    return AdminClient(address, _token(address, given_file, settings))
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None:
+        ctx.meta[f"{_KEY}{param.name}"] = value
+
+
+def _settings(config_path: Path | None, *, is_needed: bool) -> Settings | None:
+    try:
+        return SettingsSources(config_path, process_environ(), {}).load().settings
+    except SettingsError as error:
+        if is_needed:
+            raise SettingsError([*error.problems, _WITHOUT_SETTINGS]) from None
+        return None
+
+
+def _address(given: str | None, settings: Settings | None) -> AdminAddress:
+    if given is None:
+        assert settings is not None, "they were needed"
+        given = settings.admin.listen
+        if given == "off":
+            raise NoDaemonError("admin.listen is off, so no daemon answers operators")
+    try:
+        address = AdminAddress.of(given)
+    except ValueError as error:
+        raise click.UsageError(f"--address: {error}") from None
+    if address.path is None and address.port == 0:
+        raise NoDaemonError(
+            "admin.listen has port 0, which takes any free one; give --address with the port that "
+            "the daemon has logged"
+        )
+    return address
+
+
+def _token(address: AdminAddress, given: Path | None, settings: Settings | None) -> str | None:
+    """The token, looked for where the daemon does; None where a socket needs none.
+
+    Raises:
+        NoDaemonError: It cannot be read, or is nowhere.
+    """
+    environ = process_environ()
+    try:
+        if given is not None:
+            return read_token(given, key="--token-file")
+        if settings is not None and settings.auth.admin_token_file is not None:
+            return read_token(Path(settings.auth.admin_token_file))
+        credential = credential_path(environ)
+        if credential is not None:
+            return read_token(credential)
+        if address.path is not None:
+            return None
+        for path in token_paths(environ, address.port):
+            if path.is_file():
+                return read_token(path, key="admin token")
+    except (SettingsError, PermissionError) as error:
+        raise NoDaemonError(f"{error}") from None
+    raise NoDaemonError(
+        f"no daemon of this user has left a token for port {address.port}; start one, or give "
+        "--token-file"
+    )

@@ -1,0 +1,52 @@
+"""Waiting for the daemon to have done what it was told, and saying what is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+from rich.console import Console
+
+from machd.api.admin_status import AdminStatus
+from machd.cli.ctl_client import AdminClient
+from machd.clock import SystemClock
+
+__all__ = ["wait_until"]
+
+_POLL_S = 0.2
+_SAY_EVERY_S = 2.0
+
+
+def wait_until(
+    client: AdminClient,
+    is_done: Callable[[AdminStatus], bool],
+    what: Callable[[AdminStatus], str],
+) -> AdminStatus:
+    """Ask for the status until it is what is waited for.
+
+    On a terminal a line shows what is waited for; elsewhere one is written every other second that
+    it takes, when it says something new.
+
+    Args:
+        client: Of the daemon.
+        is_done: Whether the wait is over; may raise what ends it otherwise.
+        what: Is still waited for, for a person.
+    """
+    status = client.ask("GET", "/admin/status", AdminStatus)
+    if is_done(status):
+        return status
+    console, clock = Console(stderr=True), SystemClock()
+    said, said_s = "", clock.monotonic_s()
+    with console.status(what(status)) as shown:
+        while True:
+            time.sleep(_POLL_S)
+            status = client.ask("GET", "/admin/status", AdminStatus)
+            if is_done(status):
+                return status
+            text = what(status)
+            shown.update(text)
+            is_due = clock.monotonic_s() - said_s >= _SAY_EVERY_S
+            if not console.is_terminal and is_due and text != said:
+                click.echo(text, err=True)
+                said, said_s = text, clock.monotonic_s()

@@ -1,0 +1,203 @@
+"""``machd install-service``: the files that make a service manager run this machd."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from machd.cli.launchd_plists import LABEL, agent_plist, daemon_plist
+from machd.cli.service_units import CONFIG_PATH, Installation, UnitFile, system_units, user_units
+from machd.errors import StartupError
+from machd.settings.file import SettingsFile, find_settings_file
+from machd.settings.sources import load_settings, process_environ
+
+__all__ = ["install_service", "running_command"]
+
+_HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))
+"""What a system service does not see, because of ProtectHome=."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where which files go, and what is to be done then, a shell command each."""
+
+    folder: Path
+    units: tuple[UnitFile, ...]
+    next_commands: tuple[str, ...]
+
+
+@click.command("install-service")
+@click.option("--user", "scope", flag_value="user", help="For this user.")
+@click.option("--system", "scope", flag_value="system", help="For the whole machine.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help=f"Settings file of the service. Without it: {CONFIG_PATH} for the machine, what serve "
+    "would read for a user.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the files instead of writing them.")
+@click.option("--force", is_flag=True, help="Overwrite files that say something else.")
+@click.option("--platform", type=click.Choice(["linux", "macos"]), hidden=True)
+def install_service(
+    *,
+    scope: str | None,
+    config_path: Path | None,
+    dry_run: bool,
+    force: bool,
+    platform: str | None,
+) -> None:
+    """Make systemd or launchd run this machd as a service.
+
+    Writes the unit files or the property list and says how to start the service.
+    """
+    if scope is None:
+        raise click.UsageError("Say for whom: --user or --system.")
+    is_user = scope == "user"
+    environ = process_environ()
+    is_macos = (platform or ("macos" if sys.platform == "darwin" else "linux")) == "macos"
+    installation = _installation(config_path, environ, is_user=is_user)
+    if is_macos:
+        plan = _launchd_plan(installation, environ, is_user=is_user)
+    else:
+        plan = _systemd_plan(installation, environ, is_user=is_user)
+    if dry_run:
+        for unit in plan.units:
+            click.echo(f"# {plan.folder / unit.name}\n{unit.text}")
+    else:
+        _write_all(plan, force=force)
+    click.echo("Next:", err=dry_run)
+    for command in plan.next_commands:
+        click.echo(f"  {command}", err=dry_run)
+
+
+def running_command(argument: str, interpreter: str) -> tuple[str, ...]:
+    """What starts the machd that runs now: its script, or its interpreter with ``-m machd``.
+
+    Args:
+        argument: ``sys.argv[0]``.
+        interpreter: ``sys.executable``.
+    """
+    # Not resolved: the link in a virtual environment is what makes it one.
+    for script in (Path(argument).absolute(), Path(interpreter).absolute().with_name("machd")):
+        if script.name == "machd" and script.is_file() and os.access(script, os.X_OK):
+            return (str(script),)
+    return (str(Path(interpreter).absolute()), "-m", "machd")
+
+
+def _installation(
+    config_path: Path | None, environ: Mapping[str, str], *, is_user: bool
+) -> Installation:
+    """What the service runs.
+
+    Raises:
+        SettingsError: Its settings are wrong; better said now than by the service.
+        StartupError: The service could not see it.
+    """
+    command = running_command(sys.argv[0], sys.executable)
+    if config_path is None:
+        found = find_settings_file(None, environ) if is_user else SettingsFile(CONFIG_PATH)
+        path = None if found is None else found.path.absolute()
+    else:
+        path = config_path.absolute()
+    if not is_user:
+        for one in (Path(command[0]), path):
+            _refuse_hidden(one)
+    if path is None or (config_path is None and not path.is_file()):
+        return Installation(command, path)
+    # Of this process's variables the service has none: only the file counts.
+    server = load_settings(config_path=path, environ={}, flags={}).settings.server
+    return Installation(command, path, server.host, server.port)
+
+
+def _refuse_hidden(path: Path | None) -> None:
+    if path is not None and any(place in path.parents for place in _HIDDEN):
+        raise StartupError(
+            f"{path} is in a user's own directory, which a service of the machine does not see; put "
+            "it elsewhere, such as /opt, or use --user"
+        )
+
+
+def _systemd_plan(
+    installation: Installation, environ: Mapping[str, str], *, is_user: bool
+) -> _Plan:
+    config_home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
+    folder = Path(config_home, "systemd", "user") if is_user else Path("/etc/systemd/system")
+    units = user_units(installation) if is_user else system_units(installation)
+    control = "systemctl --user" if is_user else "sudo systemctl"
+    names = " ".join(unit.name for unit in units)
+    start = (f"{control} daemon-reload", f"{control} enable --now {names}")
+    before = () if is_user else _config_commands(installation)
+    after = ("loginctl enable-linger  # to run without being logged in",) if is_user else ()
+    return _Plan(folder, units, (*before, *start, *after))
+
+
+def _launchd_plan(
+    installation: Installation, environ: Mapping[str, str], *, is_user: bool
+) -> _Plan:
+    if is_user:
+        home = _home(environ)
+        folder, unit = home / "Library" / "LaunchAgents", agent_plist(installation, home=home)
+        return _Plan(folder, (unit,), (f"launchctl bootstrap gui/$(id -u) {folder / unit.name}",))
+    folder, unit = Path("/Library/LaunchDaemons"), daemon_plist(installation)
+    commands = (
+        *_config_commands(installation),
+        f"sudo launchctl bootstrap system {folder / unit.name}",
+        f"sudo launchctl print system/{LABEL}",
+    )
+    return _Plan(folder, (unit,), commands)
+
+
+def _config_commands(installation: Installation) -> tuple[str, ...]:
+    path = installation.config_path
+    if path is None or path.is_file():
+        return ()
+    machd = " ".join(installation.command)
+    return (f"sudo mkdir -p {path.parent}", f"sudo {machd} config init {path}")
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME")
+    if not home:
+        raise StartupError("HOME is not set, so this user has no place for a service")
+    return Path(home)
+
+
+def _write_all(plan: _Plan, *, force: bool) -> None:
+    """Write what differs; nothing at all where something of another's stands in the way.
+
+    Raises:
+        StartupError: A file says something else and ``force`` is not given, or cannot be written.
+    """
+    try:
+        texts = {unit: _read(plan.folder / unit.name) for unit in plan.units}
+        for unit, text in texts.items():
+            if text not in {None, unit.text} and not force:
+                raise StartupError(
+                    f"{plan.folder / unit.name} is there and says something else; --force "
+                    "overwrites it, --dry-run shows what would be written"
+                )
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        for unit in plan.units:
+            path = plan.folder / unit.name
+            path.write_text(unit.text, "utf-8")
+            path.chmod(0o644)
+            click.echo(f"Wrote {path}")
+    except OSError as error:
+        raise StartupError(
+            f"{error.filename or plan.folder} cannot be written: {error.strerror}; run it as root "
+            "(sudo), or use --user"
+        ) from error
+
+
+def _read(path: Path) -> str | None:
+    """What is there; None where nothing is."""
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,95 @@
+"""Every way to fail on the admin listener, in OpenAI's envelope with an operator's details."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap
+
+from machd.api.admin_endpoints import ADMIN_ENDPOINTS
+from machd.api.admin_errors import admin_error_body
+from machd.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    MachdError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+    SettingsError,
+    StartupError,
+)
+from machd.http.failures import error_headers, unexpected
+
+__all__ = ["ADMIN_EXCEPTION_HANDLERS", "MAX_BODY_BYTES"]
+
+MAX_BODY_BYTES = 64 * 1024
+"""Of an admin request: settings are small."""
+
+_HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
+    404: lambda: NotFoundError("nothing is served at this path"),
+    405: lambda: MethodNotAllowedError("this path does not take this method"),
+    413: lambda: BodyTooLargeError(f"the body is longer than {MAX_BODY_BYTES} bytes"),
+}
+
+
+def _response(error: MachdError) -> Response[bytes]:
+    return Response(
+        msgspec.json.encode(admin_error_body(error)),
+        status_code=_status(error),
+        media_type="application/json",
+        headers=error_headers(error),
+    )
+
+
+def _status(error: MachdError) -> int:
+    """Settings that cannot be are the caller's mistake here, not the daemon's."""
+    if isinstance(error, SettingsError):
+        return HTTPStatus.BAD_REQUEST
+    return error.http_status
+
+
+def _on_machd_error(_request: Request[Any, Any, Any], error: MachdError) -> Response[bytes]:
+    if isinstance(error, StartupError):
+        # Such as keys that are no longer there while other machines can reach the daemon.
+        return _response(SettingsError([error.message]))
+    return _response(error)
+
+
+def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    make = _HTTP_ERRORS.get(error.status_code)
+    if make is not None:
+        response = _response(make())
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response.set_header("Allow", ", ".join(_methods(request.url.path)))
+        return response
+    if error.status_code < 500:
+        return _response(InvalidRequestError("the request is not one that this server understands"))
+    return _response(unexpected(error))
+
+
+def _methods(path: str) -> list[str]:
+    """What a path takes, for the Allow header that goes with 405."""
+    return sorted(
+        {
+            endpoint.method.upper()
+            for endpoint in ADMIN_ENDPOINTS
+            if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), path)
+        }
+    )
+
+
+def _on_exception(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return _response(unexpected(error))
+
+
+ADMIN_EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    MachdError: _on_machd_error,
+    HTTPException: _on_http_error,
+    Exception: _on_exception,
+}

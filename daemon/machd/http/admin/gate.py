@@ -1,0 +1,100 @@
+"""What happens to every request of the admin listener before it is routed.
+
+It gets an id. A browser is turned away: no page has business here, so every request that carries
+an Origin is refused, and so is every Host that a page could have made to point here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from machd.clock import Clock
+from machd.errors import (
+    ForbiddenOriginError,
+    MachdError,
+    MisdirectedRequestError,
+    TooManyInFlightError,
+)
+from machd.http.failures import error_response
+from machd.http.stamps import stamp
+
+__all__ = ["MAX_OPEN_REQUESTS", "AdminGate"]
+
+MAX_OPEN_REQUESTS = 64
+"""Requests that may be open at once: operators are few, and so are their programs."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
+
+
+class AdminGate:
+    """Stamps requests and turns away what no operator sends."""
+
+    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+        """Guard ``app``."""
+        self._app = app
+        self._clock = clock
+        self._open_count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        stamp(scope, request_id=stamped, arrived_s=self._clock.monotonic_s())
+
+        async def send_stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(b"x-request-id", stamped.encode()), (b"cache-control", b"no-store")]
+                message["headers"] = [*message.get("headers", []), *own]
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send_stamped)
+            return
+        self._open_count += 1
+        try:
+            await self._app(scope, receive, send_stamped)
+        finally:
+            self._open_count -= 1
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> MachdError | None:
+        if not _is_unix(scope) and not _is_loopback(headers.get(b"host")):
+            return MisdirectedRequestError(
+                "the Host header names no loopback host; the admin API has no other"
+            )
+        if b"origin" in headers:
+            return ForbiddenOriginError("browser pages may not call the admin API")
+        if self._open_count >= MAX_OPEN_REQUESTS:
+            return TooManyInFlightError(
+                f"{self._open_count} admin requests are open; try again later"
+            )
+        return None
+
+
+def _is_unix(scope: Scope) -> bool:
+    """Whether the request came over a Unix socket, which no browser can open."""
+    server = scope.get("server")
+    return server is None or server[1] is None
+
+
+def _is_loopback(host: bytes | None) -> bool:
+    match = _HOST.fullmatch(host.decode("latin-1") if host else "")
+    if match is None:
+        return False
+    name = match["name"].lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,140 @@
+"""Where the admin token lies: in a file of the operator's, the service manager's, or the daemon's.
+
+``machd ctl`` looks where the daemon looks, so nothing has to be told to it on the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from machd.engine.embedded import user_cache_directory
+from machd.errors import SettingsError
+
+__all__ = [
+    "credential_path",
+    "read_token",
+    "refuse_if_shown",
+    "token_paths",
+    "write_new_token",
+]
+
+_CREDENTIAL = "admin-token"
+_MIN_TOKEN_CHARACTERS = 16
+_TOKEN_BYTES = 32
+_MAX_FILE_BYTES = 4096
+_SERVICE_DIRECTORY = Path("/run/machd")
+"""RuntimeDirectory of the systemd unit, for a client that systemd tells nothing."""
+
+_OTHERS_READ = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def read_token(path: Path, *, key: str = "auth.admin_token_file") -> str:
+    """The token in a file.
+
+    Raises:
+        SettingsError: It cannot be read, is empty or too short. No token is ever quoted.
+    """
+    try:
+        with path.open("rb") as file:
+            token = file.read(_MAX_FILE_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not ASCII"
+        raise SettingsError([f"{key}: cannot read {path}: {reason}"]) from None
+    if not token:
+        raise SettingsError([f"{key}: {path} is empty"])
+    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable():
+        raise SettingsError(
+            [
+                f"{key}: {path} does not hold one token of at least {_MIN_TOKEN_CHARACTERS} characters"
+            ]
+        )
+    return token
+
+
+def refuse_if_shown(path: Path, *, key: str = "auth.admin_token_file") -> None:
+    """Refuse a token file that others can read.
+
+    Raises:
+        SettingsError: Its mode lets them.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise SettingsError([f"{key}: cannot read {path}: {error.strerror}"]) from None
+    if mode & _OTHERS_READ:
+        raise SettingsError([f"{key}: others can read {path}; run chmod 600 on it"])
+
+
+def credential_path(environ: Mapping[str, str]) -> Path | None:
+    """The service manager's credential; None where there is none."""
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(directory, _CREDENTIAL) if directory else None
+    return path if path is not None and path.is_file() else None
+
+
+def token_paths(environ: Mapping[str, str], port: int) -> Iterator[Path]:
+    """Where a daemon on ``port`` may have left its own token, the likeliest place first."""
+    places = [_own_directory(environ), _user_directory(environ), _SERVICE_DIRECTORY]
+    for directory in dict.fromkeys(places):
+        yield directory / _file_name(port)
+
+
+def write_new_token(environ: Mapping[str, str], port: int) -> tuple[str, Path]:
+    """Make a token and leave it where only the daemon's user can read it.
+
+    Raises:
+        SettingsError: The directory is another user's, or others can write to it.
+    """
+    directory = _own_directory(environ)
+    path = directory / _file_name(port)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(directory)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        problem = f"admin.listen: cannot write a new token to {path}: {error.strerror}"
+        raise SettingsError([f"{problem}; set auth.admin_token_file"]) from None
+    return token, path
+
+
+def _check_owner(directory: Path) -> None:
+    """Refuse a directory in which somebody else could put a token of theirs.
+
+    Raises:
+        SettingsError: It belongs to another user, is a link, or others can write to it.
+    """
+    facts = directory.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        problem = "is no directory of the user that runs machd"
+    elif facts.st_mode & _OTHERS_WRITE:
+        problem = "can be written by others; run chmod 700 on it"
+    else:
+        return
+    raise SettingsError([f"admin.listen: the token would lie in {directory}, which {problem}"])
+
+
+def _own_directory(environ: Mapping[str, str]) -> Path:
+    """Where this process leaves its token: the service manager's directory or else the user's."""
+    # A unit may have several, with a colon between them.
+    runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(runtime) if runtime else _user_directory(environ)
+
+
+def _user_directory(environ: Mapping[str, str]) -> Path:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_absolute():
+        return Path(runtime, "machd")
+    return user_cache_directory(environ) / "machd" / "run"
+
+
+def _file_name(port: int) -> str:
+    return f"admin-{port}.token"

@@ -1,0 +1,82 @@
+"""Sockets with a path, which only the daemon's own user can open."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from machd.errors import ListenError
+
+__all__ = ["bind_unix"]
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A socket at ``path`` with mode 0600, in place of one of ours that nobody serves any more.
+
+    Raises:
+        ListenError: Something else is there, somebody answers, or others could put a socket of
+            theirs in its place.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _refuse_unless_ours_alone(path)
+        _remove_stale(path)
+        mask = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(mask)
+    except OSError as error:
+        bound.close()
+        # A path that is too long is an OSError without a number.
+        raise ListenError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
+    except ListenError:
+        bound.close()
+        raise
+    return bound
+
+
+def _refuse_unless_ours_alone(path: Path) -> None:
+    """Whoever may write to the directory may replace the socket and read what clients send."""
+    directory = path.parent.resolve(strict=True)
+    facts = directory.stat()
+    problem = None
+    if facts.st_uid not in {os.geteuid(), 0}:
+        problem = f"belongs to user id {facts.st_uid}"
+    elif facts.st_mode & _OTHERS_WRITE and not facts.st_mode & stat.S_ISVTX:
+        problem = f"can be written to by others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    if problem is not None:
+        raise ListenError(
+            f"cannot listen on unix:{path}: {directory} {problem}; use a directory of the daemon's "
+            "own, mode 0700"
+        )
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket of ours that nobody serves; anything else there is left alone."""
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(facts.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(facts.st_mode) else "no socket"
+        raise ListenError(
+            f"cannot listen on unix:{path}: what is there is {what}; remove it, or choose another path"
+        )
+    if facts.st_uid != os.geteuid():
+        raise ListenError(
+            f"cannot listen on unix:{path}: the socket there belongs to user id {facts.st_uid}; "
+            "remove it, or choose another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)  # a full backlog is an answer, too
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except BlockingIOError:
+            return

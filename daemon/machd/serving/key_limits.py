@@ -1,0 +1,136 @@
+"""How much one client may ask for: generations open at once, and tokens in a minute.
+
+Tokens are counted when they are used, not when they are asked for: the prompt when its generation
+opens, the completion as it comes. What a client has used drains away at its limit a minute, and it
+is let in while less than a minute's worth is left. So one long answer may take a client beyond its
+limit, and it then waits until that is paid off; no client is held to what it did not use.
+"""
+
+from __future__ import annotations
+
+import math
+
+from machd.clock import Clock
+from machd.errors import KeyLimitError
+
+__all__ = ["KeyLimits"]
+
+_MINUTE_S = 60.0
+
+
+class _Usage:
+    """What one client has open, and the tokens that have not drained away yet."""
+
+    __slots__ = ("as_of_s", "open_count", "used_tokens")
+
+    def __init__(self, now_s: float) -> None:
+        self.open_count = 0
+        self.used_tokens = 0.0
+        self.as_of_s = now_s
+
+
+class KeyLimits:
+    """Counts per client. Lives on the event loop; remembers only clients that have used something."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        max_requests: int | None = None,
+        max_tokens_per_minute: int | None = None,
+    ) -> None:
+        """Begin with nobody known.
+
+        Args:
+            clock: Reads time.
+            max_requests: Generations that one client may have open; None for no limit.
+            max_tokens_per_minute: Prompt and completion tokens together; None for no limit.
+        """
+        self._clock = clock
+        self._max_requests = max_requests
+        self._max_tokens_per_minute = max_tokens_per_minute
+        self._usage: dict[str, _Usage] = {}
+
+    def __len__(self) -> int:
+        """Clients that have something open, or tokens that have not drained away."""
+        return len(self._usage)
+
+    def set(self, *, max_requests: int | None, max_tokens_per_minute: int | None) -> None:
+        """Hold clients against other limits from now on; what they have used stays used.
+
+        Without a limit for tokens none are counted, so one that is set later begins afresh.
+        """
+        for client in tuple(self._usage):
+            self._drain(self._usage[client])
+            self._forget_if_settled(client)
+        self._max_requests = max_requests
+        self._max_tokens_per_minute = max_tokens_per_minute
+
+    def check(self, client: str) -> None:
+        """Whether the client may open one more generation now.
+
+        Raises:
+            KeyLimitError: It may not; the error says how many seconds to wait.
+        """
+        usage = self._usage.get(client)
+        if usage is None:
+            return
+        self._drain(usage)
+        if self._max_requests is not None and usage.open_count >= self._max_requests:
+            raise KeyLimitError(
+                f"this API key has {usage.open_count} requests open, and "
+                f"limits.max_requests_per_key is {self._max_requests}; wait until one has ended"
+            )
+        limit = self._max_tokens_per_minute
+        if limit is not None and usage.used_tokens >= limit:
+            # The next whole second at which less than the limit is left.
+            wait_s = math.floor((usage.used_tokens - limit) * _MINUTE_S / limit) + 1
+            raise KeyLimitError(
+                f"this API key has used its {limit} tokens a minute "
+                f"(limits.max_tokens_per_minute_per_key); try again in {wait_s} seconds",
+                retry_after_s=wait_s,
+            )
+
+    def enter(self, client: str, prompt_tokens: int) -> None:
+        """Count a generation that opens. Each call is paired with one of :meth:`leave`.
+
+        Raises:
+            KeyLimitError: The client may not open it; nothing was counted.
+        """
+        self.check(client)
+        self._known(client).open_count += 1
+        self.spend(client, prompt_tokens)
+
+    def spend(self, client: str, tokens: int) -> None:
+        """Count tokens that an open generation has used."""
+        if self._max_tokens_per_minute is not None:
+            usage = self._known(client)
+            self._drain(usage)
+            usage.used_tokens += tokens
+
+    def leave(self, client: str) -> None:
+        """Count a generation that has ended."""
+        usage = self._usage[client]
+        assert usage.open_count > 0, "every generation enters before it leaves"
+        usage.open_count -= 1
+        self._drain(usage)
+        self._forget_if_settled(client)
+
+    def _known(self, client: str) -> _Usage:
+        return self._usage.setdefault(client, _Usage(self._clock.monotonic_s()))
+
+    def _drain(self, usage: _Usage) -> None:
+        """Let go of what time has paid off."""
+        now_s = self._clock.monotonic_s()
+        limit = self._max_tokens_per_minute
+        if limit is None:
+            usage.used_tokens = 0.0
+        else:
+            paid_off = (now_s - usage.as_of_s) * limit / _MINUTE_S
+            usage.used_tokens = max(0.0, usage.used_tokens - paid_off)
+        usage.as_of_s = now_s
+
+    def _forget_if_settled(self, client: str) -> None:
+        usage = self._usage[client]
+        if not usage.open_count and not usage.used_tokens:
+            del self._usage[client]

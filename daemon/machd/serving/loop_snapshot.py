@@ -1,0 +1,73 @@
+"""What others may know of the engine thread: counts at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.clock import Clock
+from machd.engine.protocol import Engine, MemoryReading
+from machd.scheduler.events import DecodeMode
+from machd.scheduler.protocol import Scheduler
+
+__all__ = ["LoopSnapshot", "Snapshots"]
+
+_MEMORY_INTERVAL_S = 1.0
+"""How often memory is read while steps run."""
+
+_NO_MEMORY = MemoryReading(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSnapshot:
+    """The engine thread at one moment, replaced whole and never changed.
+
+    Attributes:
+        is_rearranging: Whether nobody is admitted, because another way of scheduling is to begin
+            as soon as nothing runs.
+    """
+
+    taken_unix_s: float = 0.0
+    mode: DecodeMode = DecodeMode.SINGLE
+    slot_count: int = 0
+    running_count: int = 0
+    waiting_count: int = 0
+    active_loops: int = 0
+    kv_budget_bytes: int | None = None
+    kv_reserved_bytes: int = 0
+    memory: MemoryReading = _NO_MEMORY
+    is_rearranging: bool = False
+
+
+class Snapshots:
+    """The newest snapshot and the newest at rest; taken by the engine thread, read by anybody."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin with nothing known."""
+        self._clock = clock
+        self._memory_read_s = 0.0
+        self.newest = LoopSnapshot()
+        self.idle = LoopSnapshot()
+
+    def take(
+        self, engine: Engine, scheduler: Scheduler, *, idle: bool, is_rearranging: bool
+    ) -> None:
+        """Look at both; memory is read when nothing runs, else once a second."""
+        now_s = self._clock.monotonic_s()
+        memory = self.newest.memory
+        if idle or now_s - self._memory_read_s >= _MEMORY_INTERVAL_S:
+            memory = engine.memory()
+            self._memory_read_s = now_s
+        self.newest = LoopSnapshot(
+            taken_unix_s=self._clock.unix_s(),
+            mode=scheduler.mode,
+            slot_count=scheduler.slot_count,
+            running_count=scheduler.running_count,
+            waiting_count=scheduler.waiting_count,
+            active_loops=scheduler.active_loops,
+            kv_budget_bytes=scheduler.kv_budget_bytes,
+            kv_reserved_bytes=scheduler.kv_reserved_bytes,
+            memory=memory,
+            is_rearranging=is_rearranging,
+        )
+        if idle:
+            self.idle = self.newest

@@ -1,0 +1,37 @@
+"""What an operator looks at: the rows and panels of ``config/grafana/machd.json``.
+
+``docs/generate.py`` writes that file from here. A test asks a real Prometheus for every expression,
+so that no panel stays empty for a name that has changed.
+"""
+
+from __future__ import annotations
+
+import json
+
+from machd.telemetry.engine_panels import CACHES, ENGINE, FAILURES, INFOS
+from machd.telemetry.grafana import PanelRow, Variable, grafana_dashboard
+from machd.telemetry.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
+
+__all__ = ["DASHBOARD_ROWS", "dashboard_json"]
+
+DASHBOARD_ROWS: tuple[PanelRow, ...] = (
+    GLANCE, TRAFFIC, LATENCY, BATCHING, CACHES, FAILURES, ENGINE, INFOS,
+)  # fmt: skip
+"""From the most to the least looked at."""
+
+_VARIABLES = (
+    Variable("model", "Model", "label_values(machd_model_info, model)"),
+    Variable("instance", "Instance", 'label_values(machd_model_info{model=~"$model"}, instance)'),
+)
+
+
+def dashboard_json() -> str:
+    """The dashboard as Grafana imports it."""
+    dashboard = grafana_dashboard(
+        uid="machd-overview",
+        title="machd",
+        description="Traffic, latency, batching and health of machd daemons.",
+        variables=_VARIABLES,
+        rows=DASHBOARD_ROWS,
+    )
+    return json.dumps(dashboard, indent=2) + "\n"

@@ -1,0 +1,271 @@
+"""Every event that machd logs, in one table: documentation and tests read it.
+
+A test walks the sources for calls of loggers and holds them against this table, in both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LOG_EVENTS", "LogEvent", "log_events_markdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One event.
+
+    Attributes:
+        name: What happened, dotted, as the line's ``event`` has it.
+        levels: Those it is logged at, the usual one first.
+        fields: What a line may hold beside the envelope; ``exception`` is a traceback.
+        meaning: When it is logged.
+        advice: What to do about it; empty where there is nothing to be done.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    fields: tuple[str, ...]
+    meaning: str
+    advice: str = ""
+
+
+_REPORT = "A bug of machd's: report it with the traceback, which holds nothing that a client sent."
+
+LOG_EVENTS: tuple[LogEvent, ...] = (
+    # The daemon
+    LogEvent(
+        "daemon.listening",
+        ("info",),
+        ("url", "admin_url", "is_inherited"),
+        "The addresses are bound, or were inherited; the model is still loading.",
+    ),
+    LogEvent("daemon.ready", ("info",), ("url", "model"), "Requests are taken."),
+    LogEvent(
+        "daemon.held",
+        ("info",),
+        ("open_requests",),
+        "An operator asked for a drain: nothing new is taken, and the process stays.",
+        "`POST /admin/resume` takes new work again.",
+    ),
+    LogEvent("daemon.resumed", ("info",), (), "An operator lets new work in again."),
+    LogEvent(
+        "daemon.draining",
+        ("info",),
+        ("open_requests",),
+        "A stop was asked for; what is open may end within `limits.drain_timeout_s`.",
+    ),
+    LogEvent("daemon.stopped", ("info",), (), "Everything has ended."),
+    # Settings and keys
+    LogEvent(
+        "settings.changed",
+        ("info",),
+        ("kind", "changed"),
+        "A reload or a change over the admin API was taken on; `changed` names the keys.",
+    ),
+    LogEvent(
+        "settings.refused",
+        ("error",),
+        ("kind", "problems"),
+        "A reload or a change was refused; the old settings stay.",
+        "Mend what `problems` names, and reload.",
+    ),
+    LogEvent(
+        "settings.not_taken_on",
+        ("error",),
+        ("exception",),
+        "Settings that had been accepted could not be taken on; the old ones are back.",
+        _REPORT,
+    ),
+    LogEvent(
+        "api_keys.exposed",
+        ("warning",),
+        ("path", "mode", "advice"),
+        "Every user of the machine can read the file with the API keys.",
+        "Do what `advice` says.",
+    ),
+    # The model and how it is decoded
+    LogEvent(
+        "blas.measured",
+        ("info",),
+        ("backend", "library", "one_row_ms", "sixteen_rows_ms"),
+        "Which BLAS multiplies matrices, and how it takes a batch.",
+    ),
+    LogEvent(
+        "blas.slow",
+        ("warning",),
+        ("advice",),
+        "The BLAS gains nothing from a batch.",
+        "Install what `advice` names.",
+    ),
+    LogEvent(
+        "model.note",
+        ("warning",),
+        ("note",),
+        "Something about the model that its operator should know.",
+        "Read `note`.",
+    ),
+    LogEvent(
+        "model.load_failed",
+        ("critical",),
+        ("exception",),
+        "Loading failed, and not for a reason that the operator can mend.",
+        _REPORT,
+    ),
+    LogEvent("probe.started", ("info",), (), "The loaded model is measured, alone and in batches."),
+    LogEvent(
+        "probe.finished",
+        ("info",),
+        ("duration_s", "passed", "failed", "unsupported", "no_data", "errored"),
+        "What was found out about the model, as counts, and how long that took.",
+    ),
+    LogEvent(
+        "probe.answered", ("debug",), ("probe", "outcome", "detail"), "One thing that was found."
+    ),
+    LogEvent(
+        "probe.failed",
+        ("error",),
+        ("duration_s", "advice", "exception"),
+        "Measuring raised; what the rules say of the model stands.",
+        "Do what `advice` says, and report the traceback.",
+    ),
+    LogEvent(
+        "decode_mode.decided",
+        ("info", "warning"),
+        ("requested", "active", "reason", "verdict", "source", "evidence"),
+        "How requests are decoded, and why; a warning where it is not as was asked.",
+        "`reason` says what stands against batching this model.",
+    ),
+    LogEvent(
+        "kv_budget.effective",
+        ("info", "warning"),
+        ("asked_bytes", "effective_bytes", "device_memory_bytes"),
+        "What a batch may hold in its KV cache; a warning where it is less than was asked for.",
+        "Ask for less, or give the device more memory.",
+    ),
+    LogEvent(
+        "scheduler.rearranged",
+        ("info",),
+        ("mode", "slots"),
+        "A change of the settings was taken on once nothing ran.",
+    ),
+    LogEvent(
+        "scheduler.not_rearranged",
+        ("error",),
+        ("exception",),
+        "A change of how requests are scheduled failed; they are scheduled as before.",
+        _REPORT,
+    ),
+    # Requests
+    LogEvent(
+        "request.finished",
+        ("info",),
+        (
+            "request_id",
+            "endpoint",
+            "decode_mode",
+            "prompt_tokens",
+            "cached_tokens",
+            "completion_tokens",
+            "queue_ms",
+            "ttft_ms",
+            "prompt_tps",
+            "generation_tps",
+            "latency_ms",
+            "finish_reason",
+            "error",
+            "client",
+            "coalesced_with",
+            "trace_id",
+        ),
+        "A request for a generation ended, well or not; one line each.",
+    ),
+    LogEvent(
+        "request.unknown_fields",
+        ("debug",),
+        ("request_id", "fields"),
+        "Fields that machd does not know were ignored; `fields` holds their names.",
+    ),
+    LogEvent(
+        "request.tools_left_out",
+        ("debug",),
+        ("request_id", "kinds"),
+        "Tools that only the client's own service could run were left out.",
+    ),
+    LogEvent(
+        "request.failed",
+        ("error",),
+        ("exception",),
+        "A request could not be answered; its client got a 500.",
+        _REPORT,
+    ),
+    LogEvent(
+        "row.failed",
+        ("error",),
+        ("slot_index", "exception"),
+        "One request's row failed, or the writing of its answer; no other is touched.",
+        _REPORT,
+    ),
+    LogEvent(
+        "output.unreadable",
+        ("error",),
+        ("cause",),
+        "What a model wrote could not be read as calls or thoughts; it was answered as text.",
+        "Report the model's name and its template.",
+    ),
+    LogEvent(
+        "requests.aborted",
+        ("warning",),
+        ("ids",),
+        "An operator ended requests.",
+    ),
+    LogEvent(
+        "cache.cleared", ("info",), ("responses",), "An operator had the stored responses dropped."
+    ),
+    # The engine
+    LogEvent(
+        "engine.step_failed",
+        ("error",),
+        ("in_a_row", "exception"),
+        "A step of the whole batch failed; its requests got an error, and the engine goes on.",
+        _REPORT,
+    ),
+    LogEvent(
+        "engine.stalled",
+        ("critical",),
+        ("heartbeat_age_s",),
+        "A step took longer than `engine.stall_timeout_s`; the daemon ends, to be started again.",
+        "Raise that setting if the device is slow; otherwise look at the device.",
+    ),
+    LogEvent(
+        "engine.stopped",
+        ("critical",),
+        ("error", "exception"),
+        "The engine thread gave up; the daemon ends, to be started again.",
+        _REPORT,
+    ),
+    LogEvent(
+        "scheduler.invariant_broken",
+        ("error",),
+        ("detail", "exception"),
+        "The scheduler's books do not add up at an idle moment.",
+        _REPORT,
+    ),
+    # Traces
+    LogEvent(
+        "spans.lost",
+        ("warning",),
+        ("count", "cause", "advice"),
+        "Spans did not reach the collector; once a minute at most, with their number.",
+        "See that `tracing.otlp_endpoint` answers; requests are not affected.",
+    ),
+)
+
+
+def log_events_markdown() -> str:
+    """The table as Markdown, for ``docs/reference/log-events.md``."""
+    lines = ["| Event | Level | Fields | Meaning | What to do |", "|---|---|---|---|---|"]
+    for event in LOG_EVENTS:
+        fields = ", ".join(f"`{field}`" for field in event.fields) or "none"
+        levels = " or ".join(event.levels)
+        lines.append(f"| `{event.name}` | {levels} | {fields} | {event.meaning} | {event.advice} |")
+    return "\n".join(lines) + "\n"

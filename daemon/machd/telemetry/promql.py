@@ -1,0 +1,70 @@
+"""The queries that panels are made of, in PromQL.
+
+Counters are shown as rates, added up over the chosen instances; quantiles are taken over all of
+them together, since quantiles of several daemons cannot be averaged.
+"""
+
+from __future__ import annotations
+
+from machd.telemetry.grafana import Panel, PanelKind, Query
+
+__all__ = [
+    "mean",
+    "number",
+    "of",
+    "percentiles",
+    "quantile",
+    "rate",
+    "rates_by",
+    "total",
+    "total_rate",
+]
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def of(name: str, *matchers: str) -> str:
+    """A selector of one of our metrics, on the chosen instances."""
+    inside = ", ".join(('instance=~"$instance"', *matchers))
+    return f"{name}{{{inside}}}"
+
+
+def rate(name: str, *matchers: str) -> str:
+    """How fast a counter grows, a second."""
+    return f"rate({of(name, *matchers)}[$__rate_interval])"
+
+
+def rates_by(label: str, name: str) -> Query:
+    """A line for each value of a label."""
+    return Query(f"sum by ({label}) ({rate(name)})", f"{{{{{label}}}}}")
+
+
+def total(name: str, legend: str, *matchers: str) -> Query:
+    """A gauge, added up."""
+    return Query(f"sum({of(name, *matchers)})", legend)
+
+
+def total_rate(name: str, legend: str) -> Query:
+    """A counter's rate, added up."""
+    return Query(f"sum({rate(name)})", legend)
+
+
+def mean(name: str, legend: str) -> Query:
+    """What a histogram observed on average."""
+    return Query(f"sum({rate(name + '_sum')}) / sum({rate(name + '_count')})", legend)
+
+
+def quantile(share: float, name: str) -> str:
+    """A quantile of a histogram."""
+    return f"histogram_quantile({share}, sum by (le) ({rate(name + '_bucket')}))"
+
+
+def percentiles(title: str, name: str, description: str) -> Panel:
+    """A histogram of seconds as its median, p90 and p99."""
+    queries = tuple(Query(quantile(share, name), legend) for legend, share in _QUANTILES.items())
+    return Panel(title, description, "s", queries, width=12)
+
+
+def number(title: str, description: str, unit: str, *queries: Query) -> Panel:
+    """A small panel with the newest value alone."""
+    return Panel(title, description, unit, queries, PanelKind.NUMBER, width=4)

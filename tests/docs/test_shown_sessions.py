@@ -1,0 +1,156 @@
+"""What pages tell a reader to type is run, and answers as they show."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from serve_process import ServeProcess
+from shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("systemd/*.md")])
+RUN = {page: [one for one in sessions(page) if one.not_run is None] for page in PAGES}
+PAGES_WITH_SESSIONS = [page for page, run in RUN.items() if run]
+
+
+RUNNABLE = {"machd", "curl", "printf", "chmod"}
+"""What a page may have a test run; anything else is marked as not run."""
+
+_ASSIGNMENTS = re.compile(r"(?:[A-Z_]+=(?:\$\([^)]*\)|[^\s;]*)(?:;? |$))*")
+
+
+def name_of(path: Path) -> str:
+    """A page as a failing test names it."""
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(name="token_file", scope="module")
+def _token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token of the admin API, readable by its owner alone."""
+    path = tmp_path_factory.mktemp("admin") / "admin-token"
+    path.write_text("a-token-of-the-tests-0123456789abcdef\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(name="daemon", scope="module")
+def _daemon(token_file: Path, embedded_model_path: Path) -> Iterator[ServeProcess]:
+    """The real daemon, as ``machd serve`` starts it, with the embedded default."""
+    assert embedded_model_path.is_file()
+    config = token_file.with_name("machd.toml")
+    config.write_text("")
+    with ServeProcess(
+        "--config", str(config), "--admin-listen", "127.0.0.1:0",
+        "--auth-admin-token-file", str(token_file),
+    ) as process:  # fmt: skip
+        yield process
+
+
+@pytest.fixture(name="terminal")
+def _terminal(daemon: ServeProcess, token_file: Path, tmp_path: Path) -> Terminal:
+    """A reader's shell in a folder with nothing but the admin token."""
+    shutil.copy2(token_file, tmp_path / "admin-token")
+    listening = next(one for one in daemon.events if one["event"] == "daemon.listening")
+    admin_address = urlsplit(str(listening["admin_url"])).netloc
+    return Terminal(
+        tmp_path,
+        stand_ins={
+            "127.0.0.1:8080": urlsplit(daemon.url).netloc,
+            "127.0.0.1:8081": admin_address,
+            "/etc/machd/machd.toml": str(token_file.with_name("machd.toml")),
+        },
+        environ={"LME_ADMIN_LISTEN": admin_address, "LME_AUTH_ADMIN_TOKEN_FILE": str(token_file)},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES_WITH_SESSIONS, ids=name_of)
+def test_a_pages_commands_answer_as_it_shows(page: Path, terminal: Terminal) -> None:
+    """Commands of a page, one after the other in one folder, print what stands below them."""
+    for session in RUN[page]:
+        for step in session.steps:
+            assert is_harmless(step.command), step.command
+            status, output = terminal.run(step.command)
+            where = f"{name_of(page)}:{session.line}\n$ {step.command}\n"
+            if step.shown:
+                assert is_as_shown(step.shown, output), f"{where}{output}"
+            else:
+                assert status == 0, f"{where}{output}"
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_SESSIONS, ids=name_of)
+def test_what_is_run_is_harmless(page: Path) -> None:
+    """A block that installs, serves or stops something is marked as not run."""
+    commands = [step.command for session in RUN[page] for step in session.steps]
+    harmful = [one for one in commands if not is_harmless(one)]
+
+    assert harmful == [], "put <!-- not run: REASON --> on the line above the block"
+
+
+def is_harmless(command: str) -> bool:
+    """Whether a command begins with one that may be run, after its variables, and ends by itself."""
+    rest = _ASSIGNMENTS.sub("", command, count=1).split()
+    return not rest or (rest[0] in RUNNABLE and rest[:2] != ["machd", "serve"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_not_run_says_why(page: Path) -> None:
+    """A block that no test runs has a comment above it with a reason in words."""
+    reasons = [one.not_run for one in sessions(page) if one.not_run is not None]
+
+    assert [one for one in reasons if len(one.split()) < 3] == []
+
+
+def test_only_what_a_test_cannot_run_is_left_out() -> None:
+    """Commands that need nothing but the daemon are run: a block that is left out needs more."""
+    harmless = re.compile(r"^(?:curl -s|machd ctl|machd config|machd version)")
+    left_out = [
+        f"{name_of(page)}:{session.line}"
+        for page in PAGES
+        for session in sessions(page)
+        if session.not_run is not None
+        and all(harmless.match(step.command) for step in session.steps)
+        and not needs_more(session)
+    ]
+
+    assert left_out == []
+
+
+def needs_more(session: Session) -> bool:
+    """Whether a block's reason is one of those that commands without side effects may have."""
+    return any(
+        word in (session.not_run or "") for word in ("stands for", "another host", "a key", "root")
+    )
+
+
+def test_a_wrong_output_is_noticed() -> None:
+    """Numbers and spaces are free, words are not, and an ellipsis is one only where it stands."""
+    assert is_as_shown('{"a": 1, …}', '{"a":25,\n "b": "x"}')
+    assert is_as_shown("2026-11-22T01:02:03Z ready", "2025-01-01T00:00:00Z  ready\n")
+    assert not is_as_shown('{"a": 1}', '{"b":1}')
+    assert not is_as_shown("ready", "ready, but more")
+    assert not is_as_shown("… done", "failed")
+
+
+@pytest.mark.slow
+def test_the_python_of_the_start_page_runs(daemon: ServeProcess, tmp_path: Path) -> None:
+    """The start page's program, as it stands there, prints what the page says it prints."""
+    blocks = [block for _, _, block in fenced_blocks(ROOT / "docs" / "start.md", "python")]
+    program = tmp_path / "start.py"
+    text = "\n".join(blocks).replace("127.0.0.1:8080", urlsplit(daemon.url).netloc)
+    program.write_text(text, "utf-8")
+
+    result = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["The capital of France is Paris."] * 2, result.stderr
+    assert lines[2].startswith("name=")

@@ -1,0 +1,143 @@
+"""An engine thread with a scripted engine, and all that it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from sequence_samples import LIMITS, only
+from step_gate import StepGate
+
+from machd.clock import Clock, ManualClock
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import Engine
+from machd.errors import DrainDeadlineError, MachdError
+from machd.scheduler.events import Event, SequenceFinished
+from machd.scheduler.protocol import Scheduler
+from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.serving.inbox import Abort, Submit
+from machd.serving.loop import EngineLoop
+from machd.serving.startup_guard import Probe
+
+__all__ = [
+    "CHUNK_TOKENS",
+    "STOPPED",
+    "WITHIN_S",
+    "Published",
+    "Thread",
+    "running_thread",
+    "single_flight_of",
+]
+
+WITHIN_S = 20.0
+CHUNK_TOKENS = 4
+STOPPED = DrainDeadlineError("stopped")
+
+_T = TypeVar("_T")
+
+
+class Published:
+    """Everything the engine thread said, readable from the test's thread."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._changed = threading.Condition()
+        self.events: list[Event] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, events: list[Event]) -> None:
+        """Take a step's events."""
+        with self._changed:
+            self.events += events
+            self.threads.add(threading.current_thread().name)
+            self._changed.notify_all()
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """Events of one kind so far."""
+        return only(kind, self.events)
+
+    def wait_for(self, kind: type[_T], count: int = 1, *, within_s: float = WITHIN_S) -> list[_T]:
+        """Events of one kind, as soon as there are ``count``."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, within_s), (
+                f"not {count} of {kind.__name__} within {within_s:g} s: {self.events}"
+            )
+            return self.of(kind)
+
+    def ends(self, count: int = 1) -> dict[str, SequenceFinished]:
+        """How sequences ended, by id, as soon as ``count`` have."""
+        return {one.sequence_id: one for one in self.wait_for(SequenceFinished, count)}
+
+
+class Thread:
+    """An engine loop with what it published."""
+
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        make_scheduler: Callable[[Engine], Scheduler],
+        clock: Clock,
+        *,
+        strict_invariants: bool = True,
+        probe: Probe | None = None,
+    ) -> None:
+        """Prepare it."""
+        self.published = Published()
+        self.loop = EngineLoop(
+            load=load,
+            make_scheduler=make_scheduler,
+            publish=self.published,
+            clock=clock,
+            strict_invariants=strict_invariants,
+            probe=probe,
+        )
+
+    def submit(self, *requests: SequenceRequest) -> None:
+        """One request."""
+        self.loop.inbox.put(Submit(requests))
+
+    def abort(self, *sequence_ids: str, error: MachdError | None = None) -> None:
+        """End sequences."""
+        self.loop.inbox.put(Abort(sequence_ids, error))
+
+    def fault(self) -> BaseException | None:
+        """Why the thread ended, once it has."""
+        return self.loop.finished.exception(WITHIN_S)
+
+
+def single_flight_of(_engine: Engine) -> Scheduler:
+    """One at a time, in short chunks."""
+    return SingleFlightScheduler(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS)
+
+
+@contextmanager
+def running_thread(
+    engine: Engine | None = None,
+    *,
+    load: Callable[[], Engine] | None = None,
+    make_scheduler: Callable[[Engine], Scheduler] = single_flight_of,
+    clock: Clock | None = None,
+    gate: StepGate | None = None,
+    strict_invariants: bool = True,
+    probe: Probe | None = None,
+) -> Iterator[Thread]:
+    """A started thread that has ended when the block has."""
+    loaded = engine or FakeEngine()
+    thread = Thread(
+        load or (lambda: loaded),
+        make_scheduler,
+        clock or ManualClock(0.0),
+        strict_invariants=strict_invariants,
+        probe=probe,
+    )
+    thread.loop.start()
+    try:
+        yield thread
+    finally:
+        if gate is not None:
+            gate.open()
+        thread.loop.stop(STOPPED)
+        assert thread.loop.join(WITHIN_S), "the engine thread did not end"

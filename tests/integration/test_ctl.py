@@ -1,0 +1,260 @@
+"""``machd ctl`` as operators and scripts use it: the real command against a running daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from admin_daemon import AdminDaemon, kept_logging
+from dialogue import chat, sse_data, sse_text, told
+from polling import wait_until
+from raw_client import RawClient
+from running_daemon import RunningDaemon
+from serve_process import run_machd
+from step_gate import StepGate, at_decode
+
+from machd.engine.fake import FakeEngine
+
+_CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def config_path(tmp_path: Path) -> Path:
+    """An empty settings file."""
+    path = tmp_path / "machd.toml"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture
+def gate() -> StepGate:
+    """Holds the engine at every token."""
+    return StepGate(at_decode)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, config_path: Path, gate: StepGate) -> Iterator[AdminDaemon]:
+    """One whose token is where it belongs."""
+    with (
+        kept_logging(),
+        AdminDaemon(
+            tmp_path,
+            lambda: FakeEngine(told, before_step=gate, context_tokens=10_000),
+            config_path=config_path,
+        ) as running,
+        gate,
+    ):
+        yield running
+
+
+def _ctl(
+    daemon: AdminDaemon, *arguments: str, code: int = 0, environ: Mapping[str, str] | None = None
+) -> str:
+    """What the command prints, and what it complains of where it fails."""
+    address = daemon.admin_url.removeprefix("http://")
+    done = run_machd(
+        ["ctl", "--address", address, *arguments], {**daemon.environ, **(environ or {})}
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert str(daemon.token) not in done.stdout + done.stderr
+    if code:
+        assert all(line.startswith("machd: ") for line in done.stderr.splitlines())
+        return done.stderr
+    return done.stdout
+
+
+@contextmanager
+def _stream(daemon: AdminDaemon, text: str, request_id: str = "r-1") -> Iterator[RawClient]:
+    with RawClient(daemon.daemon.url) as client:
+        body = json.dumps(chat(f"say {text}", stream=True)).encode()
+        headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+        client.request("POST", _CHAT, body, headers)
+        client.read_until(f'"content":"{text[0]}"'.encode())
+        yield client
+
+
+def test_the_status_reads_well_and_as_json(daemon: AdminDaemon) -> None:
+    """At 80 columns without colour in a pipe; and the daemon's own answer for a program."""
+    table = _ctl(daemon, "status")
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert "\x1b" not in table
+    assert table.splitlines()[0].split() == ["state", "ready"]
+    assert "decode mode" in table
+    status = json.loads(_ctl(daemon, "status", "--json"))
+    assert status.keys() == daemon.status.keys()
+
+
+def test_requests_are_listed_and_aborted(daemon: AdminDaemon, gate: StepGate) -> None:
+    """By the id that the list shows; its client is told, and the id is unknown afterwards."""
+    assert _ctl(daemon, "requests") == "no open requests\n"
+    with _stream(daemon, "hello") as stream:
+        table = _ctl(daemon, "requests")
+        assert all(len(line) <= 80 for line in table.splitlines())
+        listed = json.loads(_ctl(daemon, "requests", "--json"))["requests"][0]
+        assert listed["id"] in table
+        assert "r-1" in table
+        assert listed["id"] in _ctl(daemon, "abort", listed["id"])
+        gate.open()
+        assert sse_data(stream.read_answer().body)[-1]["error"]["code"] == "operator_abort"
+    assert "no open request" in _ctl(daemon, "abort", listed["id"], code=1)
+
+
+def test_draining_waits_and_resuming_goes_on(daemon: AdminDaemon, gate: StepGate) -> None:
+    """``--wait`` returns when the last answer is given, and says meanwhile what it waits for."""
+    with _stream(daemon, "hello") as stream:
+        address = daemon.admin_url.removeprefix("http://")
+        waiter = subprocess.Popen(
+            [sys.executable, "-m", "machd", "ctl", "drain", "--wait", "--address", address],
+            env={**os.environ, **daemon.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert waiter.stderr is not None
+        assert waiter.stderr.readline() == "draining: 1 open\n"
+        assert waiter.poll() is None
+        gate.open()
+        assert sse_text(stream.read_answer().body) == "hello"
+        out, _ = waiter.communicate(timeout=20)
+        assert (waiter.returncode, out) == (0, "draining, 0 open\n")
+    assert daemon.status["state"] == "draining"
+    assert _ctl(daemon, "resume") == "ready\n"
+    assert daemon.status["state"] == "ready"
+
+
+def test_the_mode_is_switched(daemon: AdminDaemon) -> None:
+    """``--wait`` returns when it is in force; there are no other modes."""
+    assert _ctl(daemon, "mode", "batched", "--wait") == "decode mode batched\n"
+    assert daemon.status["decode_mode"]["active"] == "batched"
+    address = daemon.admin_url.removeprefix("http://")
+    assert run_machd(["ctl", "mode", "fast", "--address", address], daemon.environ).returncode == 2
+
+
+def test_a_reload_is_made_or_its_problems_are_shown(daemon: AdminDaemon, config_path: Path) -> None:
+    """Every problem in a line of its own, and exit code 1."""
+    assert _ctl(daemon, "reload") == "nothing has changed\n"
+    config_path.write_text("[limits]\nmax_n = 2\n")
+    assert _ctl(daemon, "reload") == "changed limits.max_n\n"
+    config_path.write_text("[limits]\nmax_n = 0\nmax_m = 1\n")
+    complaints = _ctl(daemon, "reload", code=1).splitlines()
+    assert len(complaints) == 2
+    assert all(str(config_path) in line for line in complaints)
+    config_path.write_text("[server]\nport = 1\n[engine]\nblas = 'off'\n")
+    assert "engine.blas" in _ctl(daemon, "reload", code=1)
+
+
+def test_settings_are_read_and_changed(daemon: AdminDaemon) -> None:
+    """Values are written as in the file; what cannot be is refused with every problem."""
+    assert _ctl(daemon, "config", "get", "limits.max_n") == "8\n"
+    assert _ctl(daemon, "config", "set", "limits.max_n=3", "logging.level=error") == (
+        "changed limits.max_n, logging.level\n"
+    )
+    assert _ctl(daemon, "config", "get", "limits.max_n") == "3\n"
+    shown = json.loads(_ctl(daemon, "config", "get"))
+    assert shown["origins"]["limits.max_n"]["kind"] == "admin"
+    assert _ctl(daemon, "config", "unset", "limits.max_n") == "changed limits.max_n\n"
+    refused = _ctl(daemon, "config", "set", "limits.max_n=x", "limits.nothing=1", code=1)
+    assert len(refused.splitlines()) == 2
+    assert "server.port" in _ctl(daemon, "config", "set", "server.port=1", code=1)
+
+
+def test_the_rest(daemon: AdminDaemon, tmp_path: Path) -> None:
+    """The log level, and the caches, one of which is not there yet."""
+    assert _ctl(daemon, "log-level", "warning") == "changed logging.level\n"
+    assert _ctl(daemon, "cache", "clear") == "forgot 0 stored responses\n"
+    file = tmp_path / "prompts"
+    file.write_text("{}")
+    assert "no prefix cache" in _ctl(daemon, "cache", "warm", str(file), code=1)
+
+
+def test_events_are_shown_until_they_end(daemon: AdminDaemon, gate: StepGate) -> None:
+    """A line each, JSON where that is wanted; Ctrl-C ends it without a traceback."""
+    gate.open()
+    address = daemon.admin_url.removeprefix("http://")
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "machd", "ctl", "events", "--json", "--address", address],
+        env={**os.environ, **daemon.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdout is not None
+    assert json.loads(watcher.stdout.readline())["type"] == "state"
+    daemon.http.post(_CHAT, json=chat("say hi"))
+    assert json.loads(watcher.stdout.readline())["type"] == "queued"
+    watcher.send_signal(signal.SIGINT)
+    _, complaint = watcher.communicate(timeout=20)
+    assert (watcher.returncode, complaint.strip()) == (130, "")
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    """69: nothing listens there, or nothing says where."""
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    token = tmp_path / "token"
+    token.write_text("some-token-0123456789")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        target = ["--address", f"127.0.0.1:{port}", "--token-file", str(token)]
+        cases = {
+            "no daemon answers": target,
+            "no daemon of this user": target[:2],
+            "cannot read": [*target[:3], str(tmp_path / "nothing")],
+            "No such file": ["--address", f"unix:{tmp_path}/nothing"],
+        }
+        for complaint, options in cases.items():
+            done = run_machd(["ctl", "status", *options], environ)
+            assert (done.returncode, done.stdout) == (69, "")
+            assert complaint in done.stderr
+            assert len(done.stderr.splitlines()) == 1
+    for listen, complaint in (("off", "is off"), ("127.0.0.1:0", "any free one")):
+        done = run_machd(["ctl", "status"], {**environ, "LME_ADMIN_LISTEN": listen})
+        assert done.returncode == 69
+        assert complaint in done.stderr
+
+
+def test_another_token_opens_nothing(daemon: AdminDaemon, tmp_path: Path) -> None:
+    """69, with what to do, and without the token."""
+    token = tmp_path / "token"
+    token.write_text("stranger-token-0123456789")
+    complaint = _ctl(daemon, "status", "--token-file", str(token), code=69)
+    assert "--token-file" in complaint
+    assert "stranger" not in complaint
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:8081", "example.org:80", "nonsense", "127.0.0.1:x"])
+def test_the_token_does_not_leave_the_machine(address: str) -> None:
+    """Usage: only loopback is asked."""
+    assert run_machd(["ctl", "status", "--address", address]).returncode == 2
+
+
+def test_broken_settings_are_told_with_a_way_around(tmp_path: Path) -> None:
+    """Whoever mends a broken file still reaches the daemon by its address."""
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[limits\n")
+    done = run_machd(["ctl", "status", "--config", str(broken)])
+    assert done.returncode == 2
+    assert str(broken) in done.stderr
+    assert "--address" in done.stderr
+    with AdminDaemon(tmp_path) as daemon:
+        assert "ready" in _ctl(daemon, "status", "--config", str(broken))
+
+
+def test_a_unix_socket_is_found_by_the_settings(tmp_path: Path) -> None:
+    """No token, no option: the same settings are enough."""
+    listen = f"unix:{tmp_path}/admin.sock"
+    with RunningDaemon(flags={"admin.listen": listen}):
+        done = run_machd(["ctl", "status", "--json"], {"LME_ADMIN_LISTEN": listen})
+        assert json.loads(done.stdout)["state"] == "ready"
+        done = run_machd(["ctl", "status", "--address", listen])
+        assert done.returncode == 0
+    wait_until(lambda: not (tmp_path / "admin.sock").exists(), "the socket is gone")

@@ -1,0 +1,161 @@
+"""A real Prometheus reads the daemon: every panel has a picture, every alert has its numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mixed_load import MixedLoad
+from polling import wait_until
+from prometheus_server import ALERTS, PROMETHEUS, PROMTOOL, PrometheusServer
+from running_daemon import RunningDaemon
+from structlog.testing import capture_logs
+from wall_clock import limits_in_seconds
+
+from machd.engine.fake import FakeEngine, FakeFaults
+from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+_DASHBOARD = json.loads((CONFIG / "grafana" / "machd.json").read_text("utf-8"))
+
+# On CI they have to be there: without them this file would prove nothing, in silence.
+pytestmark = pytest.mark.skipif(
+    (PROMETHEUS is None or PROMTOOL is None) and not os.environ.get("CI"),
+    reason="prometheus is not installed: scripts/setup --dev installs it",
+)
+
+_STEP_S = 0.004
+_WINDOW = "5s"
+"""Of rates: many scrapes, and no longer than the load has run when it is looked at."""
+_SEEN_WITHIN_S = 20.0
+_ANSWERED_WITHIN_S = 6.0
+
+EXPRESSIONS = [
+    pytest.param(target["expr"], id=f"{panel['title']}-{target['refId']}")
+    for panel in _DASHBOARD["panels"]
+    for target in panel.get("targets", [])
+]
+ALERT_NAMES = re.findall(r"^ +- alert: (\w+)$", ALERTS.read_text("utf-8"), re.MULTILINE)
+_COMPARISON = re.compile(r"(==|!=|>=|<=|>|<)\s*[\d.]+")
+
+
+class _Faults(dict[int, Exception]):
+    """Every 150th step fails."""
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and step % 150 == 149
+
+    def __missing__(self, step: int) -> Exception:
+        return RuntimeError(f"step {step} was to fail")
+
+
+def _engine() -> FakeEngine:
+    return FakeEngine(
+        faults=FakeFaults(step_errors=_Faults()), before_step=lambda _plan: time.sleep(_STEP_S)
+    )
+
+
+@pytest.fixture(name="daemon", scope="module")
+def _daemon() -> Iterator[RunningDaemon]:
+    flags: dict[str, object] = {
+        "continuous_batching.enabled": True,
+        "continuous_batching.max_b": 4,
+        "limits.max_queue": 6,
+        "metrics.vllm_names": True,
+    }
+    with capture_logs(), RunningDaemon(_engine, flags) as daemon, MixedLoad(daemon.url):
+        yield daemon
+
+
+@pytest.fixture(name="prometheus", scope="module")
+def _prometheus(daemon: RunningDaemon) -> Iterator[PrometheusServer]:
+    """Has seen a fault, an abort, a rejection and whole answers."""
+    awaited = (
+        'machd_faults_total{scope="engine"} > 1'
+        ' and on () machd_aborts_total{reason="client_disconnected"} > 1'
+        ' and on () machd_rejections_total{reason="queue_full"} > 1'
+        ' and on () sum(machd_requests_total{finish_reason="length"}) > 1'
+    )
+    with PrometheusServer(daemon.url, interval="500ms") as prometheus:
+        wait_until(lambda: prometheus.query(awaited) != [], awaited, within_s=_SEEN_WITHIN_S)
+        yield prometheus
+
+
+def _has_number(prometheus: PrometheusServer, expr: str) -> bool:
+    return any(math.isfinite(value) for value in prometheus.query(expr))
+
+
+def _health(prometheus: PrometheusServer, name: str) -> str:
+    groups = prometheus.get("rules", type="alert")["groups"]
+    (rule,) = (rule for group in groups for rule in group["rules"] if rule["name"] == name)
+    health: str = rule["health"]
+    return health
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_every_panel_has_a_picture(prometheus: PrometheusServer, expr: str) -> None:
+    """Each expression of the dashboard gives a number for a daemon at work."""
+    asked = expr.replace("$__rate_interval", _WINDOW).replace("$instance", ".*")
+    assert "$" not in asked
+    wait_until(
+        lambda: _has_number(prometheus, asked), f"{asked} has data", within_s=_ANSWERED_WITHIN_S
+    )
+
+
+@pytest.mark.parametrize("variable", [one["name"] for one in _DASHBOARD["templating"]["list"][1:]])
+def test_every_variable_has_a_choice(prometheus: PrometheusServer, variable: str) -> None:
+    """What the top of the dashboard offers comes from the daemon's own labels."""
+    (found,) = (one for one in _DASHBOARD["templating"]["list"] if one["name"] == variable)
+    match = re.fullmatch(r"label_values\((.+), (\w+)\)", found["definition"])
+    assert match is not None
+    series = match[1].replace("$model", ".*")
+    assert prometheus.get(f"label/{match[2]}/values", **{"match[]": series})
+
+
+@pytest.mark.parametrize("name", ALERT_NAMES)
+def test_every_alert_has_its_numbers(prometheus: PrometheusServer, name: str) -> None:
+    """Without its thresholds an alert gives series: its names, labels and joins are the daemon's.
+
+    That it fires when they are crossed, and only then, is proved by alerts.test.yml.
+    """
+    groups = prometheus.get("rules", type="alert")["groups"]
+    (rule,) = (rule for group in groups for rule in group["rules"] if rule["name"] == name)
+    asked, thresholds = _COMPARISON.subn("", rule["query"])
+    assert thresholds >= 1
+    asked = re.sub(r"\[\d+[mh]\]", f"[{_WINDOW}]", asked)
+    wait_until(
+        lambda: _has_number(prometheus, asked), f"{asked} has data", within_s=_ANSWERED_WITHIN_S
+    )
+    wait_until(lambda: _health(prometheus, name) == "ok", f"{name} is evaluated")
+
+
+def test_alerts_of_a_healthy_daemon_are_silent(prometheus: PrometheusServer) -> None:
+    """Under this load only faults fire at once, which have been planted; the rest waits or is quiet."""
+    wait_until(lambda: _health(prometheus, "MachdFaults") == "ok", "the alerts are evaluated")
+    firing = {
+        one["labels"]["alertname"]
+        for one in prometheus.get("alerts")["alerts"]
+        if one["state"] == "firing"
+    }
+    assert firing <= {"MachdFaults"}
+
+
+@pytest.mark.parametrize("spec", VLLM_NAMES, ids=[spec.name for spec in VLLM_NAMES])
+def test_vllms_names_are_read(prometheus: PrometheusServer, spec: VllmName) -> None:
+    """A dashboard that was made for vLLM, filtered by the model's name, has every one of them."""
+    kind = prometheus.get("metadata", metric=spec.name)[spec.name][0]["type"]
+    suffix = "_count" if kind == "histogram" else ""
+    assert _has_number(prometheus, f'{spec.name}{suffix}{{model_name="fake", engine="0"}}')
+
+
+@limits_in_seconds
+def test_scrapes_stay_cheap_under_load(prometheus: PrometheusServer) -> None:
+    """Half of the scrapes take less than a twentieth of a second, vLLM's names included."""
+    (median_s,) = prometheus.query("quantile_over_time(0.5, scrape_duration_seconds[1m])")
+    assert median_s < 0.05

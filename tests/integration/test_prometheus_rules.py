@@ -1,0 +1,107 @@
+"""The alerts: what promtool says of them, and that each one leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_server import ALERTS, PROMTOOL
+
+from machd.telemetry.metric_table import METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ALERTS.parent
+TEXT = ALERTS.read_text("utf-8")
+RULES = {
+    match[1]: match[0]
+    for match in re.finditer(
+        r"^ +- alert: (\w+)\n(?:.*\n)*?(?=^ +- alert|\Z)", TEXT, re.MULTILINE
+    )
+}  # fmt: skip
+"""Each alert's own lines by its name."""
+
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None and not os.environ.get("CI"),
+    reason="promtool is not installed: scripts/setup --dev installs it",
+)
+each_alert = pytest.mark.parametrize("name", RULES)
+
+
+def _promtool(*arguments: str) -> str:
+    assert PROMTOOL is not None, "skipped otherwise"
+    done = subprocess.run(
+        [PROMTOOL, *arguments],
+        cwd=FOLDER,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def _samples() -> set[str]:
+    """Names that a selector may have."""
+    names = {spec.name for spec in METRICS}
+    histograms = {spec.name for spec in METRICS if spec.buckets}
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    return (names - histograms) | parts
+
+
+@needs_promtool
+def test_the_rules_and_the_example_are_valid() -> None:
+    """Prometheus loads the alerts, and the example that loads them."""
+    assert f"SUCCESS: {len(RULES)} rules found" in _promtool("check", "rules", "alerts.yml")
+    assert "valid prometheus config" in _promtool("check", "config", "prometheus.yml")
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should() -> None:
+    """Each fires for the case that it is about, is quiet in the others, and none joins in."""
+    _promtool("test", "rules", "alerts.test.yml")
+
+
+@each_alert
+def test_an_alert_has_its_own_case(name: str) -> None:
+    """There is a moment at which it fires, and one at which nothing does."""
+    cases = (FOLDER / "alerts.test.yml").read_text("utf-8").split("  - name: ")[1:]
+    (case,) = (case for case in cases if case.startswith(f"{name}\n"))
+    assert f'alertname="{name}", instance="bad"' in case
+    assert "exp_samples: []" in case
+    assert 'instance="good"' in case
+    assert 'alertname="' not in case.replace(f'alertname="{name}"', "")
+
+
+@each_alert
+def test_an_alert_says_what_to_do(name: str) -> None:
+    """Severity, a summary that names the machine, a description, and the heading to read."""
+    rule = RULES[name]
+    assert re.search(r"severity: (critical|warning)\n", rule)
+    assert re.search(r"summary: .*\{\{ \$labels.instance \}\}", rule)
+    assert re.search(r"description: >-\n +\S", rule)
+    heading = re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+    assert f"runbook_url: docs/operating/troubleshoot.md#{heading}\n" in rule
+    page = (ROOT / "docs" / "operating" / "troubleshoot.md").read_text("utf-8").lower()
+    assert re.search(rf"^#+ {heading.replace('-', ' ')}$", page, re.MULTILINE)
+
+
+@each_alert
+def test_an_alert_is_on_the_page(name: str) -> None:
+    """Whoever loads the alerts reads beforehand when each fires, and how loud."""
+    severity = re.search(r"severity: (\w+)", RULES[name])
+    assert severity is not None
+    page = (ROOT / "docs" / "operating" / "monitor.md").read_text("utf-8")
+    assert f"| `{name}` | {severity[1]} |" in page
+
+
+@each_alert
+def test_an_alert_asks_for_metrics_that_exist(name: str) -> None:
+    """Whatever it names is in the table."""
+    asked = set(re.findall(r"\bmachd_\w+", RULES[name]))
+    assert asked <= _samples()
+    assert asked or name == "MachdDown"

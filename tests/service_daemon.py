@@ -1,0 +1,156 @@
+"""A daemon with a scripted engine in a process of its own, as a service manager runs one.
+
+As a program it serves until a signal ends it, and takes settings by dotted key as JSON. Its model
+hangs for as long as the file ``$STALL_FILE`` is there, and takes ``$LOAD_S`` seconds to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from dialogue import told
+
+from machd.cli.main import _leave
+from machd.daemon import Daemon
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import StepPlan
+from machd.errors import MachdError
+from machd.serving.notify import forget_service_variables
+from machd.settings.sources import SettingsSources, process_environ
+from machd.telemetry.logs import configure_logs
+
+__all__ = ["STEP_S", "ServiceDaemon", "socket_activated"]
+
+STEP_S = 0.005
+
+_FLAGS: dict[str, object] = {
+    "server.port": 0,
+    "admin.listen": "off",
+    "continuous_batching.enabled": True,
+    "continuous_batching.max_b": 8,
+    "continuous_batching.window_ms": 0,
+}
+_EXIT_S = 30.0
+
+
+class ServiceDaemon:
+    """A context manager around the process; leaving it kills what still runs."""
+
+    def __init__(
+        self,
+        flags: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        descriptors: Sequence[int] = (),
+        names: str = "public",
+        activator: Sequence[str] = (),
+        config_path: Path | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            flags: Settings by dotted key.
+            environ: More variables.
+            descriptors: Of sockets to hand over.
+            names: What they are called, with colons between.
+            activator: A program that starts it in its turn.
+            config_path: Its settings file.
+        """
+        program = [sys.executable, __file__, json.dumps(dict(flags or {})), str(config_path or "")]
+        command, variables = [*activator, *program], dict(environ or {})
+        if descriptors:
+            # A shell knows the process that the program becomes, which LISTEN_PID has to name.
+            moves = " ".join(f"{3 + i}<&{fd}" for i, fd in enumerate(descriptors))
+            command = ["bash", "-c", f'export LISTEN_PID=$$; exec "$@" {moves}', "bash", *command]
+            variables |= {"LISTEN_FDS": str(len(descriptors)), "LISTEN_FDNAMES": names}
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **variables},
+            pass_fds=tuple(descriptors),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        """Already started."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, however it is."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=10)
+
+    def read_url(self) -> str:
+        """Where it listens; said once it is ready."""
+        assert self.process.stdout is not None
+        url = self.process.stdout.readline().strip()
+        assert url, f"the daemon ended: {self.process.stderr and self.process.stderr.read()}"
+        return url
+
+    def read_error(self) -> str:
+        """What it said at its end."""
+        return self.process.communicate(timeout=_EXIT_S)[1]
+
+    def terminate(self) -> None:
+        """What a service manager does first."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = _EXIT_S) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout_s)
+
+
+def socket_activated(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that starts a program with the first connection, by systemd's own tool."""
+    program = shutil.which("systemd-socket-activate")
+    assert program is not None, "systemd-socket-activate is installed"
+    given = {name: value for name, value in {**os.environ, **environ}.items() if "PYTHON" in name}
+    return (program, "--fdname=public", *(f"-E{n}={v}" for n, v in {**given, **environ}.items()))
+
+
+def _pace(_plan: StepPlan) -> None:
+    time.sleep(STEP_S)
+    stall_file = os.environ.get("STALL_FILE")
+    while stall_file and Path(stall_file).exists():
+        time.sleep(0.01)
+
+
+def _load() -> FakeEngine:
+    time.sleep(float(os.environ.get("LOAD_S", "0")))
+    return FakeEngine(told, before_step=_pace, context_tokens=100_000)
+
+
+def _serve(flags: Mapping[str, object], config_path: Path | None) -> int:
+    sources = SettingsSources(config_path, process_environ(), {**_FLAGS, **flags})
+    forget_service_variables(os.environ)
+    try:
+        loaded = sources.load()
+        configure_logs(level=loaded.settings.logging.level, log_format="json")
+        daemon = Daemon(sources, loaded, _load, on_ready=lambda url, _engine: _say(url))
+        asyncio.run(daemon.run())
+    except MachdError as error:
+        print(f"machd: {error.message}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0
+
+
+def _say(url: str) -> None:
+    with suppress(BrokenPipeError):
+        print(url, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    _leave(_serve(json.loads(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None))

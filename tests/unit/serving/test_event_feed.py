@@ -1,0 +1,128 @@
+"""What watchers of the daemon see, and what they never do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from serving_parts import admitted, finished, tokens
+
+from machd.api.admin_events import AdminEvent, EventsDropped, StateChanged
+from machd.clock import ManualClock
+from machd.errors import RowFaultError, TooManyInFlightError
+from machd.scheduler.events import (
+    EngineFaulted,
+    FinishReason,
+    InvariantBroken,
+    SequenceQueued,
+    StepCompleted,
+)
+from machd.serving.configuration import ChangeKind, LastChange
+from machd.serving.event_feed import MAX_UNREAD_EVENTS, MAX_WATCHERS, EventFeed, Watcher
+from machd.serving.lifecycle import State
+
+
+def _kinds(events: list[AdminEvent]) -> list[str]:
+    return [str(one.__struct_config__.tag) for one in events]
+
+
+async def _is_silent(watcher: Watcher) -> bool:
+    try:
+        async with asyncio.timeout(0.02):
+            await watcher.take()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_a_watcher_sees_steps_and_sequences_and_no_tokens() -> None:
+    """Every fact in its order; of tokens not even that there was one."""
+    feed = EventFeed(ManualClock())
+    watcher = feed.open()
+    feed.on_events(
+        [
+            SequenceQueued("s-1", 0),
+            admitted("s-1"),
+            StepCompleted(1, 7, 0.25, 2),
+            *tokens("s-1", "xyzzy"),
+            finished("s-1", completion_tokens=5),
+            finished("s-2", FinishReason.ERROR, RowFaultError("xyzzy")),
+            EngineFaulted(),
+            InvariantBroken("xyzzy"),
+        ]
+    )
+    events = await watcher.take()
+    assert _kinds(events) == [
+        "queued", "admitted", "step", "finished", "finished", "fault", "fault",
+    ]  # fmt: skip
+    wire = msgspec.json.encode(events)
+    assert b"xyzzy" not in wire
+    step, failed = events[2], events[4]
+    assert msgspec.to_builtins(step) == {
+        "type": "step",
+        "at": step.at,
+        "width": 1,
+        "prefill_tokens": 7,
+        "certain_tokens": 2,
+        "duration_s": 0.25,
+    }
+    assert msgspec.to_builtins(failed)["error"] == "row_fault"
+    assert msgspec.json.decode(wire, type=list[AdminEvent]) == events
+
+
+async def test_changes_of_state_and_settings_are_told() -> None:
+    """To every watcher alike."""
+    feed = EventFeed(ManualClock())
+    watchers = [feed.open(), feed.open()]
+    feed.on_state(State.DRAINING)
+    feed.on_settings(LastChange(ChangeKind.RELOAD, 1.0, problems=("no",)))
+    for watcher in watchers:
+        state, settings = [msgspec.to_builtins(one) for one in await watcher.take()]
+        assert (state["type"], state["state"]) == ("state", "draining")
+        assert (settings["ok"], settings["problems"]) == (False, ["no"])
+        assert await _is_silent(watcher)
+
+
+async def test_who_does_not_read_loses_the_oldest_and_is_told() -> None:
+    """The queue is bounded, the number of what is gone comes first, and once."""
+    feed = EventFeed(ManualClock())
+    watcher = feed.open()
+    for position in range(MAX_UNREAD_EVENTS + 10):
+        feed.on_events([SequenceQueued("s", position)])
+    dropped, *rest = await watcher.take()
+    assert isinstance(dropped, EventsDropped)
+    assert dropped.count == 10
+    positions = [msgspec.to_builtins(one)["position"] for one in rest]
+    assert positions == list(range(10, MAX_UNREAD_EVENTS + 10))
+    feed.on_state(State.READY)
+    assert _kinds(await watcher.take()) == ["state"]
+
+
+async def test_there_are_only_so_many_watchers() -> None:
+    """One more is refused until one has left; leaving twice counts once."""
+    feed = EventFeed(ManualClock())
+    watchers = [feed.open() for _ in range(MAX_WATCHERS)]
+    with pytest.raises(TooManyInFlightError):
+        feed.open()
+    feed.close(watchers[0])
+    feed.close(watchers[0])
+    assert feed.watcher_count == MAX_WATCHERS - 1
+    feed.open()
+    feed.on_state(State.READY)
+    assert await _is_silent(watchers[0])
+
+
+async def test_watchers_end_with_the_daemon() -> None:
+    """They are told of the last state, and then there is nothing, however often they ask."""
+    feed = EventFeed(ManualClock())
+    watcher = feed.open()
+    waiting = asyncio.create_task(watcher.take())
+    await asyncio.sleep(0)
+    feed.on_state(State.STOPPED)
+    (last,) = await waiting
+    assert isinstance(last, StateChanged)
+    assert last.state == "stopped"
+    feed.on_state(State.FAILED)
+    assert await watcher.take() == []
+    assert await watcher.take() == []

@@ -1,0 +1,174 @@
+"""What one client may have open, and use in a minute."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machd.clock import ManualClock
+from machd.errors import KeyLimitError
+from machd.serving.key_limits import KeyLimits
+
+
+def _refusal(limits: KeyLimits, client: str = "alice") -> KeyLimitError:
+    with pytest.raises(KeyLimitError) as refused:
+        limits.enter(client, 1)
+    return refused.value
+
+
+# Generations open at once
+
+
+def test_a_client_may_have_so_many_open_and_no_more() -> None:
+    """One beyond the limit is refused, and one may come again as soon as one has ended."""
+    limits = KeyLimits(ManualClock(), max_requests=2)
+    limits.enter("alice", 1)
+    limits.enter("alice", 1)
+
+    refusal = _refusal(limits)
+    limits.leave("alice")
+    limits.enter("alice", 1)
+
+    assert (refusal.http_status, refusal.code, refusal.retry_after_s) == (429, "key_limit", 1)
+    assert "limits.max_requests_per_key is 2" in refusal.message
+
+
+def test_clients_do_not_share_a_limit() -> None:
+    """Whatever one client has open or has used, another is let in."""
+    limits = KeyLimits(ManualClock(), max_requests=1, max_tokens_per_minute=10)
+    limits.enter("noisy", 1000)
+
+    _refusal(limits, "noisy")
+    limits.enter("quiet", 5)
+
+
+def test_a_refused_request_counts_for_nothing() -> None:
+    """However often a client is refused, its wait grows no longer."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_tokens_per_minute=60)
+    limits.enter("alice", 60)
+    limits.leave("alice")
+
+    assert {_refusal(limits).retry_after_s for _ in range(20)} == {1}
+    clock.advance(1)
+    limits.enter("alice", 1)
+
+
+# Tokens in a minute
+
+
+def test_a_client_is_let_in_while_anything_is_left() -> None:
+    """A request may use more than is left; the client then waits until the debt is paid off."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_tokens_per_minute=60)
+    limits.enter("alice", 59)
+    limits.enter("alice", 1)
+    limits.spend("alice", 90)
+
+    assert _refusal(limits).retry_after_s == 91
+    clock.advance(90)
+    assert _refusal(limits).retry_after_s == 1
+    clock.advance(1)
+    limits.enter("alice", 1)
+
+
+def test_what_was_not_used_is_not_charged() -> None:
+    """A generation that ends early has cost its prompt and what came of its completion."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_tokens_per_minute=100)
+    limits.enter("alice", 40)
+    limits.spend("alice", 59)
+    limits.leave("alice")
+    limits.enter("alice", 1)
+
+    assert _refusal(limits).retry_after_s == 1
+
+
+def test_rest_does_not_pile_up() -> None:
+    """After an hour of silence a client has one minute's tokens and not sixty."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_tokens_per_minute=60)
+    limits.enter("alice", 1)
+    clock.advance(3600)
+    limits.spend("alice", 60)
+
+    assert _refusal(limits).retry_after_s == 1
+
+
+@given(
+    limit=st.integers(1, 10_000),
+    uses=st.lists(st.tuples(st.integers(0, 20_000), st.floats(0, 90)), min_size=1, max_size=20),
+)
+def test_retry_after_is_the_truth(limit: int, uses: list[tuple[int, float]]) -> None:
+    """Whoever waits as long as it was told is let in, and a whole second earlier it was not."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_tokens_per_minute=limit)
+    limits.enter("alice", 0)
+    for tokens, pause_s in uses:
+        limits.spend("alice", tokens)
+        clock.advance(pause_s)
+    try:
+        limits.check("alice")
+    except KeyLimitError as refused:
+        wait_s = refused.retry_after_s
+        assert wait_s >= 1
+        clock.advance(wait_s - 1)
+        assert _refusal(limits).retry_after_s == 1
+        clock.advance(1 + 1e-6)
+        limits.check("alice")
+
+
+# Limits that change
+
+
+def test_what_was_used_outlives_a_change_of_the_limits() -> None:
+    """A lower limit holds at once against what was used before; a higher one lets in again."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_requests=5, max_tokens_per_minute=100)
+    limits.enter("alice", 50)
+
+    limits.set(max_requests=5, max_tokens_per_minute=50)
+    assert _refusal(limits).retry_after_s == 1
+    limits.set(max_requests=1, max_tokens_per_minute=1000)
+    assert "max_requests_per_key" in _refusal(limits).message
+    limits.set(max_requests=2, max_tokens_per_minute=1000)
+    limits.enter("alice", 1)
+
+
+def test_a_limit_holds_against_generations_that_were_open_before_it() -> None:
+    """Setting a limit where there was none counts what is open now, and no tokens of the past."""
+    limits = KeyLimits(ManualClock())
+    limits.enter("alice", 10_000)
+    limits.spend("alice", 10_000)
+
+    limits.set(max_requests=1, max_tokens_per_minute=10)
+    assert "max_requests_per_key" in _refusal(limits).message
+    limits.leave("alice")
+    limits.enter("alice", 5)
+
+
+# Memory
+
+
+def test_only_clients_with_something_to_remember_are_remembered() -> None:
+    """Thousands of names leave nothing behind once their tokens have drained away."""
+    clock = ManualClock()
+    limits = KeyLimits(clock, max_requests=1, max_tokens_per_minute=60)
+    for number in range(1000):
+        limits.enter(f"client {number}", 10)
+        limits.leave(f"client {number}")
+    assert len(limits) == 1000
+
+    clock.advance(60)
+    limits.set(max_requests=1, max_tokens_per_minute=60)
+    assert len(limits) == 0
+
+
+def test_without_limits_nothing_is_kept_of_clients_that_have_left() -> None:
+    """A daemon without limits counts open generations and nothing else."""
+    limits = KeyLimits(ManualClock())
+    limits.enter("alice", 10)
+    limits.spend("alice", 10)
+    limits.leave("alice")
+    assert len(limits) == 0

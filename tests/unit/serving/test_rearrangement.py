@@ -1,0 +1,465 @@
+"""Another way of scheduling on the running engine thread: when, for whom, and what if it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+from engine_thread import STOPPED, WITHIN_S, Thread, running_thread
+from polling import wait_until
+from sequence_samples import LIMITS, batching_of, request_of
+from step_gate import StepGate, at_decode
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.clock import ManualClock
+from machd.engine.fake import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol import Engine, SamplingParams, StepPlan
+from machd.errors import (
+    EngineFaultError,
+    KvBudgetExceededError,
+    ModelFormatError,
+    QueueFullError,
+    QueueTimeoutError,
+)
+from machd.scheduler.continuous import continuous
+from machd.scheduler.core import SchedulerCore
+from machd.scheduler.events import (
+    DecodeMode,
+    FinishReason,
+    SequenceAdmitted,
+    SequenceQueued,
+    TokenGenerated,
+)
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.single_flight import SingleFlightScheduler, single_flight
+from machd.serving.loop_snapshot import LoopSnapshot
+
+PROBED = (ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(1)),)
+
+
+class _ScriptedProbe:
+    """Finds something when it is asked again, after ``during`` has had its way with the engine."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        """Measure well, or fail."""
+        self.error = error
+        self.is_reached = threading.Event()
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.count = 0
+
+    def __call__(self, engine: Engine) -> tuple[ProbeResult, ...]:
+        """Nothing is known at the start."""
+        del engine
+        return ()
+
+    def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
+        """Measure."""
+        self.count += 1
+        assert engine.memory().kv_used_bytes == 0, "measured on an engine with rows"
+        self.is_reached.set()
+        assert self.may_end.wait(WITHIN_S)
+        if self.error is not None:
+            raise self.error
+        return PROBED
+
+
+@pytest.fixture(name="logged", autouse=True)
+def _logged() -> Iterator[list[EventDict]]:
+    with capture_logs() as entries:
+        yield entries
+
+
+def _batched(
+    max_b: int = 4, *, coalesce: bool = False, budget_tokens: int = 100_000
+) -> Arrangement:
+    return continuous(
+        LIMITS, batching_of(max_b=max_b, coalesce=coalesce, budget_tokens=budget_tokens)
+    )
+
+
+def _rearrange(thread: Thread, arrangement: Arrangement, *, measure: bool = False) -> Future[None]:
+    return thread.loop.rearrange(lambda _engine: arrangement, measure=measure)
+
+
+def _admissions(thread: Thread) -> list[tuple[str, DecodeMode]]:
+    return [(one.sequence_id, one.decode_mode) for one in thread.published.of(SequenceAdmitted)]
+
+
+# When
+
+
+def test_what_runs_is_finished_and_what_waits_goes_on_in_the_new_way() -> None:
+    """One runs, two wait: it ends whole in its mode, and then they run together in the other."""
+    gate = StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("a", max_tokens=6))
+        gate.wait_until_held()
+        thread.submit(request_of("b"), request_of("c"))
+        thread.published.wait_for(SequenceQueued, 1)
+        done = _rearrange(thread, _batched())
+        gate.step_until(lambda: thread.loop.snapshot.is_rearranging, "it is asked for")
+        before = thread.loop.snapshot
+        assert not done.done()
+        gate.open()
+        done.result(WITHIN_S)
+        after = thread.loop.snapshot
+        ends = thread.published.ends(3)
+    assert (before.mode, after.mode) == (DecodeMode.SINGLE, DecodeMode.BATCHED)
+    assert not after.is_rearranging
+    assert [one.reason for one in ends.values()] == [FinishReason.LENGTH] * 3
+    assert [ends[one].completion_tokens for one in "abc"] == [6, 4, 4]
+    assert _admissions(thread) == [
+        ("a", DecodeMode.SINGLE),
+        ("b", DecodeMode.BATCHED),
+        ("c", DecodeMode.BATCHED),
+    ]
+
+
+def test_an_idle_thread_switches_at_once_and_back() -> None:
+    """Nothing runs, nobody waits: it is done in a turn, before any request."""
+    with running_thread() as thread:
+        for mode, arrangement in (
+            (DecodeMode.BATCHED, _batched(3)),
+            (DecodeMode.SINGLE, single_flight(LIMITS)),
+        ):
+            _rearrange(thread, arrangement).result(WITHIN_S)
+            assert thread.loop.snapshot.mode is mode
+            assert thread.loop.snapshot.slot_count == arrangement.shape.slot_count
+            assert thread.loop.idle_snapshot.mode is mode
+
+
+def test_nobody_is_admitted_while_rows_run_although_slots_are_free() -> None:
+    """A newcomer waits for the switch: it is not to hold up what would be held up by it for good."""
+    gate = StepGate(at_decode)
+    with running_thread(
+        FakeEngine(before_step=gate),
+        gate=gate,
+        make_scheduler=lambda _engine: SchedulerCore(_batched(4)),
+    ) as thread:
+        thread.submit(request_of("a", max_tokens=20))
+        gate.wait_until_held()
+        done = _rearrange(thread, _batched(2))
+        thread.submit(request_of("b"))
+        gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
+        for _ in range(3):
+            gate.let()
+            gate.wait_until_held()
+        assert _admissions(thread) == [("a", DecodeMode.BATCHED)]
+        gate.open()
+        done.result(WITHIN_S)
+        thread.published.ends(2)
+
+
+def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
+    """It is taken in the first turn, with the limits that were set after it."""
+    may_load = threading.Event()
+
+    def load() -> Engine:
+        assert may_load.wait(WITHIN_S)
+        return FakeEngine()
+
+    with running_thread(load=load) as thread:
+        done = _rearrange(thread, _batched(3))
+        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
+        may_load.set()
+        done.result(WITHIN_S)
+        thread.submit(*(request_of(one, group_id="g") for one in "abcd"))
+        ends = thread.published.ends(4)
+    assert thread.loop.snapshot.slot_count == 3
+    assert {type(one.error) for one in ends.values()} == {QueueFullError}
+
+
+def test_a_waiting_request_that_can_never_fit_is_told_so_and_blocks_nobody() -> None:
+    """It ends with the budget's error; who stood behind it is served."""
+    gate = StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("a"))
+        gate.wait_until_held()
+        thread.submit(request_of("large", max_tokens=50))
+        thread.submit(request_of("small", max_tokens=5))
+        _ = _rearrange(thread, _batched(budget_tokens=20))
+        gate.open()
+        ends = thread.published.ends(3)
+    assert isinstance(ends["large"].error, KvBudgetExceededError)
+    assert ends["small"].reason is FinishReason.LENGTH
+
+
+def test_who_waits_too_long_for_a_switch_is_turned_away() -> None:
+    """Held admission is no reason to wait for ever."""
+    clock, gate = ManualClock(0.0), StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate, clock=clock) as thread:
+        thread.submit(request_of("a", max_tokens=50))
+        gate.wait_until_held()
+        _rearrange(thread, _batched())
+        thread.submit(request_of("b"))
+        clock.advance(LIMITS.queue_timeout_s)
+        gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
+        ends = thread.published.ends(1)
+    assert isinstance(ends["b"].error, QueueTimeoutError)
+
+
+# Several wishes
+
+
+def test_the_later_wish_wins_and_both_are_told() -> None:
+    """Of two that wait the first is never put in force; measuring is done if either wants it."""
+    gate, probe, asked = StepGate(at_decode), _ScriptedProbe(), list[str]()
+
+    def first(engine: Engine) -> Arrangement:
+        del engine
+        asked.append("first")
+        return _batched(2)
+
+    with running_thread(FakeEngine(before_step=gate), gate=gate, probe=probe) as thread:
+        thread.submit(request_of("a"))
+        gate.wait_until_held()
+        futures = [thread.loop.rearrange(first, measure=True), _rearrange(thread, _batched(3))]
+        gate.open()
+        for future in futures:
+            future.result(WITHIN_S)
+        assert thread.loop.snapshot.slot_count == 3
+    assert (asked, probe.count) == ([], 1)
+    assert thread.loop.probe_results == PROBED
+
+
+def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -> None:
+    """The arrangement was asked for under older settings; its limits are those set since."""
+    gate = StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("a", max_tokens=50))
+        gate.wait_until_held()
+        done = _rearrange(thread, _batched(1))
+        thread.loop.set_queue_limits(replace(LIMITS, max_queue=1))
+        thread.submit(request_of("b"))
+        thread.submit(request_of("c"))
+        gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
+        assert isinstance(thread.published.ends(1)["c"].error, QueueFullError)
+        thread.abort("a", "b")
+        gate.open()
+        done.result(WITHIN_S)
+        thread.submit(*(request_of(one, group_id="g") for one in "def"))
+        ends = thread.published.ends(6)
+    assert {type(ends[one].error) for one in "def"} == {QueueFullError}
+
+
+def test_limits_may_grow_while_requests_wait() -> None:
+    """What was refused before is taken in after."""
+    with running_thread() as thread:
+        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
+        thread.submit(request_of("a", group_id="g"), request_of("b", group_id="g"))
+        thread.published.ends(2)
+        thread.loop.set_queue_limits(LIMITS)
+        thread.submit(request_of("c", group_id="h"), request_of("d", group_id="h"))
+        ends = thread.published.ends(4)
+    assert [ends[one].reason for one in "abcd"] == [FinishReason.ERROR] * 2 + [
+        FinishReason.LENGTH
+    ] * 2
+
+
+def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
+    """Of two settings the later one holds, whichever way it came."""
+    gate = StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("a"))
+        gate.wait_until_held()
+        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
+        done = _rearrange(thread, _batched(1))
+        gate.open()
+        done.result(WITHIN_S)
+        thread.submit(request_of("b", group_id="g"), request_of("c", group_id="g"))
+        ends = thread.published.ends(3)
+    assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
+
+
+def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
+    """Both of them are of the new arrangement at the very moment that the future resolves."""
+    seen: list[LoopSnapshot] = []
+    with running_thread() as thread:
+        thread.submit(request_of("a"))
+        done = _rearrange(thread, _batched(3))
+        done.add_done_callback(
+            lambda _done: seen.extend([thread.loop.snapshot, thread.loop.idle_snapshot])
+        )
+        done.result(WITHIN_S)
+        thread.published.ends(1)
+    assert [(one.slot_count, one.is_rearranging) for one in seen] == [(3, False)] * 2
+
+
+# Measuring
+
+
+def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
+    """Results are there before ``arrange`` asks for them, and only then who asked is told."""
+    seen: list[tuple[ProbeResult, ...]] = []
+    with running_thread(probe=_ScriptedProbe()) as thread:
+        assert thread.loop.probe_results == ()
+
+        def arrange(engine: Engine) -> Arrangement:
+            del engine
+            seen.append(thread.loop.probe_results)
+            return _batched()
+
+        thread.loop.rearrange(arrange, measure=True).result(WITHIN_S)
+    assert seen == [PROBED]
+
+
+def test_measuring_is_no_stall_until_it_takes_far_too_long() -> None:
+    """The heartbeat is young for the time that a measurement may take, and ages after that."""
+    clock, probe = ManualClock(0.0), _ScriptedProbe()
+    probe.may_end.clear()
+    with running_thread(clock=clock, probe=probe) as thread:
+        done = _rearrange(thread, _batched(), measure=True)
+        assert probe.is_reached.wait(WITHIN_S)
+        try:
+            assert thread.loop.snapshot.is_rearranging
+            clock.advance(100.0)
+            young_s = thread.loop.heartbeat_age_s
+            clock.advance(100.0)
+            old_s = thread.loop.heartbeat_age_s
+        finally:
+            probe.may_end.set()
+        done.result(WITHIN_S)
+        assert thread.loop.heartbeat_age_s == 0.0
+    assert (young_s, old_s) == (0.0, 80.0)
+
+
+# What if it fails
+
+
+@pytest.mark.parametrize("is_probe", [True, False], ids=["probe", "arrange"])
+def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
+    logged: list[EventDict],
+    is_probe: bool,  # noqa: FBT001
+) -> None:
+    """Who asked gets the error; who waits is served as before, and the next switch works."""
+    error = ValueError("planted")
+    probe = _ScriptedProbe(error if is_probe else None)
+
+    def arrange(engine: Engine) -> Arrangement:
+        del engine
+        raise error
+
+    with running_thread(probe=probe) as thread:
+        done = thread.loop.rearrange(arrange, measure=is_probe)
+        thread.submit(request_of("a"))
+        assert done.exception(WITHIN_S) is error
+        assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
+        assert not thread.loop.snapshot.is_rearranging
+        _rearrange(thread, _batched()).result(WITHIN_S)
+    assert _admissions(thread) == [("a", DecodeMode.SINGLE)]
+    assert [one["event"] for one in logged].count("scheduler.not_rearranged") == 1
+    assert thread.loop.probe_results == ()
+
+
+def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
+    """The engine is as it was; the books are checked right after."""
+
+    class _Leaves(_ScriptedProbe):
+        def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
+            chunk = SingleFlightScheduler(LIMITS)
+            chunk.submit((request_of("probe"),), 0.0)
+            chunk.admit(0.0)
+            engine.run(chunk.plan())
+            raise OSError("planted")
+
+    with running_thread(probe=_Leaves()) as thread:
+        done = _rearrange(thread, _batched(), measure=True)
+        assert isinstance(done.exception(WITHIN_S), OSError)
+        thread.submit(request_of("a"))
+        assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
+
+
+def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
+    """Its rows would be in the way of others'; who asked is told, too."""
+    engine = FakeEngine(faults=FakeFaults(reset_error=OSError("planted")))
+    with running_thread(engine, probe=_ScriptedProbe(ValueError("planted"))) as thread:
+        done = _rearrange(thread, _batched(), measure=True)
+        assert isinstance(done.exception(WITHIN_S), EngineFaultError)
+        assert isinstance(thread.fault(), OSError)
+
+
+@pytest.mark.parametrize("is_stop", [True, False], ids=["stop", "fault"])
+def test_a_thread_that_ends_tells_all_who_wait_for_a_switch(is_stop: bool) -> None:  # noqa: FBT001
+    """Those whose turn had not come, those in the inbox behind the stop, and those who come later."""
+    gate = StepGate(at_decode)
+    faults = FakeFaults(reset_error=OSError("planted"))
+    if not is_stop:
+        faults.step_errors = dict.fromkeys(range(1, 9), ValueError("planted"))
+    engine = FakeEngine(before_step=gate, faults=faults)
+    with running_thread(engine, gate=gate) as thread:
+        thread.submit(request_of("a", max_tokens=50))
+        gate.wait_until_held()
+        futures = [_rearrange(thread, _batched())]
+        if is_stop:
+            thread.loop.stop(STOPPED)
+        futures.append(_rearrange(thread, _batched()))
+        gate.open()
+        errors = [one.exception(WITHIN_S) for one in futures]
+        assert thread.loop.join(WITHIN_S)
+        errors.append(_rearrange(thread, _batched()).exception(WITHIN_S))
+    assert {type(one) for one in errors} == {type(STOPPED) if is_stop else EngineFaultError}
+
+
+def test_a_model_that_does_not_load_leaves_nobody_waiting_for_a_switch() -> None:
+    """Asked for before or after, it is refused."""
+    may_load = threading.Event()
+
+    def load() -> Engine:
+        assert may_load.wait(WITHIN_S)
+        raise ModelFormatError("planted")
+
+    with running_thread(load=load) as thread:
+        before = _rearrange(thread, _batched())
+        may_load.set()
+        assert isinstance(before.exception(WITHIN_S), EngineFaultError)
+        assert isinstance(_rearrange(thread, _batched()).exception(WITHIN_S), EngineFaultError)
+
+
+def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
+    """A client that leaves cancels its wait; the thread answers the future all the same."""
+    gate = StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("a"))
+        gate.wait_until_held()
+        done = _rearrange(thread, _batched())
+        assert not done.cancel()
+        gate.open()
+        done.result(WITHIN_S)
+        assert thread.loop.is_alive
+
+
+def test_switching_at_any_step_changes_no_token() -> None:
+    """Six requests, a switch after each step: every one gets what it gets alone, and ends well."""
+    steps = 0
+    threads: list[Thread] = []
+    arrangements = [single_flight(LIMITS), _batched(2, coalesce=True), _batched(4)]
+
+    def before_step(_plan: StepPlan) -> None:
+        nonlocal steps
+        steps += 1
+        _rearrange(threads[0], arrangements[steps % 3])
+
+    with running_thread(FakeEngine(before_step=before_step)) as thread:
+        threads.append(thread)
+        for number in range(6):
+            thread.submit(
+                request_of(
+                    f"s{number}", max_tokens=3 + number, sampling=SamplingParams(seed=number // 2)
+                )
+            )
+        ends = thread.published.ends(6)
+        wait_until(lambda: not thread.loop.snapshot.is_rearranging, "the last switch is done")
+    assert [ends[f"s{number}"].completion_tokens for number in range(6)] == [3, 4, 5, 6, 7, 8]
+    assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
+    tokens = thread.published.of(TokenGenerated)
+    for number in range(6):
+        sampling = SamplingParams(seed=number // 2)
+        assert [one.token.token_id for one in tokens if one.sequence_id == f"s{number}"] == [
+            lettered(tuple(range(4)), sampling, position) for position in range(3 + number)
+        ]
