@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from dataclasses import asdict
+from concurrent.futures import Future
 
-import structlog
 from litestar.types import ASGIApp
 
 from machd import __version__
 from machd.api.capabilities import Versions
-from machd.capabilities.evidence import Evidence
-from machd.capabilities.verdict import Verdict
-from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
 from machd.engine.protocol import Engine, ModelDescription
 from machd.http.admin.app import create_admin_app
@@ -33,10 +30,9 @@ from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
-from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
 from machd.serving.event_feed import EventFeed
 from machd.serving.fanout import Fanout
-from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
+from machd.serving.kv_memory import effective_budget_bytes
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
@@ -49,6 +45,7 @@ from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
+from machd.telemetry.served_model import ServedModel
 from machd.telemetry.tracing import tracers
 
 __all__ = ["Access", "Parts", "batching_of", "installed_versions"]
@@ -93,6 +90,7 @@ class Parts:
         settings = loaded.settings
         self._clock = clock
         self._admit = admit
+        self._in_force = settings
         self._open_requests = OpenRequests()
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
@@ -114,6 +112,7 @@ class Parts:
                 clock=clock,
             ),
         )
+        self.served = ServedModel(self.loop, self.configuration, self.metrics)
         self.service = GenerationService(
             loop=self.loop,
             fanout=fanout,
@@ -155,58 +154,17 @@ class Parts:
                 responses=self._responses,
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
-                decide=self._decision,
-                probe=lambda: self.loop.rearrange(self._arrangement, measure=True),
+                decide=self.served.decision,
+                probe=lambda: self._rearrange(measure=True),
             ),
             token,
         )
-
-    def announce(self, engine: Engine) -> DecodeModeDecision:
-        """Export and log what is only known once the model is loaded; returns the decode mode."""
-        model = engine.model
-        verdicts, decision = self.decide(model)
-        self.metrics.set_info(
-            "machd_model_info",
-            model=model.model_id,
-            architecture=model.architecture,
-            kv_cache_kind=model.cache.kind.value,
-            dtype=model.dtype,
-            backend=model.backend,
-        )
-        for feature, verdict in verdicts.by_feature().items():
-            # Not an info, which has one series: a feature has one each.
-            self.metrics.watch(
-                "machd_capability_info",
-                lambda: 1.0,
-                feature=feature,
-                verdict=verdict.support.value,
-                source=verdict.source.value,
-            )
-        self._log_decision(decision, verdicts.continuous_batching, model)
-        return decision
-
-    def decide(
-        self, model: ModelDescription, settings: Settings | None = None
-    ) -> tuple[ModelVerdicts, DecodeModeDecision]:
-        """What the model can do, and how it is decoded under ``settings`` (by default, today's)."""
-        section = (settings or self.configuration.settings).continuous_batching
-        verdicts = judge(model.cache, self.loop.probe_results, architecture=model.architecture)
-        decision = decide_decode_mode(
-            is_batching_asked=section.enabled, verdict=verdicts.continuous_batching
-        )
-        return verdicts, decision
-
-    def _decision(self, settings: Settings) -> DecodeModeDecision | None:
-        loaded = self.loop.loaded
-        if not loaded.done() or loaded.exception() is not None:
-            return None
-        return self.decide(loaded.result().model, settings)[1]
 
     def _arrangement(self, engine: Engine, settings: Settings | None = None) -> Arrangement:
         """What the settings ask for and the model allows; on the engine thread."""
         settings = settings or self.configuration.settings
         limits = _queue_limits(settings)
-        _, decision = self.decide(engine.model, settings)
+        _, decision = self.served.judge(engine.model, settings)
         if decision.active is DecodeMode.BATCHED:
             return continuous(limits, batching_of(settings.continuous_batching, engine.model))
         return single_flight(limits)
@@ -216,7 +174,8 @@ class Parts:
         app = self._make_app(settings, self._admit(settings))
 
         def take_on() -> None:
-            old = self.configuration.settings
+            # Noted first: if something below fails, what was begun is what has to be put back.
+            old, self._in_force = self._in_force, settings
             self.app.app = app
             self.service.set_limits(_generation_limits(settings))
             self._responses.set_bounds(
@@ -227,11 +186,28 @@ class Parts:
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
             if settings.continuous_batching != old.continuous_batching:
-                self.loop.rearrange(lambda engine: self._arrangement(engine, settings))
+                self._rearrange(settings)
             elif settings.limits != old.limits:
                 self.loop.set_queue_limits(_queue_limits(settings))
 
         return take_on
+
+    def _rearrange(
+        self, settings: Settings | None = None, *, measure: bool = False
+    ) -> Future[None]:
+        """Schedule as the settings say, and then say what came of it. On the event loop."""
+        done = self.loop.rearrange(
+            lambda engine: self._arrangement(engine, settings), measure=measure
+        )
+        event_loop = asyncio.get_running_loop()
+
+        def announce(done: Future[None]) -> None:
+            if done.exception() is None:  # what it was is in the log already
+                with contextlib.suppress(RuntimeError):  # the event loop has closed
+                    event_loop.call_soon_threadsafe(self.served.announce)
+
+        done.add_done_callback(announce)
+        return done
 
     def _make_app(self, settings: Settings, api_keys: ApiKeys) -> ASGIApp:
         context = ServerContext(
@@ -244,32 +220,6 @@ class Parts:
             responses=self._responses,
         )
         return create_app(context, api_keys, open_requests=self._open_requests)
-
-    def _log_decision(
-        self, decision: DecodeModeDecision, verdict: Verdict, model: ModelDescription
-    ) -> None:
-        log = structlog.get_logger("machd.scheduler")
-        say = log.info if decision.is_as_requested else log.warning
-        say(
-            "decode_mode.decided",
-            requested=decision.requested.value,
-            active=decision.active.value,
-            reason=decision.reason,
-            verdict=verdict.support.value,
-            source=verdict.source.value,
-            evidence=_figures(verdict.evidence),
-        )
-        if decision.active is DecodeMode.BATCHED:
-            asked_gb = self.configuration.settings.continuous_batching.kv_budget_gb
-            asked_bytes = asked_budget_bytes(asked_gb)
-            effective_bytes = effective_budget_bytes(asked_gb, model.device_memory_bytes)
-            say = log.info if effective_bytes == asked_bytes else log.warning
-            say(
-                "kv_budget.effective",
-                asked_bytes=asked_bytes,
-                effective_bytes=effective_bytes,
-                device_memory_bytes=model.device_memory_bytes or None,
-            )
 
 
 def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) -> Batching:
@@ -295,10 +245,6 @@ def _version_labels(versions: Versions) -> dict[str, str]:
         "mlx": versions.mlx or "",
         "mlx_lm": versions.mlx_lm or "",
     }
-
-
-def _figures(evidence: Evidence | None) -> dict[str, float] | None:
-    return None if evidence is None else asdict(evidence)
 
 
 def _generation_limits(settings: Settings) -> GenerationLimits:

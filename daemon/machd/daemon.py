@@ -197,7 +197,7 @@ class Daemon:
             parts.lifecycle.become(State.FAILED)
             self._log.critical("model.load_failed", exc_info=error)
             raise EngineFaultError("the model could not be loaded; the log says why") from error
-        self._decode_mode = parts.announce(engine)
+        self._decode_mode = parts.served.announce()
         parts.lifecycle.become(State.READY)
         await servers.start_all()
         report.ready()

@@ -20,7 +20,7 @@ from machd.errors import EngineFaultError, MachdError, StartupError
 __all__ = ["ServerProcess"]
 
 _OVERRIDES = (
-    *("--host", "127.0.0.1", "--port", "0"),
+    *("--host", "127.0.0.1", "--port", "0", "--admin-listen", "off"),
     *("--logging-format", "json", "--logging-level", "info"),
     *("--auth-api-keys-file", ""),  # it listens on loopback, for this client alone
 )

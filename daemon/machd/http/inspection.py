@@ -47,7 +47,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
         **msgspec.structs.asdict(row) | {"speculation": _speculation(row)},
         decode_mode=DecodeModeReport(
             requested=decision.requested.value,
-            active=decision.active.value,
+            active=context.loop.snapshot.mode.value,
             reason=decision.reason,
         ),
         max_b=context.loop.snapshot.slot_count,

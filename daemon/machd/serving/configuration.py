@@ -27,7 +27,7 @@ from machd.errors import (
 from machd.settings.diff import changed_keys, restart_keys
 from machd.settings.explain import settings_toml
 from machd.settings.model import Settings
-from machd.settings.sources import LoadedSettings, SettingsSources
+from machd.settings.sources import LoadedSettings, SettingsSources, overlaid
 
 __all__ = ["ChangeKind", "Configuration", "LastChange", "Prepare"]
 
@@ -80,12 +80,13 @@ class Configuration:
             clock: Reads time.
         """
         self._sources = sources
-        self._loaded = loaded
+        self._read = self._loaded = loaded
         self._prepare = prepare
         self._clock = clock
         self._overrides: dict[str, dict[str, object]] = {}
         self._revision = 1
         self._last_change = LastChange(ChangeKind.START, clock.unix_s())
+        self._last_reload = self._last_change
         self._last_success_unix_s = self._last_change.at_unix_s
         self._watchers: list[Callable[[LastChange], None]] = []
         self._turn = asyncio.Lock()
@@ -113,8 +114,13 @@ class Configuration:
         return self._last_change
 
     @property
+    def last_reload(self) -> LastChange:
+        """How the last reload went, or the start; changes over the admin API do not count."""
+        return self._last_reload
+
+    @property
     def last_success_unix_s(self) -> float:
-        """When settings were last taken on."""
+        """When a reload was last taken on, or the start."""
         return self._last_success_unix_s
 
     def watch(self, watcher: Callable[[LastChange], None]) -> None:
@@ -130,12 +136,12 @@ class Configuration:
             MachdError: The daemon's parts refuse them.
         """
         async with self._turn:
-            return await self._change(ChangeKind.RELOAD, {})
+            return await self._change(ChangeKind.RELOAD, {}, self._sources.load)
 
     async def patch(
         self, changes: Mapping[str, Mapping[str, object]], *, if_match: str | None = None
     ) -> LastChange:
-        """Lay values above every source; None takes one away again.
+        """Lay values above what was read last; None takes one away again.
 
         Args:
             changes: Values by key by section, as JSON has them.
@@ -150,13 +156,19 @@ class Configuration:
                 raise SettingsChangedError(
                     "the settings have changed since they were read; read them again"
                 )
-            return await self._change(ChangeKind.PATCH, _merged(self._overrides, changes))
+            overrides = _merged(self._overrides, changes)
+            return await self._change(
+                ChangeKind.PATCH, overrides, lambda: overlaid(self._read, overrides)
+            )
 
     async def _change(
-        self, kind: ChangeKind, overrides: dict[str, dict[str, object]]
+        self,
+        kind: ChangeKind,
+        overrides: dict[str, dict[str, object]],
+        load: Callable[[], LoadedSettings],
     ) -> LastChange:
         try:
-            loaded = await asyncio.to_thread(self._sources.load, overrides)
+            loaded = await asyncio.to_thread(load)
             needs_restart = restart_keys(self.settings, loaded.settings)
             if needs_restart:
                 raise RestartRequiredError(needs_restart)
@@ -168,9 +180,10 @@ class Configuration:
             raise
         changed = tuple(key.dotted for key in changed_keys(self.settings, loaded.settings))
         self._loaded, self._overrides = loaded, overrides
+        if kind is ChangeKind.RELOAD:
+            self._read = loaded
         self._revision += 1
-        self._last_success_unix_s = self._clock.unix_s()
-        self._note(LastChange(kind, self._last_success_unix_s, changed=changed))
+        self._note(LastChange(kind, self._clock.unix_s(), changed=changed))
         return self._last_change
 
     def _take_on(self, take_on: Callable[[], None]) -> None:
@@ -188,6 +201,10 @@ class Configuration:
 
     def _note(self, change: LastChange) -> None:
         self._last_change = change
+        if change.kind is ChangeKind.RELOAD:
+            self._last_reload = change
+            if change.is_successful:
+                self._last_success_unix_s = change.at_unix_s
         if change.is_successful:
             self._log.info("settings.changed", kind=change.kind.value, changed=change.changed)
         else:

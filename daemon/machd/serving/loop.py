@@ -95,6 +95,7 @@ class EngineLoop:
             "the engine has stopped; the server is restarting"
         )
         self._snapshots = Snapshots(clock)
+        self._last_change: Future[None] | None = None
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
 
     @property
@@ -146,10 +147,16 @@ class EngineLoop:
             thread has ended. It cannot be cancelled.
         """
         request = Rearrange(arrange, is_measured=measure)
+        self._last_change = request.done
         self.inbox.put(request)
         if self.finished.done():
             self.inbox.refuse_changes(self._end_error)
         return request.done
+
+    @property
+    def is_rearranging(self) -> bool:
+        """Whether another way of scheduling was asked for that is not in force yet."""
+        return self._last_change is not None and not self._last_change.done()
 
     def set_queue_limits(self, limits: QueueLimits) -> None:
         """Hold whoever comes, waits or runs against other limits, from the next step on."""

@@ -195,16 +195,16 @@ class LimitsSettings(SettingsSection):
         ge=1,
         le=1_000_000,
         examples=[8],
-        description="Requests for generations that one API key may have open at once; beyond it 429 "
-        "with Retry-After. Without keys, of all together.",
+        description="Generations that one API key may have open at once, or all clients together "
+        "where there are no keys; beyond it 429.",
     )
     max_tokens_per_minute_per_key: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000_000,
         examples=[100_000],
-        description="Prompt and completion tokens that one API key may use in a minute, measured as "
-        "they come; who has used more gets 429 with Retry-After. Without keys, of all together.",
+        description="Prompt and completion tokens that one API key may use in a minute, or all "
+        "clients together where there are no keys; who has used more gets 429.",
     )
     queue_timeout_s: float = Field(
         default=120.0,
@@ -240,16 +240,15 @@ class AuthSettings(SettingsSection):
     api_keys_file: Text | None = Field(
         default=None,
         examples=["/etc/machd/api-keys"],
-        description="File with one name:key a line; without it, the service manager's credential "
-        "api-keys. With either, every request needs one of the keys; beyond loopback there have to "
-        "be some. A reload reads the file again.",
+        description="File with one name:key a line, else the service manager's credential api-keys. "
+        "With keys every request needs one; beyond loopback there have to be some.",
     )
     admin_token_file: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
         examples=["/etc/machd/admin-token"],
-        description="File with the token of the admin API; without it, the service manager's "
-        "credential admin-token, or else a token made at start, in a file that only the daemon's "
-        "user can read. A Unix socket needs none: who may open it is let in.",
+        description="File with the admin API's token, else the service manager's credential "
+        "admin-token, else one is made at start that only the daemon's user can read. A Unix socket "
+        "needs none.",
     )
 
 
@@ -311,7 +310,7 @@ class TracingSettings(SettingsSection):
 
     otlp_endpoint: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
-        examples=["http://127.0.0.1:4318/v1/traces"],
+        examples=["http://otel:4318/v1/traces"],
         description="URL that takes traces over OTLP and HTTP; needs the extra machd[otel]. Without "
         "it nothing is traced.",
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -39,10 +38,10 @@ __all__ = [
     "OriginKind",
     "SettingsSources",
     "load_settings",
+    "overlaid",
     "process_environ",
 ]
 
-_NO_OVERRIDES: Mapping[str, object] = MappingProxyType({})
 _TYPED = frozenset({OriginKind.FILE, OriginKind.ADMIN})
 """Origins that have types of their own: TOML, JSON. The others have text."""
 
@@ -75,18 +74,26 @@ class SettingsSources:
     environ: Mapping[str, str]
     flags: Mapping[str, object]
 
-    def load(self, overrides: Mapping[str, object] = _NO_OVERRIDES) -> LoadedSettings:
-        """Read all of them, with what an operator has changed on top, in tables like a file's.
+    def load(self) -> LoadedSettings:
+        """Read all of them.
 
         Raises:
             SettingsError: Something is wrong; there is a line for each problem of each source.
         """
-        return load_settings(
-            config_path=self.config_path,
-            environ=self.environ,
-            flags=self.flags,
-            overrides=overrides,
-        )
+        return load_settings(config_path=self.config_path, environ=self.environ, flags=self.flags)
+
+
+def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSettings:
+    """Settings with others above them, in tables like a file's; no source is read again.
+
+    Raises:
+        SettingsError: Something in ``overrides`` is wrong; there is a line for each problem.
+    """
+    model = type(base.settings)
+    values = {section: dict(getattr(base.settings, section)) for section in model.model_fields}
+    layers = _Layers(model, values, dict(base.origins))
+    layers.lay(given_by_operator(overrides, layers.keys))
+    return layers.loaded(base.config_file)
 
 
 def process_environ() -> dict[str, str]:
@@ -99,7 +106,6 @@ def load_settings(
     config_path: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, object],
-    overrides: Mapping[str, object] = _NO_OVERRIDES,
     model: type[Settings] = Settings,
 ) -> LoadedSettings:
     """Read every source, check every value, and merge them: flags > environment > file > defaults.
@@ -108,38 +114,61 @@ def load_settings(
         config_path: The file that ``--config`` names; None to look in the usual places.
         environ: Variables; those that do not start with ``LME_`` are none of ours.
         flags: Values by dotted key, only for the flags that were given.
-        overrides: What stands above the flags, in tables like a file's.
         model: The class to fill; tests bring their own.
 
     Raises:
         SettingsError: Something is wrong; there is a line for each problem of each source.
     """
-    keys = {key.dotted: key for key in setting_keys(model)}
+    layers = _Layers(model, {}, {})
     file = find_settings_file(config_path, environ)
-    problems: list[str] = []
-    values: dict[str, dict[str, object]] = {}
-    origins = dict.fromkeys(keys, Origin(OriginKind.DEFAULT))
-    for given in chain(
-        given_by_file(file, keys),
-        given_by_environment(environ, keys),
-        given_by_flags(flags, keys),
-        given_by_operator(overrides, keys),
-    ):
-        if isinstance(given, str):
-            problems.append(given)
-            continue
-        try:
-            values.setdefault(given.key.section, {})[given.key.name] = _checked(given, model)
-        except ValidationError as error:
-            problems.extend(_value_problems(given, error))
-        origins[given.key.dotted] = given.origin
-    if problems:
-        raise SettingsError([printable(problem) for problem in problems])
-    return LoadedSettings(
-        settings=_assembled(model, values),
-        origins=MappingProxyType(origins),
-        config_file=None if file is None else file.path,
-    )
+    layers.lay(given_by_file(file, layers.keys))
+    layers.lay(given_by_environment(environ, layers.keys))
+    layers.lay(given_by_flags(flags, layers.keys))
+    return layers.loaded(None if file is None else file.path)
+
+
+class _Layers:
+    """Values laid one source above the other, each checked where it was given."""
+
+    def __init__(
+        self,
+        model: type[Settings],
+        values: dict[str, dict[str, object]],
+        origins: dict[str, Origin],
+    ) -> None:
+        self.keys = {key.dotted: key for key in setting_keys(model)}
+        self._model = model
+        self._values = values
+        self._origins = dict.fromkeys(self.keys, Origin(OriginKind.DEFAULT)) | origins
+        self._problems: list[str] = []
+
+    def lay(self, source: Iterator[Given | str]) -> None:
+        """Lay what a source gives above what is there."""
+        for given in source:
+            if isinstance(given, str):
+                self._problems.append(given)
+                continue
+            try:
+                value = _checked(given, self._model)
+            except ValidationError as error:
+                self._problems.extend(_value_problems(given, error))
+            else:
+                self._values.setdefault(given.key.section, {})[given.key.name] = value
+            self._origins[given.key.dotted] = given.origin
+
+    def loaded(self, config_file: Path | None) -> LoadedSettings:
+        """What it all comes to.
+
+        Raises:
+            SettingsError: Something was wrong.
+        """
+        if self._problems:
+            raise SettingsError([printable(problem) for problem in self._problems])
+        return LoadedSettings(
+            settings=_assembled(self._model, self._values),
+            origins=MappingProxyType(self._origins),
+            config_file=config_file,
+        )
 
 
 def _checked(given: Given, model: type[Settings]) -> object:

@@ -53,7 +53,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     metrics.watch("machd_event_loop_lag_seconds", lambda: lag.last_s)
     metrics.watch(
         "machd_config_last_reload_successful",
-        lambda: float(configuration.last_change.is_successful),
+        lambda: float(configuration.last_reload.is_successful),
     )
     metrics.watch(
         "machd_config_last_reload_timestamp_seconds", lambda: configuration.last_success_unix_s

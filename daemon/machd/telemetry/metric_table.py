@@ -164,11 +164,11 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
     _gauge(
         "machd_config_last_reload_successful",
-        "1 unless the last reload or change of the settings was refused.",
+        "1 unless the last reload of the settings was refused.",
     ),
     _gauge(
         "machd_config_last_reload_timestamp_seconds",
-        "When settings were last taken on, at start included.",
+        "When a reload was last taken on, or the daemon started.",
     ),
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
     _counter(

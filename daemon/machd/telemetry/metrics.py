@@ -83,6 +83,10 @@ class Metrics:
         gauge.clear()
         gauge.labels(**labels).set(1)
 
+    def forget(self, name: str) -> None:
+        """Drop every series of a gauge."""
+        self._gauges[name].clear()
+
     def watch(self, name: str, read: Callable[[], float], **labels: str) -> None:
         """Read a gauge's value at every scrape."""
         gauge = self._gauges[name]

@@ -91,6 +91,25 @@ async def test_a_patch_stands_above_flags_and_a_reload_forgets_it(daemon: _Daemo
     assert change.changed == ("limits.max_n",)
 
 
+async def test_a_patch_reads_no_source_again(daemon: _Daemon) -> None:
+    """An edit that is not reloaded yet, good or broken, is neither taken on nor in the way."""
+    daemon.write("[limits]\nmax_n = 3\nmax_queue_tokens = 7\n")
+    await daemon.configuration.patch({"limits": {"max_queue": 5}})
+    limits = daemon.configuration.settings.limits
+    assert (limits.max_queue, limits.max_n, limits.max_queue_tokens) == (5, 8, 1_000_000)
+    daemon.write("[limits")
+    await daemon.configuration.patch({"limits": {"max_queue": None}})
+    assert daemon.configuration.settings.limits.max_queue == 50
+
+
+async def test_a_refused_patch_is_no_failed_reload(daemon: _Daemon) -> None:
+    """A typing error over the admin API raises no alert about the settings file."""
+    with pytest.raises(SettingsError):
+        await daemon.configuration.patch({"limits": {"max_n": 0}})
+    assert not daemon.configuration.last_change.is_successful
+    assert daemon.configuration.last_reload.is_successful
+
+
 @pytest.mark.parametrize(
     ("text", "count"), [("[limits]\nmax_n = 0\nmax_m = 1\n", 2), ("[limits", 1), ("x = 1\n", 1)]
 )

@@ -17,6 +17,11 @@ _WORDS = st.text(
 _NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
 _TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {
     "server.host": st.one_of(_NAMES, st.just("::1"), _NAMES.map(lambda name: f"unix:/{name}")),
+    "admin.listen": st.one_of(
+        st.integers(0, 65_535).map(lambda port: f"127.0.0.1:{port}"),
+        _NAMES.map(lambda name: f"unix:/{name}"),
+        st.just("off"),
+    ),
     "http.allowed_hosts": st.lists(_NAMES, max_size=3).map(tuple),
     "http.allowed_origins": st.lists(_NAMES.map(lambda name: f"https://{name}:1"), max_size=3).map(
         tuple

@@ -211,16 +211,17 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
 
 
 def test_the_reference_table_has_a_row_for_every_key() -> None:
-    """Each row has five cells and names all spellings of its key."""
+    """Each row names all spellings of its key, and what changes it."""
     rows = settings_markdown().splitlines()[2:]
 
     assert len(rows) == len(KEYS)
     for key, row in zip(KEYS, rows, strict=True):
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-        assert len(cells) == 5
+        assert len(cells) == 6
         assert cells[0] == f"`{key.dotted}`"
         assert cells[2] == ", ".join(f"`{flag}`" for flag in key.flag_names)
         assert cells[3] == ", ".join(f"`{name}`" for name in key.environment_names)
+        assert cells[4] == ("reload" if key.is_live else "restart")
 
 
 def test_the_generated_files_are_current() -> None:

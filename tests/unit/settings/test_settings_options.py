@@ -45,7 +45,8 @@ def sample_text(key: SettingKey) -> str:
         return key.choices[0]
     if key.kind in {ValueKind.INTEGER, ValueKind.NUMBER}:
         return str(int(key.least or 0) + 1)
-    return "https://a.example" if key.dotted == "http.allowed_origins" else "somewhere"
+    forms = {"http.allowed_origins": "https://a.example", "admin.listen": "unix:/somewhere"}
+    return forms.get(key.dotted, "somewhere")
 
 
 @each_key

@@ -59,6 +59,8 @@ def another_value(key: SettingKey) -> object:
         return key.example
     if key.words:
         return int(key.least or 0) + 1
+    if key.dotted == "admin.listen":
+        return "unix:/elsewhere"
     return key.default + 1 if isinstance(key.default, int | float) else "elsewhere"
 
 

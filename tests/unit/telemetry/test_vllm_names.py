@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,3 +233,15 @@ def test_promtool_reads_them() -> None:
     assert spelling == [
         ("vllm:iteration_tokens_total", 'non-counter metrics should not have "_total" suffix')
     ]
+
+
+def _render_s(metrics: Metrics) -> float:
+    start_s = time.thread_time()
+    metrics.render()
+    return time.thread_time() - start_s
+
+
+def test_a_scrape_is_cheap() -> None:
+    """The whole page takes the event loop few milliseconds of processor time, both spellings."""
+    metrics = _at_work()
+    assert min(_render_s(metrics) for _ in range(20)) < 0.02

@@ -79,7 +79,7 @@ def mode_status(admin: AdminContext) -> ModeStatus | None:
         active=snapshot.mode.value,
         reason=decision.reason,
         # The engine's thread may not have heard of it yet.
-        is_switching=snapshot.is_rearranging or snapshot.mode is not decision.active,
+        is_switching=admin.loop.is_rearranging,
     )
 
 

@@ -1,0 +1,115 @@
+"""What the served model can do, and how it is decoded: asked in one place, exported and logged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import structlog
+
+from machd.capabilities.evidence import Evidence
+from machd.capabilities.verdict import Verdict
+from machd.capabilities.verdicts import ModelVerdicts, judge
+from machd.engine.protocol import ModelDescription
+from machd.scheduler.events import DecodeMode
+from machd.serving.configuration import Configuration
+from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
+from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
+from machd.serving.loop import EngineLoop
+from machd.settings.model import Settings
+from machd.telemetry.metrics import Metrics
+
+__all__ = ["ServedModel"]
+
+
+class ServedModel:
+    """The verdicts on the model that the engine has loaded."""
+
+    def __init__(self, loop: EngineLoop, configuration: Configuration, metrics: Metrics) -> None:
+        """Judge the model of ``loop`` under the settings in force."""
+        self._loop = loop
+        self._configuration = configuration
+        self._metrics = metrics
+
+    @property
+    def description(self) -> ModelDescription | None:
+        """The model; None while none is loaded."""
+        loaded = self._loop.loaded
+        if not loaded.done() or loaded.exception() is not None:
+            return None
+        return loaded.result().model
+
+    def judge(
+        self, model: ModelDescription, settings: Settings | None = None
+    ) -> tuple[ModelVerdicts, DecodeModeDecision]:
+        """What a model can do, and how it is decoded under ``settings``; by default, today's."""
+        section = (settings or self._configuration.settings).continuous_batching
+        verdicts = judge(model.cache, self._loop.probe_results, architecture=model.architecture)
+        decision = decide_decode_mode(
+            is_batching_asked=section.enabled, verdict=verdicts.continuous_batching
+        )
+        return verdicts, decision
+
+    def decision(self, settings: Settings) -> DecodeModeDecision | None:
+        """How the loaded model is decoded under ``settings``; None while none is loaded."""
+        model = self.description
+        return None if model is None else self.judge(model, settings)[1]
+
+    def announce(self) -> DecodeModeDecision:
+        """Export and log what holds for the loaded model now; returns the decode mode."""
+        model = self.description
+        assert model is not None, "there is a model to speak of"
+        verdicts, decision = self.judge(model)
+        self._metrics.set_info(
+            "machd_model_info",
+            model=model.model_id,
+            architecture=model.architecture,
+            kv_cache_kind=model.cache.kind.value,
+            dtype=model.dtype,
+            backend=model.backend,
+        )
+        self._metrics.forget("machd_capability_info")
+        for feature, verdict in verdicts.by_feature().items():
+            # Not an info, which has one series: a feature has one each.
+            self._metrics.watch(
+                "machd_capability_info",
+                lambda: 1.0,
+                feature=feature,
+                verdict=verdict.support.value,
+                source=verdict.source.value,
+            )
+        _log_decision(decision, verdicts.continuous_batching)
+        if decision.active is DecodeMode.BATCHED:
+            asked_gb = self._configuration.settings.continuous_batching.kv_budget_gb
+            _log_budget(asked_gb, model.device_memory_bytes)
+        return decision
+
+
+def _log_decision(decision: DecodeModeDecision, verdict: Verdict) -> None:
+    log = structlog.get_logger("machd.scheduler")
+    say = log.info if decision.is_as_requested else log.warning
+    say(
+        "decode_mode.decided",
+        requested=decision.requested.value,
+        active=decision.active.value,
+        reason=decision.reason,
+        verdict=verdict.support.value,
+        source=verdict.source.value,
+        evidence=_figures(verdict.evidence),
+    )
+
+
+def _log_budget(asked_gb: float, device_memory_bytes: int) -> None:
+    log = structlog.get_logger("machd.scheduler")
+    asked_bytes = asked_budget_bytes(asked_gb)
+    effective_bytes = effective_budget_bytes(asked_gb, device_memory_bytes)
+    say = log.info if effective_bytes == asked_bytes else log.warning
+    say(
+        "kv_budget.effective",
+        asked_bytes=asked_bytes,
+        effective_bytes=effective_bytes,
+        device_memory_bytes=device_memory_bytes or None,
+    )
+
+
+def _figures(evidence: Evidence | None) -> dict[str, float] | None:
+    return None if evidence is None else asdict(evidence)
