@@ -16,12 +16,17 @@ dev:
 	@$(MACHD) model pull
 
 test: dev
+ifdef ARGS
 	.venv/bin/pytest $(ARGS)
+else
+	.venv/bin/pytest -m alone
+	.venv/bin/pytest -m "not alone" --numprocesses 2 --dist loadfile
+endif
 
 check: dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy daemon probes tests docs/generate.py docs/site_links.py
+	.venv/bin/mypy daemon probes tests docs/generate.py docs/site_links.py docs/panels.py
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/codespell
 	.venv/bin/python docs/generate.py --check

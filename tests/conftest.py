@@ -29,6 +29,27 @@ from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.protocol import Engine  # noqa: E402
 
 
+_ALONE = (
+    "test_bench_",
+    "test_chaos",
+    "test_embedded_model",
+    "test_prometheus",
+    "test_proxies",
+    "test_service_",
+    "test_shown_sessions",
+    "test_structured_acceptance",
+)
+"""Beginnings of the names of modules whose every test is about times or whole processes."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the machine for itself: limits in seconds, and the modules named above."""
+    for item in items:
+        if item.get_closest_marker("flaky") or item.path.name.startswith(_ALONE):
+            item.add_marker("alone")
+
+
 @pytest.fixture(name="embedded_model_path", scope="session")
 def _embedded_model_path() -> Path:
     """The embedded default's file, fetched once."""
