@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from machd import errors
-from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
+from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
 from machd.cli.launchd_plists import agent_plist, daemon_plist
 from machd.cli.main import command_line
 from machd.cli.service_units import Installation, cuda_drop_in, system_units
@@ -96,8 +97,17 @@ def _errors_markdown() -> str:
 
 
 def _endpoints_markdown() -> str:
-    lines = ["| Method | Path | | Without a key | Answers |", "|---|---|---|---|---|"]
-    for endpoint in PUBLIC_ENDPOINTS:
+    return (
+        f"## The API\n\nOn `server.host` and `server.port`.\n\n"
+        f"{_endpoint_table(PUBLIC_ENDPOINTS, credential='key')}\n"
+        f"## For operators\n\nOn `admin.listen`, and nowhere else.\n\n"
+        f"{_endpoint_table(ADMIN_ENDPOINTS, credential='token')}"
+    )
+
+
+def _endpoint_table(endpoints: Iterable[Endpoint | AdminEndpoint], *, credential: str) -> str:
+    lines = [f"| Method | Path | | Without a {credential} | Answers |", "|---|---|---|---|---|"]
+    for endpoint in endpoints:
         statuses = ", ".join(str(one) for one in sorted({a.status for a in endpoint.answers}))
         lines.append(
             f"| {endpoint.method.upper()} | `{endpoint.path}` | {endpoint.summary} "

@@ -93,7 +93,7 @@ def _made(kind: type[errors.MachdError]) -> errors.MachdError:
 
 @pytest.mark.parametrize(
     "kind",
-    [one for one in set(_classes()) if one.__module__ == errors.__name__],
+    [one for one in dict.fromkeys(_classes()) if one.__module__ == errors.__name__],
     ids=lambda kind: kind.__name__,
 )
 def test_every_error_has_a_family(kind: type[errors.MachdError]) -> None:
