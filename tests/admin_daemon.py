@@ -38,6 +38,7 @@ class AdminDaemon:
     ) -> None:
         """Prepare one that leaves its token under ``directory``."""
         self.directory = directory
+        self.config_path = config_path
         self.environ = {
             "XDG_RUNTIME_DIR": str(directory),
             "HOME": str(directory),

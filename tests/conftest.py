@@ -28,7 +28,6 @@ from machd.engine import embedded  # noqa: E402
 from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.protocol import Engine  # noqa: E402
 
-
 _ALONE = (
     "test_bench_",
     "test_chaos",

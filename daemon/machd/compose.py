@@ -187,7 +187,8 @@ class Parts:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
             if settings.continuous_batching != old.continuous_batching:
                 self._rearrange(settings)
-            elif settings.limits != old.limits:
+            # Afterwards and at once: another arrangement may have to wait for long answers.
+            if settings.limits != old.limits:
                 self.loop.set_queue_limits(_queue_limits(settings))
 
         return take_on

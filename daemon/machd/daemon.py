@@ -87,7 +87,8 @@ class Daemon:
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._reload_asked = False
+        self._reload_task: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -249,11 +250,14 @@ class Daemon:
         timeout_s = parts.configuration.settings.limits.drain_timeout_s
         drained = asyncio.create_task(parts.service.drain(timeout_s))
         at_once = asyncio.create_task(self._stop_now.wait())
-        failed = asyncio.create_task(_engine_watch(parts).failed())
-        await _first_of(drained, at_once, failed)
+        # A model that still loads makes no steps, so there is nothing that could hang.
+        is_loaded = parts.loop.loaded.done()
+        failed = asyncio.create_task(_engine_watch(parts).failed()) if is_loaded else None
+        await _first_of(drained, at_once, *([failed] if failed else []))
         at_once.cancel()
-        failed.cancel()
-        if failed.done():
+        if failed is not None and not failed.done():
+            failed.cancel()
+        elif failed is not None:
             drained.cancel()
             await self._give_up(parts, servers)
         if not drained.done():
@@ -270,17 +274,24 @@ class Daemon:
         event_loop.add_signal_handler(signal.SIGHUP, self._request_reload, parts, report)
 
     def _request_reload(self, parts: Parts, report: ServiceReport) -> None:
-        """Read the settings again; what comes of it is logged."""
-        task = asyncio.create_task(self._reload(parts, report))
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
+        """Read the settings again; what comes of it is logged.
+
+        However many signals come while that is done, it is done once more for all of them.
+        """
+        self._reload_asked = True
+        if self._reload_task is None or self._reload_task.done():
+            self._reload_task = asyncio.create_task(self._reload(parts, report))
 
     async def _reload(self, parts: Parts, report: ServiceReport) -> None:
-        report.reloading()
-        # A refusal is logged and counted where it is made; the old settings stay.
-        with contextlib.suppress(MachdError):
-            await parts.configuration.reload()
-        report.reloaded()
+        while self._reload_asked:
+            self._reload_asked = False
+            report.reloading()
+            try:
+                # A refusal is logged and counted where it is made; the old settings stay.
+                with contextlib.suppress(MachdError):
+                    await parts.configuration.reload()
+            finally:
+                report.reloaded()
 
 
 def _engine_watch(parts: Parts) -> EngineWatch:

@@ -20,8 +20,16 @@ _CONFIG = "/admin/config"
 
 @pytest.fixture(name="daemon")
 def _daemon(tmp_path: Path) -> Iterator[AdminDaemon]:
-    with kept_logging(), AdminDaemon(tmp_path) as running:
+    config_path = tmp_path / "machd.toml"
+    config_path.write_text("")
+    with kept_logging(), AdminDaemon(tmp_path, config_path=config_path) as running:
         yield running
+
+
+def _reload(daemon: AdminDaemon, text: str) -> httpx.Response:
+    assert daemon.config_path is not None
+    daemon.config_path.write_text(text)
+    return daemon.admin.post("/admin/reload")
 
 
 def _change(daemon: AdminDaemon, section: str, **values: object) -> httpx.Response:
@@ -54,10 +62,12 @@ def test_a_change_that_is_refused_shows(daemon: AdminDaemon) -> None:
     started = _value(daemon, "machd_config_last_reload_timestamp_seconds")
     assert started == _value(daemon, "machd_start_time_seconds")
     assert _change(daemon, "limits", max_n=-1).status_code == 400
+    assert _value(daemon, "machd_config_last_reload_successful") == 1, "that was no reload"
+    assert _reload(daemon, "[limits]\nmax_n = -1\n").status_code == 400
     assert _value(daemon, "machd_config_last_reload_successful") == 0
     assert _value(daemon, "machd_config_last_reload_timestamp_seconds") == started
 
-    assert _change(daemon, "limits", max_n=2).status_code == 200
+    assert _reload(daemon, "[limits]\nmax_n = 2\n").status_code == 200
     assert _value(daemon, "machd_config_last_reload_successful") == 1
     assert _value(daemon, "machd_config_last_reload_timestamp_seconds") > started
     assert _value(daemon, "machd_start_time_seconds") == started

@@ -33,6 +33,9 @@ _TYPE_BY_STATUS: Mapping[int, AnthropicErrorType] = MappingProxyType(
         404: "not_found_error",
         405: "invalid_request_error",
         408: "timeout_error",
+        # The admin API alone answers 409 and 412, and it does not speak this dialect.
+        409: "invalid_request_error",
+        412: "invalid_request_error",
         413: "request_too_large",
         415: "invalid_request_error",
         421: "invalid_request_error",

@@ -8,9 +8,9 @@ is our bug: the client gets a constant message, the log the traceback.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -37,6 +37,8 @@ from machd.http.stamps import request_id
 
 __all__ = [
     "EXCEPTION_HANDLERS",
+    "HasPath",
+    "allowed_methods",
     "anthropic_error_json",
     "error_headers",
     "error_json",
@@ -55,6 +57,20 @@ _HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
     405: lambda: MethodNotAllowedError("this path does not take this method"),
     413: lambda: BodyTooLargeError("the body is longer than limits.max_body_bytes"),
 }
+
+
+class HasPath(Protocol):
+    """An endpoint of whichever table."""
+
+    @property
+    def method(self) -> str:
+        """In lower case."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """With ``{parameter}`` for a segment that the client fills in."""
+        ...
 
 
 def error_json(error: MachdError) -> bytes:
@@ -109,6 +125,16 @@ def unexpected(error: BaseException) -> FaultError:
     return FaultError("the server failed to answer this request")
 
 
+def allowed_methods(path: str, endpoints: Iterable[HasPath]) -> str:
+    """What a path takes, for the Allow header that goes with 405."""
+    methods = {
+        endpoint.method.upper()
+        for endpoint in endpoints
+        if re.fullmatch(re.sub(r"\{\w+\}", ".+", endpoint.path), path)
+    }
+    return ", ".join(sorted(methods))
+
+
 def _envelope(scope: Scope, error: MachdError) -> bytes:
     if speaks_anthropic(scope):
         return anthropic_error_json(error, request_id=request_id(scope))
@@ -136,24 +162,13 @@ def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Res
     if make is not None:
         response = _response(request, make())
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.set_header("Allow", ", ".join(_methods(request.url.path)))
+            response.set_header("Allow", allowed_methods(request.url.path, PUBLIC_ENDPOINTS))
         return response
     if error.status_code < 500:
         return _response(
             request, InvalidRequestError("the request is not one that this server understands")
         )
     return _response(request, unexpected(error))
-
-
-def _methods(path: str) -> list[str]:
-    """What a path takes, for the Allow header that goes with 405."""
-    return sorted(
-        {
-            endpoint.method.upper()
-            for endpoint in PUBLIC_ENDPOINTS
-            if re.fullmatch(re.sub(r"\{\w+\}", ".+", endpoint.path), path)
-        }
-    )
 
 
 def _on_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -6,9 +6,6 @@ paths it does not know.
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import secrets
 from collections.abc import Callable, Sequence
 
 from litestar.enums import ScopeType
@@ -22,13 +19,12 @@ from machd.errors import (
     TooManyInFlightError,
 )
 from machd.http.failures import error_response, speaks_anthropic
+from machd.http.hosts import host_name, needs_no_name_server
 from machd.http.stamps import arrived_s, request_id, stamp
 from machd.serving.trace_context import TraceContext, read_trace
 
 __all__ = ["Gate", "OpenRequests", "arrived_s", "request_id"]
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _ID_HEADERS = (b"x-request-id",)
 _ANTHROPIC_ID_HEADERS = (*_ID_HEADERS, b"request-id")  # the one that Anthropic's clients read
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -82,14 +78,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        stamp(
-            scope,
-            request_id=stamped,
-            arrived_s=self._clock.monotonic_s(),
-            trace=_trace(scope),
-        )
+        stamped = stamp(scope, arrived_s=self._clock.monotonic_s(), trace=_trace(scope))
         names = _ANTHROPIC_ID_HEADERS if speaks_anthropic(scope) else _ID_HEADERS
         id_headers = [(name, stamped.encode()) for name in names]
 
@@ -137,11 +126,8 @@ class Gate:
     def _is_host_allowed(self, host: bytes | None) -> bool:
         if "*" in self._allowed_hosts:
             return True
-        match = _HOST.fullmatch(host.decode("latin-1") if host else "")
-        if match is None:
-            return False
-        name = match["name"].lower()
-        return name in self._allowed_hosts or _needs_no_name_server(name)
+        name = host_name(host)
+        return name is not None and (name in self._allowed_hosts or needs_no_name_server(name))
 
 
 def _trace(scope: Scope) -> TraceContext | None:
@@ -151,14 +137,3 @@ def _trace(scope: Scope) -> TraceContext | None:
         return [value.decode("latin-1") for one, value in scope["headers"] if one == name]
 
     return read_trace(given(b"traceparent"), given(b"tracestate"))
-
-
-def _needs_no_name_server(name: str) -> bool:
-    """Whether a host cannot be a foreign name that was made to point here (DNS rebinding)."""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

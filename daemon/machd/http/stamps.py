@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import secrets
+
 from litestar.types import Scope
 
 from machd.serving.trace_context import TraceContext
 
 __all__ = ["arrived_s", "request_id", "stamp", "trace_context"]
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID_KEY = "machd_request_id"
 _ARRIVED_KEY = "machd_arrived_s"
 _TRACE_KEY = "machd_trace"
 
 
-def stamp(
-    scope: Scope, *, request_id: str, arrived_s: float, trace: TraceContext | None = None
-) -> None:
-    """Write them on a request."""
+def stamp(scope: Scope, *, arrived_s: float, trace: TraceContext | None = None) -> str:
+    """Write them on a request; returns its id, which is the client's own if that looks like one."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
     state = scope.setdefault("state", {})
-    state[_REQUEST_ID_KEY] = request_id
+    state[_REQUEST_ID_KEY] = stamped
     state[_ARRIVED_KEY] = arrived_s
     state[_TRACE_KEY] = trace
+    return stamped
 
 
 def request_id(scope: Scope) -> str:

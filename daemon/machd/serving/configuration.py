@@ -27,7 +27,8 @@ from machd.errors import (
 from machd.settings.diff import changed_keys, restart_keys
 from machd.settings.explain import settings_toml
 from machd.settings.model import Settings
-from machd.settings.sources import LoadedSettings, SettingsSources, overlaid
+from machd.settings.problems import printable
+from machd.settings.sources import LoadedSettings, SettingsSources, check_names, overlaid
 
 __all__ = ["ChangeKind", "Configuration", "LastChange", "Prepare"]
 
@@ -152,14 +153,27 @@ class Configuration:
             SettingsError, RestartRequiredError, MachdError: As for :meth:`reload`.
         """
         async with self._turn:
-            if if_match is not None and if_match not in {"*", self.etag}:
+            if if_match is not None and not self._matches(if_match):
                 raise SettingsChangedError(
                     "the settings have changed since they were read; read them again"
                 )
             overrides = _merged(self._overrides, changes)
             return await self._change(
-                ChangeKind.PATCH, overrides, lambda: overlaid(self._read, overrides)
+                ChangeKind.PATCH, overrides, lambda: self._overlaid(changes, overrides)
             )
+
+    def _matches(self, if_match: str) -> bool:
+        """RFC 9110, section 13.1.1: any, or one of a list."""
+        return if_match.strip() == "*" or self.etag in map(str.strip, if_match.split(","))
+
+    def _overlaid(
+        self,
+        changes: Mapping[str, Mapping[str, object]],
+        overrides: Mapping[str, Mapping[str, object]],
+    ) -> LoadedSettings:
+        """What was read, with the overrides above it; also what is taken away has to exist."""
+        check_names(changes, type(self.settings))
+        return overlaid(self._read, overrides)
 
     async def _change(
         self,
@@ -169,15 +183,18 @@ class Configuration:
     ) -> LastChange:
         try:
             loaded = await asyncio.to_thread(load)
-            needs_restart = restart_keys(self.settings, loaded.settings)
-            if needs_restart:
-                raise RestartRequiredError(needs_restart)
+            self._check_live(loaded.settings)
             take_on = await asyncio.to_thread(self._prepare, loaded.settings)
             self._take_on(take_on)
         except MachdError as error:
-            problems = error.problems if isinstance(error, SettingsError) else [error.message]
-            self._note(LastChange(kind, self._clock.unix_s(), problems=tuple(problems)))
+            self._refuse(kind, error)
             raise
+        except Exception as error:
+            # A bug of ours; whoever waits for an answer still has to get one.
+            self._log.exception("settings.change_failed")
+            fault = FaultError("the settings could not be changed; the log says why")
+            self._refuse(kind, fault)
+            raise fault from error
         changed = tuple(key.dotted for key in changed_keys(self.settings, loaded.settings))
         self._loaded, self._overrides = loaded, overrides
         if kind is ChangeKind.RELOAD:
@@ -185,6 +202,16 @@ class Configuration:
         self._revision += 1
         self._note(LastChange(kind, self._clock.unix_s(), changed=changed))
         return self._last_change
+
+    def _check_live(self, settings: Settings) -> None:
+        needs_restart = restart_keys(self.settings, settings)
+        if needs_restart:
+            raise RestartRequiredError(needs_restart)
+
+    def _refuse(self, kind: ChangeKind, error: MachdError) -> None:
+        problems = error.problems if isinstance(error, SettingsError) else [error.message]
+        shown = tuple(printable(problem) for problem in problems)
+        self._note(LastChange(kind, self._clock.unix_s(), problems=shown))
 
     def _take_on(self, take_on: Callable[[], None]) -> None:
         """Take new settings on, or put the old ones back.

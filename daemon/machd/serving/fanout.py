@@ -50,9 +50,23 @@ class Stream:
         self._pending: list[SequenceEvent] = []
         self._error: MachdError | None = None
         self._wake = asyncio.Event()
+        self._is_admitted = False
+        self._running_tokens: dict[str, int] = {}
+        self._finished_tokens = 0
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether any of the sequences has had a slot."""
+        return self._is_admitted
+
+    @property
+    def completion_tokens(self) -> int:
+        """What the engine has made for the sequences: also what is unread, or was dropped unread."""
+        return self._finished_tokens + sum(self._running_tokens.values())
 
     def push(self, event: SequenceEvent) -> None:
         """Add an event for the reader; after a failure there is none any more."""
+        self._count(event)
         if self._error is not None:
             return
         if len(self._pending) >= MAX_PENDING_EVENTS:
@@ -82,6 +96,17 @@ class Stream:
             assert self._error is not None, "a reader is only woken for something"
             raise self._error
         return events
+
+    def _count(self, event: SequenceEvent) -> None:
+        match event:
+            case TokenGenerated(sequence_id):
+                self._running_tokens[sequence_id] = self._running_tokens.get(sequence_id, 0) + 1
+            case SequenceAdmitted():
+                self._is_admitted = True
+            case SequenceFinished(sequence_id):
+                # A final stop token was made, too, and is no event.
+                generated = self._running_tokens.pop(sequence_id, 0)
+                self._finished_tokens += max(generated, event.completion_tokens)
 
 
 class Fanout:

@@ -143,7 +143,10 @@ class Generation:
             output: How the choices' texts are read.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Told once, when nobody reads any more.
-            on_tokens: Told the number of completion tokens that were read, as they are.
+            on_tokens: Told how many tokens the request has used since the last time, at each look
+                of the reader's and when it closes: those of its prompts when the first of its
+                sequences has a slot, and those of its completions as the engine makes them, whether
+                they are read or not.
         """
         self.identity = identity
         self._stream = stream
@@ -158,6 +161,7 @@ class Generation:
         self._abort_sequences = abort
         self._on_close = on_close
         self._on_tokens = on_tokens
+        self._charged_tokens = 0
         self._admission: SequenceAdmitted | None = None
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
@@ -249,6 +253,7 @@ class Generation:
         if not self.is_finished:
             self._error = self._error or ClientDisconnectedError("the client has left")
             self._abort_sequences(self._running(), self._error)
+        self._charge()
         self._on_close(self)
 
     def record(self, finished_s: float) -> RequestRecord:
@@ -284,6 +289,14 @@ class Generation:
             choice.sequence_id for choice in self._choices.values() if choice.finish_reason is None
         )
 
+    def _charge(self) -> None:
+        """Tell what was used since the last time, also of what nobody has read or ever will."""
+        prompt_tokens = self._prompt_tokens if self._stream.is_admitted else 0
+        used_tokens = prompt_tokens + self._stream.completion_tokens
+        if used_tokens > self._charged_tokens:
+            self._on_tokens(used_tokens - self._charged_tokens)
+            self._charged_tokens = used_tokens
+
     async def _take(self) -> list[ChoiceDelta]:
         """Wait for events and fold those of each choice into one delta.
 
@@ -294,6 +307,7 @@ class Generation:
         except MachdError as error:
             self._error = self._error or error
             return []
+        self._charge()
         tokens: dict[str, list[SampledToken]] = {}
         finished: dict[str, SequenceFinished] = {}
         for event in events:
@@ -308,13 +322,10 @@ class Generation:
                 case SequenceFinished(sequence_id):
                     finished[sequence_id] = event
         touched = dict.fromkeys([*tokens, *finished])
-        tokens_before = sum(self._choices[one].completion_tokens for one in touched)
         deltas = [
             self._advance(self._choices[one], tokens.get(one, []), finished.get(one))
             for one in touched
         ]
-        tokens_after = sum(self._choices[one].completion_tokens for one in touched)
-        self._on_tokens(tokens_after - tokens_before)
         return [delta for delta in deltas if delta is not None]
 
     def _advance(

@@ -1,7 +1,10 @@
 """How much one client may ask for: generations open at once, and tokens in a minute.
 
-Tokens are counted when they are used, not when they are asked for: the prompt when its generation
-opens, the completion as it comes. What a client has used drains away at its limit a minute, and it
+Tokens are counted when they are used, not when they are asked for: the prompts of a generation when
+the first of its sequences has a slot, each prompt once however many completions it gets; and the
+tokens of every completion as the engine makes them, whether the client reads them or not. A request
+that is turned away, or gives up while it waits, has used nothing; one that shares another's decode
+pays as if it had its own. What a client has used drains away at its limit a minute, and it
 is let in while less than a minute's worth is left. So one long answer may take a client beyond its
 limit, and it then waits until that is paid off; no client is held to what it did not use.
 """
@@ -58,10 +61,17 @@ class KeyLimits:
     def set(self, *, max_requests: int | None, max_tokens_per_minute: int | None) -> None:
         """Hold clients against other limits from now on; what they have used stays used.
 
-        Without a limit for tokens none are counted, so one that is set later begins afresh.
+        It drains away at the new limit. Under a lower one that would take a client longer than it
+        was told, so what it has used shrinks along: its wait stays as it was. A higher limit makes
+        it shorter. Without a limit for tokens none are counted, so one that is set later begins
+        afresh.
         """
-        for client in tuple(self._usage):
-            self._drain(self._usage[client])
+        share = 1.0
+        if self._max_tokens_per_minute is not None and max_tokens_per_minute is not None:
+            share = min(share, max_tokens_per_minute / self._max_tokens_per_minute)
+        for client, usage in tuple(self._usage.items()):
+            self._drain(usage)
+            usage.used_tokens *= share
             self._forget_if_settled(client)
         self._max_requests = max_requests
         self._max_tokens_per_minute = max_tokens_per_minute
@@ -91,15 +101,14 @@ class KeyLimits:
                 retry_after_s=wait_s,
             )
 
-    def enter(self, client: str, prompt_tokens: int) -> None:
+    def enter(self, client: str) -> None:
         """Count a generation that opens. Each call is paired with one of :meth:`leave`.
 
         Raises:
-            KeyLimitError: The client may not open it; nothing was counted.
+            KeyLimitError: The client may not open it; it was not counted.
         """
         self.check(client)
         self._known(client).open_count += 1
-        self.spend(client, prompt_tokens)
 
     def spend(self, client: str, tokens: int) -> None:
         """Count tokens that an open generation has used."""

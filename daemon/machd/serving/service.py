@@ -225,7 +225,7 @@ class GenerationService:
             on_close=self._closed,
             on_tokens=lambda tokens: self._key_limits.spend(identity.client, tokens),
         )
-        self._key_limits.enter(identity.client, generation.usage.prompt_tokens)
+        self._key_limits.enter(identity.client)
         self._open[identity.generation_id] = generation
         self._all_closed.clear()
         self._loop.inbox.put(Submit(tuple(requests)))

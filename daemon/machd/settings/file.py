@@ -75,6 +75,8 @@ def read_settings_file(file: SettingsFile) -> dict[str, object]:
         raise SettingsError(
             [f"{file.path}: is not UTF-8 at byte {error.start}{named_by}"]
         ) from None
+    except RecursionError:
+        raise SettingsError([f"{file.path}: is nested too deeply{named_by}"]) from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError([f"{file.path}: is not TOML: {error}{named_by}"]) from None
 

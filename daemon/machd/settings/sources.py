@@ -37,6 +37,7 @@ __all__ = [
     "Origin",
     "OriginKind",
     "SettingsSources",
+    "check_names",
     "load_settings",
     "overlaid",
     "process_environ",
@@ -94,6 +95,18 @@ def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSet
     layers = _Layers(model, values, dict(base.origins))
     layers.lay(given_by_operator(overrides, layers.keys))
     return layers.loaded(base.config_file)
+
+
+def check_names(tables: Mapping[str, object], model: type[Settings] = Settings) -> None:
+    """Hold the names in tables like a file's against the settings, whatever their values are.
+
+    Raises:
+        SettingsError: There is no such section or key; there is a line for each.
+    """
+    keys = {key.dotted: key for key in setting_keys(model)}
+    problems = [one for one in given_by_operator(tables, keys) if isinstance(one, str)]
+    if problems:
+        raise SettingsError([printable(problem) for problem in problems])
 
 
 def process_environ() -> dict[str, str]:

@@ -20,6 +20,8 @@ _MAX_PORT = 65_535
 def _unicode(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("is not Unicode text")  # undecodable bytes: it could not be shown again
+    if "\0" in text:
+        raise ValueError("has a null character in it")  # no path and no name has one
     return text
 
 

@@ -70,6 +70,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Mend what `problems` names, and reload.",
     ),
     LogEvent(
+        "settings.change_failed",
+        ("error",),
+        ("exception",),
+        "Settings could not be read or prepared for a reason that machd does not know.",
+        _REPORT,
+    ),
+    LogEvent(
         "settings.not_taken_on",
         ("error",),
         ("exception",),

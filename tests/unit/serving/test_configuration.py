@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from machd.clock import ManualClock
 from machd.errors import (
@@ -100,6 +101,35 @@ async def test_a_patch_reads_no_source_again(daemon: _Daemon) -> None:
     daemon.write("[limits")
     await daemon.configuration.patch({"limits": {"max_queue": None}})
     assert daemon.configuration.settings.limits.max_queue == 50
+
+
+@pytest.mark.parametrize(
+    "changes", [{"limits": {"max_qeue": None}}, {"limit": {"max_queue": None}}, {"limit": {}}]
+)
+async def test_what_is_taken_away_has_to_exist(
+    daemon: _Daemon, changes: dict[str, dict[str, object]]
+) -> None:
+    """A misspelt key does not leave its value in force in silence."""
+    with pytest.raises(SettingsError, match="no such"):
+        await daemon.configuration.patch(changes)
+
+
+async def test_a_bug_while_preparing_is_told_and_noted(daemon: _Daemon) -> None:
+    """Whoever waits gets an answer, and the old settings stay."""
+    daemon.refusal = ValueError("embedded null byte")
+    with pytest.raises(FaultError), capture_logs():
+        await daemon.configuration.reload()
+    assert not daemon.configuration.last_reload.is_successful
+    daemon.refusal = None
+    await daemon.configuration.reload()
+    assert daemon.configuration.last_reload.is_successful
+
+
+async def test_a_list_of_etags_matches_by_one(daemon: _Daemon) -> None:
+    """RFC 9110, section 13.1.1."""
+    both = f'"nope", {daemon.configuration.etag}'
+    await daemon.configuration.patch({"limits": {"max_n": 3}}, if_match=both)
+    assert daemon.configuration.settings.limits.max_n == 3
 
 
 async def test_a_refused_patch_is_no_failed_reload(daemon: _Daemon) -> None:

@@ -199,6 +199,22 @@ async def test_a_stalled_stream_never_goes_on_after_its_gap() -> None:
             await stream.take()
 
 
+async def test_what_was_made_is_counted_whether_it_is_read_or_not() -> None:
+    """Tokens that are unread, that were dropped, that came after a failure, and the final stop."""
+    with patch.object(fanout_module, "MAX_PENDING_EVENTS", 3):
+        stream = Stream()
+        assert (stream.is_admitted, stream.completion_tokens) == (False, 0)
+        stream.push(admitted("a"))
+        for number in range(5):
+            stream.push(token("a", number))
+            stream.push(token("b", number))
+        assert (stream.is_admitted, stream.completion_tokens) == (True, 10)
+        await stream.take()
+        stream.push(finished("a", completion_tokens=6))
+        stream.push(finished("b", FinishReason.ERROR, EngineFaultError("over")))
+        assert stream.completion_tokens == 11
+
+
 async def test_a_cancelled_reader_loses_nothing() -> None:
     """A reader that gives up waiting finds the event at its next look."""
     stream = Stream()

@@ -24,11 +24,12 @@ from machd.errors import (
     KeyLimitError,
     ModelFormatError,
     NotReadyError,
+    QueueFullError,
 )
 from machd.scheduler.events import FinishReason
 from machd.scheduler.sequence import Priority, SequenceRequest
 from machd.scheduler.single_flight import SingleFlightScheduler
-from machd.serving.fanout import Fanout
+from machd.serving.fanout import MAX_PENDING_EVENTS, Fanout
 from machd.serving.generation import Generation
 from machd.serving.inbox import Abort, Message, Submit
 from machd.serving.lifecycle import Lifecycle, State
@@ -428,7 +429,7 @@ async def test_a_client_s_generations_are_counted_until_they_close(serving: _Ser
 
 
 async def test_tokens_are_charged_as_they_come(serving: _Serving) -> None:
-    """The prompt at once, each completion token when it is read, and what was only asked for never."""
+    """The prompt with its slot, each completion token as it is made, what was only asked for never."""
     serving.service.set_limits(_key_limits(tokens=6))
     generation = _open(serving, "gen")
     serving.service.check_client("alice")
@@ -447,6 +448,61 @@ async def test_tokens_are_charged_as_they_come(serving: _Serving) -> None:
     _open(serving, "next")
 
 
+async def test_what_nobody_reads_is_charged(serving: _Serving) -> None:
+    """A client that lets the engine work and never looks pays for all that was made for it."""
+    serving.service.set_limits(_key_limits(tokens=60))
+    unread = _open(serving, "unread")
+    made = MAX_PENDING_EVENTS + 97  # some beyond what is kept for a reader
+    serving.fanout.publish([admitted("unread/0"), *(token("unread/0", 97) for _ in range(made))])
+    await asyncio.sleep(0)
+    unread.close()
+
+    with pytest.raises(KeyLimitError) as refused:
+        serving.service.check_client("alice")
+    assert refused.value.retry_after_s == 3 + made - 60 + 1
+
+
+async def test_a_prompt_costs_nothing_before_it_has_a_slot(serving: _Serving) -> None:
+    """Whoever is turned away, or leaves while it waits, has used nothing, however often it comes."""
+    serving.service.set_limits(_key_limits(tokens=60))
+    for number in range(5):
+        rejected = _open(serving, f"full{number}", prompt=90)
+        full = finished(f"full{number}/0", FinishReason.ERROR, QueueFullError("full"))
+        serving.fanout.publish([full])
+        with pytest.raises(QueueFullError):
+            await rejected.admitted()
+        rejected.close()
+        _open(serving, f"left{number}", prompt=90).close()
+    serving.service.check_client("alice")
+
+    _open(serving, "late", prompt=90)
+    serving.fanout.publish([admitted("late/0")])
+    await asyncio.sleep(0)
+    (late,) = serving.service.open_generations
+    late.close()
+    with pytest.raises(KeyLimitError) as refused:
+        serving.service.check_client("alice")
+    assert refused.value.retry_after_s == 90 - 60 + 1
+
+
+async def test_each_prompt_is_charged_once(serving: _Serving) -> None:
+    """However many completions it gets, and however many of them have a slot."""
+    serving.service.set_limits(_key_limits(tokens=10))
+    generation = serving.service.open(
+        [(1,) * 5, (1,) * 10],
+        replace(OPTIONS, n=2),
+        replace(identity_of("gen"), client="alice"),
+        prompt_param="prompt",
+    )
+    serving.fanout.publish([admitted(f"gen/{number}") for number in range(4)])
+    await generation.admitted()
+    generation.close()
+
+    with pytest.raises(KeyLimitError) as refused:
+        serving.service.check_client("alice")
+    assert refused.value.retry_after_s == (15 - 10) * 60 // 10 + 1
+
+
 async def test_a_request_that_is_refused_is_not_charged(serving: _Serving) -> None:
     """One that could not begin costs nothing, whatever its prompt."""
     serving.service.set_limits(_key_limits(requests=1, tokens=10))
@@ -458,8 +514,10 @@ async def test_a_request_that_is_refused_is_not_charged(serving: _Serving) -> No
 
 async def test_a_change_of_limits_forgets_nothing(serving: _Serving) -> None:
     """Generations that are open and tokens that were used count against new limits."""
-    serving.service.set_limits(_key_limits(requests=5, tokens=100))
-    _open(serving, "gen", prompt=50)
+    serving.service.set_limits(_key_limits(requests=5, tokens=50))
+    generation = _open(serving, "gen", prompt=50)
+    serving.fanout.publish([admitted("gen/0")])
+    await generation.admitted()
 
     serving.service.set_limits(_key_limits(requests=5, tokens=40))
     with pytest.raises(KeyLimitError):

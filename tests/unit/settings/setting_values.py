@@ -12,7 +12,9 @@ from machd.settings.keys import SettingKey, ValueKind, setting_keys
 KEYS = setting_keys()
 
 _WORDS = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12
+    st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\0"),
+    min_size=1,
+    max_size=12,
 ).filter(lambda text: text.strip() != "")
 _NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
 _TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {

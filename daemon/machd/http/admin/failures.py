@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -24,7 +23,7 @@ from machd.errors import (
     SettingsError,
     StartupError,
 )
-from machd.http.failures import error_headers, unexpected
+from machd.http.failures import allowed_methods, error_headers, unexpected
 
 __all__ = ["ADMIN_EXCEPTION_HANDLERS", "MAX_BODY_BYTES"]
 
@@ -66,22 +65,11 @@ def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Res
     if make is not None:
         response = _response(make())
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.set_header("Allow", ", ".join(_methods(request.url.path)))
+            response.set_header("Allow", allowed_methods(request.url.path, ADMIN_ENDPOINTS))
         return response
     if error.status_code < 500:
         return _response(InvalidRequestError("the request is not one that this server understands"))
     return _response(unexpected(error))
-
-
-def _methods(path: str) -> list[str]:
-    """What a path takes, for the Allow header that goes with 405."""
-    return sorted(
-        {
-            endpoint.method.upper()
-            for endpoint in ADMIN_ENDPOINTS
-            if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), path)
-        }
-    )
 
 
 def _on_exception(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

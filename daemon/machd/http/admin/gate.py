@@ -6,10 +6,6 @@ an Origin is refused, and so is every Host that a page could have made to point 
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import secrets
-
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,15 +17,13 @@ from machd.errors import (
     TooManyInFlightError,
 )
 from machd.http.failures import error_response
+from machd.http.hosts import host_name, is_loopback_name
 from machd.http.stamps import stamp
 
 __all__ = ["MAX_OPEN_REQUESTS", "AdminGate"]
 
 MAX_OPEN_REQUESTS = 64
 """Requests that may be open at once: operators are few, and so are their programs."""
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 
 
 class AdminGate:
@@ -47,9 +41,7 @@ class AdminGate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        stamp(scope, request_id=stamped, arrived_s=self._clock.monotonic_s())
+        stamped = stamp(scope, arrived_s=self._clock.monotonic_s())
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -68,7 +60,8 @@ class AdminGate:
             self._open_count -= 1
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> MachdError | None:
-        if not _is_unix(scope) and not _is_loopback(headers.get(b"host")):
+        name = host_name(headers.get(b"host"))
+        if not _is_unix(scope) and (name is None or not is_loopback_name(name)):
             return MisdirectedRequestError(
                 "the Host header names no loopback host; the admin API has no other"
             )
@@ -85,16 +78,3 @@ def _is_unix(scope: Scope) -> bool:
     """Whether the request came over a Unix socket, which no browser can open."""
     server = scope.get("server")
     return server is None or server[1] is None
-
-
-def _is_loopback(host: bytes | None) -> bool:
-    match = _HOST.fullmatch(host.decode("latin-1") if host else "")
-    if match is None:
-        return False
-    name = match["name"].lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False

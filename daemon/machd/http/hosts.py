@@ -1,0 +1,38 @@
+"""The names in a Host header, and which of them no page of elsewhere can have made up."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+__all__ = ["host_name", "is_loopback_name", "needs_no_name_server"]
+
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
+
+
+def host_name(header: bytes | None) -> str | None:
+    """The name in a Host header, in lower case and without its port; None for anything else."""
+    match = _HOST.fullmatch(header.decode("latin-1") if header else "")
+    return None if match is None else match["name"].lower()
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether it means this machine, without asking anybody."""
+    address = _address(name)
+    return _is_localhost(name) if address is None else address.is_loopback
+
+
+def needs_no_name_server(name: str) -> bool:
+    """Whether a host cannot be a foreign name that was made to point here (DNS rebinding)."""
+    return _is_localhost(name) or _address(name) is not None
+
+
+def _is_localhost(name: str) -> bool:
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return None
