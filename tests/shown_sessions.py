@@ -41,7 +41,7 @@ class Session:
 
 
 class Terminal:
-    """A shell of a reader: a folder, variables that last, a daemon at the addresses of the pages."""
+    """A shell of a reader: a folder and variables that last, a daemon at the addresses of the pages."""
 
     def __init__(
         self, folder: Path, *, stand_ins: Mapping[str, str], environ: Mapping[str, str]
@@ -62,7 +62,8 @@ class Terminal:
         for shown, real in self._stand_ins.items():
             command = command.replace(shown, real)
         kept = shlex.quote(str(self._folder.with_suffix(".variables")))
-        script = f". {kept} 2>&-; set -a\n{command}\nstatus=$?; export -p | grep -v LME_ > {kept}; exit $status"
+        keep = f"{{ export -p | grep -v LME_; printf 'cd %q\\n' \"$PWD\"; }} > {kept}"
+        script = f". {kept} 2>&-; set -a\n{command}\nstatus=$?; {keep}; exit $status"
         result = subprocess.run(
             ["bash", "-c", script],
             cwd=self._folder,

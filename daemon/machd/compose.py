@@ -135,6 +135,7 @@ class Parts:
             configuration=self.configuration,
             responses=self._responses,
             in_flight=lambda: self._open_requests.count,
+            open_generations=lambda: self.service.open_count,
             versions=_version_labels(installed_versions()),
         )
 

@@ -168,6 +168,7 @@ class Daemon:
         finally:
             parts.lifecycle.become(State.STOPPED)
             parts.loop.stop(DrainDeadlineError("the server has stopped"))
+            self._entrance.withdraw_token()
             await servers.stop(_SERVER_JOIN_S)
             parts.service.close()
             for tracer in parts.tracers:

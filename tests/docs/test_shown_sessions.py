@@ -20,7 +20,7 @@ RUN = {page: [one for one in sessions(page) if one.not_run is None] for page in 
 PAGES_WITH_SESSIONS = [page for page, run in RUN.items() if run]
 
 
-RUNNABLE = {"machd", "curl", "printf", "chmod"}
+RUNNABLE = {"machd", "curl", "printf", "chmod", "mkdir"}
 """What a page may have a test run; anything else is marked as not run."""
 
 _ASSIGNMENTS = re.compile(r"(?:[A-Z_]+=(?:\$\([^)]*\)|[^\s;]*)(?:;? |$))*")
@@ -64,7 +64,7 @@ def _terminal(daemon: ServeProcess, token_file: Path, tmp_path: Path) -> Termina
         stand_ins={
             "127.0.0.1:8080": urlsplit(daemon.url).netloc,
             "127.0.0.1:8081": admin_address,
-            "/etc/machd/machd.toml": str(token_file.with_name("machd.toml")),
+            "~/.cache/machd/run/admin-8081.token": str(token_file),
         },
         environ={"LME_ADMIN_LISTEN": admin_address, "LME_AUTH_ADMIN_TOKEN_FILE": str(token_file)},
     )

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import stat
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from admin_daemon import AdminDaemon
+from polling import wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import StepPlan
 from machd.errors import SettingsError
 
 _KEY = "public-key-0123456789"
@@ -252,6 +260,92 @@ def test_a_bad_token_file_is_refused(
         pass
     assert "secret" not in refusal.value.message
     assert "0123" not in refusal.value.message
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("source", ["settings", "credential"])
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_a_token_file_that_is_no_file_is_refused_at_once(
+    tmp_path: Path, source: str, kind: str
+) -> None:
+    """The start is never kept waiting; a credential that cannot be read is not passed over."""
+    path = tmp_path / "admin-token"
+    if kind == "pipe":
+        os.mkfifo(path, 0o600)
+    else:
+        path.symlink_to("/dev/zero")
+    flags = {"auth.admin_token_file": str(path)} if source == "settings" else {}
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)} if source == "credential" else {}
+    with (
+        pytest.raises(SettingsError, match="no regular file"),
+        AdminDaemon(tmp_path, flags=flags, environ=environ),
+    ):
+        pass
+
+
+@pytest.mark.timeout(30)
+def test_a_key_file_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The change is refused, and the next one is taken."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    with AdminDaemon(tmp_path) as running:
+        change = {"auth": {"api_keys_file": str(pipe)}}
+        assert "no regular file" in running.admin.patch("/admin/config", json=change).text
+        assert running.admin.put("/admin/log-level", json={"level": "info"}).status_code == 200
+
+
+def test_keys_that_go_away_do_not_open_the_daemon(tmp_path: Path) -> None:
+    """A change of something else is refused while the service manager's keys are missing."""
+    keys = tmp_path / "api-keys"
+    keys.write_text(f"somebody:{_KEY}\n")
+    keys.chmod(0o600)
+    with AdminDaemon(tmp_path, environ={"CREDENTIALS_DIRECTORY": str(tmp_path)}) as running:
+        keys.unlink()
+        assert "gone away" in running.admin.put("/admin/log-level", json={"level": "info"}).text
+        assert "gone away" in running.admin.post("/admin/reload").text
+        assert running.http.get("/v1/models").status_code == 401
+        headers = {"Authorization": f"Bearer {_KEY}"}
+        assert running.http.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")
+def test_addresses_with_the_same_port_have_tokens_of_their_own(tmp_path: Path) -> None:
+    """A second daemon neither replaces nor removes the first one's."""
+    with AdminDaemon(tmp_path) as first:
+        port = first.admin_url.rpartition(":")[2]
+        with AdminDaemon(tmp_path, flags={"admin.listen": f"127.0.0.2:{port}"}):
+            assert (tmp_path / "machd" / f"admin-127.0.0.2-{port}.token").exists()
+            assert first.token_file.read_text().strip() == first.token
+        assert [one.name for one in (tmp_path / "machd").iterdir()] == [first.token_file.name]
+
+
+def test_the_token_goes_before_the_address_does(tmp_path: Path) -> None:
+    """Who takes the address over can leave one of that name, however long the daemon still needs."""
+    plans: list[StepPlan] = []
+
+    def dawdle(plan: StepPlan) -> None:
+        plans.append(plan)
+        time.sleep(2)
+
+    flags = {"limits.drain_timeout_s": 0.0}
+    with (
+        AdminDaemon(tmp_path, lambda: FakeEngine(before_step=dawdle), flags) as running,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        body = {"model": "fake", "prompt": "hello", "max_tokens": 9}
+        asked = pool.submit(running.http.post, "/v1/completions", json=body, timeout=20)
+        wait_until(lambda: bool(plans), "the step has begun")
+        running.daemon.stop()
+        wait_until(lambda: _is_refused(running.admin_url), "the address is free")
+        assert not running.token_file.exists()
+        assert not running.daemon.join(0)
+        asked.result()
+
+
+def _is_refused(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) != 0
 
 
 @pytest.mark.parametrize("source", ["settings", "credential"])

@@ -316,6 +316,28 @@ def test_a_probe_waits_for_an_idle_moment_and_blocks_nobody(tmp_path: Path) -> N
         assert report["decode_mode"]["active"] == "single"
 
 
+def test_a_daemon_that_leaves_tells_who_waits_for_a_probe(tmp_path: Path) -> None:
+    """Its engine's thread cannot: it is in a step that does not end."""
+    gate = StepGate(at_decode)
+    answers: list[httpx.Response] = []
+    with _gated(tmp_path, gate) as daemon, RawClient(daemon.daemon.url) as stream, gate:
+        _open(stream, "hello", "r-1")
+        stream.read_until(b'"content":"h"')
+        gate.wait_until_held()
+        prober = threading.Thread(
+            target=lambda: answers.append(daemon.admin.post("/admin/probe", timeout=30))
+        )
+        prober.start()
+        wait_until(lambda: daemon.status["decode_mode"]["is_switching"], "the probe is asked for")
+        daemon.daemon.stop()
+        daemon.daemon.stop()
+        prober.join(5)
+        (answer,) = answers
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "drain_deadline"
+        assert not daemon.daemon.join(0)
+
+
 def test_a_daemon_that_loads_says_so(tmp_path: Path) -> None:
     """Status answers before the model is there; what needs the model says when to come back."""
     release = threading.Event()

@@ -8,9 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
@@ -21,7 +24,11 @@ from running_daemon import RunningDaemon
 from serve_process import run_machd
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine
+from machd.api.admin_status import AdminState, AdminStatus
+from machd.cli.ctl_client import AdminAddress, AdminClient
+from machd.engine.fake import FakeEngine, FakeFaults
+from machd.engine.protocol import ModelDescription
+from machd.errors import NoDaemonError, UnavailableError
 
 _CHAT = "/v1/chat/completions"
 
@@ -93,6 +100,32 @@ def test_the_status_reads_well_and_as_json(daemon: AdminDaemon) -> None:
     assert status.keys() == daemon.status.keys()
 
 
+_HOSTILE = "llama[/4bit][bold]:smile:\x1b[31m\x9b2J\n"
+
+
+class _Hostile(FakeEngine):
+    """A model whose name means something to rich and to a terminal."""
+
+    @property
+    def model(self) -> ModelDescription:
+        return replace(super().model, model_id=_HOSTILE)
+
+
+def test_text_of_the_daemon_s_is_only_text(tmp_path: Path, config_path: Path) -> None:
+    """Markup is shown as it is, and no control character reaches the terminal, in JSON either."""
+    with kept_logging(), AdminDaemon(tmp_path, _Hostile, config_path=config_path) as daemon:
+        table = _ctl(daemon, "status")
+        assert "llama[/4bit][bold]:smile:\ufffd[31m\ufffd2J\ufffd" in table
+        text = _ctl(daemon, "status", "--json")
+        assert json.loads(text)["model"] == _HOSTILE
+        config_path.write_text('[limits]\n"[/x]\\u001b[31m" = 1\n')
+        complaint = _ctl(daemon, "reload", code=1)
+        refused = _ctl(daemon, "status")
+        assert "[/x]" in "".join(refused.split())
+    for shown in (table, text, complaint, refused):
+        assert all(letter.isprintable() or letter == "\n" for letter in shown)
+
+
 def test_requests_are_listed_and_aborted(daemon: AdminDaemon, gate: StepGate) -> None:
     """By the id that the list shows; its client is told, and the id is unknown afterwards."""
     assert _ctl(daemon, "requests") == "no open requests\n"
@@ -137,6 +170,112 @@ def test_the_mode_is_switched(daemon: AdminDaemon) -> None:
     assert daemon.status["decode_mode"]["active"] == "batched"
     address = daemon.admin_url.removeprefix("http://")
     assert run_machd(["ctl", "mode", "fast", "--address", address], daemon.environ).returncode == 2
+
+
+@pytest.mark.parametrize("flags", [[], ["--wait"]])
+def test_a_switch_that_failed_is_said(tmp_path: Path, flags: list[str]) -> None:
+    """1: the wait ends although the mode that was asked for never comes."""
+    faults = FakeFaults(reset_error=RuntimeError("planted"))
+    with AdminDaemon(tmp_path, lambda: FakeEngine(faults=faults)) as daemon:
+        _ctl(daemon, "mode", "batched", "--wait", code=1)
+        complaint = _ctl(daemon, "mode", "batched", *flags, code=1)
+        assert daemon.status["state"] == "ready"
+    assert "the mode is single and not batched: the switch has failed" in complaint
+
+
+# A daemon that goes away
+
+
+class _Scripted:
+    """Answers one connection after the other as a daemon would, and then is gone or says nothing."""
+
+    def __init__(self, *answers: dict[str, Any], is_silent: bool = False) -> None:
+        self._answers = answers
+        self._is_silent = is_silent
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._answer)
+
+    def __enter__(self) -> _Scripted:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(20)
+        self._listener.close()
+
+    def _answer(self) -> None:
+        for answer in self._answers:
+            connection, _ = self._listener.accept()
+            with connection:
+                _read_request(connection)
+                body = json.dumps(answer).encode()
+                head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
+                connection.sendall(head.encode() + body)
+        if not self._is_silent:
+            self._listener.close()
+
+
+def _read_request(connection: socket.socket) -> None:
+    with connection.makefile("rb") as request:
+        length = 0
+        while (line := request.readline().strip().lower()) != b"":
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        request.read(length)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "complaint"),
+    [({}, 69, "no daemon answers"), ({"state": "failed", "reason": "planted"}, 70, "planted")],
+)
+@pytest.mark.parametrize("arguments", [["mode", "batched"], ["drain"]])
+def test_a_wait_ends_with_the_daemon(
+    daemon: AdminDaemon, arguments: list[str], end: dict[str, Any], code: int, complaint: str
+) -> None:
+    """When it goes away or fails, however much was still to be waited for."""
+    busy = daemon.status | {"state": "draining", "open_requests": 1}
+    busy["decode_mode"] |= {"requested": "batched", "is_switching": True}
+    first = busy["decode_mode"] if arguments[0] == "mode" else busy
+    answers = [first, busy, busy, *([busy | end] if end else [])]
+    with _Scripted(*answers) as scripted:
+        target = ["--address", scripted.address, "--token-file", str(daemon.token_file)]
+        done = run_machd(["ctl", *arguments, "--wait", *target], daemon.environ)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_daemon_that_is_late_is_not_one_that_is_missing() -> None:
+    """1 and not 69; where something was to be done, with how to find out whether it was."""
+    with _Scripted(is_silent=True) as scripted:
+        client = AdminClient(AdminAddress.of(scripted.address), "token", timeout_s=0.1)
+        with pytest.raises(UnavailableError) as told:
+            client.ask("POST", "/admin/drain", AdminState)
+        with pytest.raises(UnavailableError) as asked:
+            client.ask("GET", "/admin/status", AdminStatus)
+    assert told.value.exit_code == asked.value.exit_code == 1
+    assert "not known, machd ctl status shows it" in told.value.message
+    assert "did not answer in time" in asked.value.message
+    assert "not known" not in asked.value.message
+
+
+def test_a_daemon_that_breaks_off_is_gone() -> None:
+    """69, and whether what it was told was done is left open."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: _hang_up(listener))
+        thread.start()
+        address = AdminAddress.of(f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(NoDaemonError) as told:
+            AdminClient(address, "token").ask("POST", "/admin/drain", AdminState)
+        thread.join(20)
+    assert "not known" in told.value.message
+
+
+def _hang_up(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        _read_request(connection)
 
 
 def test_a_reload_is_made_or_its_problems_are_shown(daemon: AdminDaemon, config_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,39 @@ def test_one_noisy_key_does_not_hurt_the_others(tmp_path: Path) -> None:
     assert {one.status_code for one in refused} == {429}
     assert {_code(one) for one in refused} == {"key_limit"}
     assert again.status_code == 200
+
+
+def test_requests_that_are_turned_away_cost_nothing(tmp_path: Path) -> None:
+    """A full queue refuses a long prompt as often as it comes, and its key is never at its limit."""
+    flags = {
+        "limits.max_queue": 1,
+        "limits.max_tokens_per_minute_per_key": 100,
+        "auth.api_keys_file": str(_key_file(tmp_path)),
+    }
+    endless = completion("hi", max_tokens=2000, ignore_eos=True, stream=True)
+    long = completion("word " * 60, max_tokens=2)
+    with (
+        RunningDaemon(lambda: FakeEngine(before_step=_slow), flags) as daemon,
+        httpx.Client(base_url=daemon.url, timeout=20) as client,
+        ExitStack() as waiting,
+    ):
+        with client.stream("POST", "/v1/completions", json=endless, headers=_as(QUIET)):
+            waiting.enter_context(_sent(daemon.url, completion("other", max_tokens=2), QUIET))
+            wait_until(lambda: _metric(client, "machd_requests_waiting") == 1, "the queue is full")
+            refused = [
+                client.post("/v1/completions", json=long, headers=_as(NOISY)) for _ in range(4)
+            ]
+        wait_until(lambda: _metric(client, "machd_requests_waiting") == 0, "the queue is empty")
+        again = client.post(
+            "/v1/completions", json=completion("hi", max_tokens=2), headers=_as(NOISY)
+        )
+
+    assert {_code(one) for one in refused} == {"queue_full"}
+    assert again.status_code == 200
+
+
+def _slow(_plan: object) -> None:
+    time.sleep(0.01)
 
 
 @contextmanager

@@ -183,6 +183,29 @@ def test_more_slots_while_requests_run_and_wait(tmp_path: Path) -> None:
     assert answers == [("batched", _alone(f"prompt {number}", _LONG_TOKENS)) for number in range(5)]
 
 
+def test_a_change_that_is_taken_back_holds_nobody_up(tmp_path: Path) -> None:
+    """While one stream goes on, slots become fewer and then as before: the next one joins it."""
+    gate = StepGate(at_decode)
+    flags: dict[str, object] = {"continuous_batching.enabled": True}
+    with (
+        _live(tmp_path, lambda: FakeEngine(before_step=gate), flags) as live,
+        _clients(live.url, 2) as (running, waiting),
+        gate,
+    ):
+        running.post_json(_PATH, _body("prompt 0", max_tokens=_LONG_TOKENS))
+        gate.wait_until_held()
+        live.switch({"max_b": 2})
+        waiting.post_json(_PATH, _body("prompt 1", max_tokens=_LONG_TOKENS))
+        live.step_until_there(gate, 2)
+        assert scrape(live.url, "machd_requests_waiting") == 1
+        live.switch({"max_b": None})
+        gate.step_until(lambda: scrape(live.url, "machd_requests_running") == 2, "both run")
+        assert not is_idle(live.url)
+        gate.open()
+        answers = [_read(running), _read(waiting)]
+    assert answers == [("batched", _alone(f"prompt {number}", _LONG_TOKENS)) for number in (0, 1)]
+
+
 def test_smaller_limits_turn_nobody_away_who_waits(tmp_path: Path) -> None:
     """Three wait when the queue shrinks to one: they are served, and the next one is refused."""
     gate = StepGate(at_decode)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_server import ALERTS, PROMTOOL
 
+from machd.errors import SettingsError
+from machd.settings.sources import load_settings
 from machd.telemetry.metric_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +24,7 @@ RULES = {
     )
 }  # fmt: skip
 """Each alert's own lines by its name."""
+_PAGES = ("monitor.md", "metrics.md", "troubleshoot.md")
 
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None and not os.environ.get("CI"),
@@ -74,7 +77,37 @@ def test_an_alert_has_its_own_case(name: str) -> None:
     assert f'alertname="{name}", instance="bad"' in case
     assert "exp_samples: []" in case
     assert 'instance="good"' in case
-    assert 'alertname="' not in case.replace(f'alertname="{name}"', "")
+    others = set(re.findall(r'alertname="(\w+)"', case)) - {name}
+    assert others <= ({"MachdRestarted"} if name == "MachdRestartLoop" else set())
+
+
+def test_no_alert_divides_by_nothing() -> None:
+    """The queue's limit is at least 1, so that an empty queue is no 0/0."""
+    with pytest.raises(SettingsError, match="max_queue"):
+        load_settings(config_path=None, environ={}, flags={"limits.max_queue": 0})
+
+
+def test_a_full_queue_says_what_it_counts() -> None:
+    """Readers are not what limits.max_queue bounds: the text and the metric both say so."""
+    assert "share a decode" in RULES["MachdQueueSaturated"]
+    (limit,) = (spec for spec in METRICS if spec.name == "machd_requests_waiting_limit")
+    assert limit.help.startswith("Decodes")
+
+
+def test_the_last_reload_is_not_called_a_change() -> None:
+    """A PATCH that was refused does not show in the gauge, so no text may say that it does."""
+    dashboard = (ROOT / "config" / "grafana" / "machd.json").read_text("utf-8")
+    pages = [(ROOT / "docs" / "operating" / name).read_text("utf-8") for name in _PAGES]
+    for text in (TEXT, dashboard, *pages):
+        assert not re.search(r"reload or\s+change", text)
+
+
+def test_a_daemon_that_is_down_may_be_loading() -> None:
+    """Where the service manager has the socket: the alert and the page say what to scrape."""
+    assert "admin listener" in RULES["MachdDown"]
+    page = (ROOT / "docs" / "operating" / "monitor.md").read_text("utf-8")
+    assert "MachdDown` fires" in page
+    assert "credentials_file: /etc/prometheus/machd-admin.token" in page
 
 
 @each_alert

@@ -92,6 +92,7 @@ class ConfigStatus(Struct, frozen=True, kw_only=True):
         ok: Whether the settings that were asked for are in force.
         changed: Dotted keys that got other values.
         problems: Why nothing was changed, a line each.
+        overrides: Dotted keys that were changed over the admin API since the last reload.
     """
 
     kind: Literal["start", "reload", "patch"]
@@ -99,6 +100,7 @@ class ConfigStatus(Struct, frozen=True, kw_only=True):
     ok: bool
     changed: list[str]
     problems: list[str]
+    overrides: list[str]
 
 
 class AdminStatus(AdminState, frozen=True, kw_only=True):

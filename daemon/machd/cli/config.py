@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from machd.settings.explain import (
     settings_schema,
     settings_toml,
 )
+from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, load_settings, process_environ
 
 __all__ = ["config"]
@@ -46,13 +48,15 @@ def show(loaded: LoadedSettings, *, origins: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def check(ctx: click.Context, file: Path | None, *, as_json: bool) -> None:
-    """Check FILE and the LME_ variables for problems.
+    """Check FILE and the LME_ variables for problems, and the key files that they name.
 
     Prints every problem and exits with 2 if there is one. Without FILE, the file that serve would
     read is checked.
     """
+    environ = process_environ()
     try:
-        loaded = load_settings(config_path=file, environ=process_environ(), flags={})
+        loaded = load_settings(config_path=file, environ=environ, flags={})
+        _check_files(loaded.settings, environ)
     except SettingsError as error:
         if not as_json:
             raise
@@ -89,6 +93,20 @@ def init(path: Path, *, force: bool) -> None:
 def schema() -> None:
     """Print the JSON schema of a settings file."""
     _echo_json(settings_schema())
+
+
+def _check_files(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Read the files of keys and tokens as the daemon would.
+
+    Raises:
+        SettingsError: The daemon would refuse one of them.
+    """
+    from machd.http.admin.token_file import read_hidden_token  # noqa: PLC0415 - brings the framework
+    from machd.http.authentication import ApiKeys  # noqa: PLC0415 - the same
+
+    ApiKeys.of(settings, environ)
+    if settings.auth.admin_token_file is not None:
+        read_hidden_token(Path(settings.auth.admin_token_file))
 
 
 def _echo_json(data: dict[str, object]) -> None:

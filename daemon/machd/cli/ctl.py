@@ -21,8 +21,9 @@ from machd.api.admin_status import AdminState, AdminStatus, CacheCleared, ModeSt
 from machd.cli.ctl_config import config
 from machd.cli.ctl_tables import event_line, print_requests, print_status
 from machd.cli.ctl_target import admin_client, target_options
+from machd.cli.ctl_text import say, say_json, shown_json
 from machd.cli.ctl_wait import wait_until
-from machd.errors import ConflictError
+from machd.errors import ConflictError, FaultError
 
 __all__ = ["ctl"]
 
@@ -62,7 +63,7 @@ def abort(request_id: str, *, as_json: bool) -> None:
     """End the open requests that go by ID: an answer's id, or an X-Request-Id."""
     path = f"/admin/requests/{quote(request_id, safe='')}"
     aborted = admin_client().ask("DELETE", path, AbortedRequests)
-    _show(aborted, lambda one: click.echo(f"ended {', '.join(one.aborted)}"), as_json=as_json)
+    _show(aborted, lambda one: say(f"ended {', '.join(one.aborted)}"), as_json=as_json)
 
 
 @ctl.command()
@@ -76,7 +77,7 @@ def drain(*, is_wait: bool, as_json: bool) -> None:
     if is_wait:
         status = wait_until(client, _is_drained, lambda one: f"draining: {one.open_requests} open")
         state = msgspec.convert(status, AdminState, from_attributes=True)
-    _show(state, lambda one: click.echo(f"draining, {one.open_requests} open"), as_json=as_json)
+    _show(state, lambda one: say(f"draining, {one.open_requests} open"), as_json=as_json)
 
 
 @ctl.command()
@@ -85,7 +86,7 @@ def drain(*, is_wait: bool, as_json: bool) -> None:
 def resume(*, as_json: bool) -> None:
     """Have the daemon take new work again after a drain."""
     state = admin_client().ask("POST", "/admin/resume", AdminState)
-    _show(state, lambda one: click.echo(one.state), as_json=as_json)
+    _show(state, lambda one: say(one.state), as_json=as_json)
 
 
 @ctl.command()
@@ -109,13 +110,15 @@ def mode(wanted: str, *, is_wait: bool, as_json: bool) -> None:
     if is_wait:
         status = wait_until(
             client,
-            lambda one: one.decode_mode is not None and not one.decode_mode.is_switching,
+            _has_mode,
             lambda one: f"switching to {wanted}: {one.running} running are finished first",
         )
         assert status.decode_mode is not None, "just waited for"
         answer = status.decode_mode
-        if answer.active != wanted:
-            raise ConflictError(f"the mode is {answer.active}: somebody else has changed it")
+    if not answer.is_switching and answer.active != wanted:
+        raise ConflictError(
+            f"the mode is {answer.active} and not {wanted}: {_why_not(answer, wanted)}"
+        )
     _show(answer, _say_mode, as_json=as_json)
 
 
@@ -132,7 +135,7 @@ def clear(*, as_json: bool) -> None:
     cleared = admin_client().ask("POST", "/admin/cache/clear", CacheCleared)
     _show(
         cleared,
-        lambda one: click.echo(f"forgot {one.responses.count} stored responses"),
+        lambda one: say(f"forgot {one.responses.count} stored responses"),
         as_json=as_json,
     )
 
@@ -164,7 +167,7 @@ def events(*, as_json: bool) -> None:
     """Show what happens, as it happens, until Ctrl-C or the daemon's end."""
     try:
         for data in admin_client().events():
-            click.echo(data if as_json else _event_line(data))
+            say(shown_json(data.decode(errors="replace")) if as_json else _event_line(data))
     except BrokenPipeError:
         # Whoever read has had enough; what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -173,11 +176,11 @@ def events(*, as_json: bool) -> None:
 ctl.add_command(config)
 
 
-def _show(answer: _S, say: Callable[[_S], None], *, as_json: bool) -> None:
+def _show(answer: _S, show: Callable[[_S], None], *, as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+        say_json(answer)
     else:
-        say(answer)
+        show(answer)
 
 
 def _event_line(data: bytes) -> str:
@@ -187,15 +190,34 @@ def _event_line(data: bytes) -> str:
 
 
 def _say_changed(change: ConfigChange) -> None:
-    click.echo(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
+    say(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
 
 
 def _say_mode(mode: ModeStatus) -> None:
     line = f"decode mode {mode.active}"
-    click.echo(f"{line}, {mode.requested} when what runs is done" if mode.is_switching else line)
+    say(f"{line}, {mode.requested} when what runs is done" if mode.is_switching else line)
 
 
 def _is_drained(status: AdminStatus) -> bool:
     if status.state == "ready":
         raise ConflictError("somebody else has resumed the daemon")
+    _check_alive(status)
     return status.open_requests == 0
+
+
+def _has_mode(status: AdminStatus) -> bool:
+    """Whether the switch is over, however it went."""
+    _check_alive(status)
+    return status.decode_mode is not None and not status.decode_mode.is_switching
+
+
+def _why_not(mode: ModeStatus, wanted: str) -> str:
+    if mode.requested != wanted:
+        return "somebody else has changed it"
+    return f"the switch has failed, and the daemon's log says why ({mode.reason})"
+
+
+def _check_alive(status: AdminStatus) -> None:
+    """A daemon whose engine has failed does nothing any more that could be waited for."""
+    if status.state == "failed":
+        raise FaultError(f"the daemon has failed: {status.reason or 'its log says why'}")

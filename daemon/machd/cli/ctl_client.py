@@ -66,14 +66,18 @@ class AdminAddress:
 class AdminClient:
     """Asks one daemon, a connection for each question."""
 
-    def __init__(self, address: AdminAddress, token: str | None) -> None:
+    def __init__(
+        self, address: AdminAddress, token: str | None, *, timeout_s: float = _TIMEOUT_S
+    ) -> None:
         """Prepare; nothing is connected yet.
 
         Args:
             address: Where it answers.
             token: What it wants to see; None where the socket's permissions decide.
+            timeout_s: That the daemon may take for an answer.
         """
         self.address = address
+        self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -91,20 +95,21 @@ class AdminClient:
 
         Raises:
             NoDaemonError: Nobody answers, it is no machd, or the token is not the right one.
-            RequestError, UnavailableError, FaultError: The daemon refuses.
+            RequestError, UnavailableError, FaultError: The daemon refuses. UnavailableError also
+                where it took the request and did not answer in time.
         """
         sent = dict(self._headers) | dict(headers or {})
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
-        connection = self._connection(_TIMEOUT_S)
+        connection = self._connected(self._timeout_s)
         try:
             connection.request(method, path, data, sent)
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+            raise self._unanswered(error, is_change=method != "GET") from None
         finally:
             connection.close()
         return self._decoded(content, type_, answer.status)
@@ -115,7 +120,7 @@ class AdminClient:
         Raises:
             MachdError: As for :meth:`ask`.
         """
-        connection = self._connection(_EVENTS_TIMEOUT_S)
+        connection = self._connected(_EVENTS_TIMEOUT_S)
         try:
             connection.request("GET", "/admin/events", headers=self._headers)
             answer = connection.getresponse()
@@ -125,14 +130,24 @@ class AdminClient:
                 if line.startswith(b"data: "):
                     yield line.removeprefix(b"data: ").rstrip(b"\n")
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+            raise self._unanswered(error, is_change=False) from None
         finally:
             connection.close()
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self.address.path is not None:
-            return _UnixConnection(self.address.path, timeout_s)
-        return http.client.HTTPConnection(self.address.host, self.address.port, timeout=timeout_s)
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        address = self.address
+        connection: http.client.HTTPConnection
+        if address.path is not None:
+            connection = _UnixConnection(address.path, timeout_s)
+        else:
+            connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            reason = "it took too long" if isinstance(error, TimeoutError) else _reason(error)
+            raise NoDaemonError(f"no daemon answers at {address}: {reason}") from None
+        return connection
 
     def _decoded(self, content: bytes, type_: type[_S], status: int) -> _S:
         try:
@@ -145,9 +160,26 @@ class AdminClient:
             ) from None
         raise _refusal(status, detail)
 
-    def _unreachable(self, error: Exception) -> NoDaemonError:
-        reason = "it took too long" if isinstance(error, TimeoutError) else _reason(error)
-        return NoDaemonError(f"no daemon answers at {self.address}: {reason}")
+    def _unanswered(self, error: Exception, *, is_change: bool) -> MachdError:
+        """What to say of a request that was taken and not answered.
+
+        A daemon that is there and late is not one that is missing: whoever reads 69 might start a
+        second. Nor is it known to have failed, which is 70. All that can be said is that what was
+        asked for does not hold as far as anybody knows: 1. One that broke the connection off has
+        gone, and that is 69.
+        """
+        unknown = (
+            "; whether it has done what it was told is not known, machd ctl status shows it"
+            if is_change
+            else ""
+        )
+        if isinstance(error, TimeoutError):
+            return UnavailableError(f"the daemon at {self.address} did not answer in time{unknown}")
+        if not isinstance(error, OSError | http.client.IncompleteRead):
+            return NoDaemonError(f"what answers at {self.address} is not the admin API of machd")
+        return NoDaemonError(
+            f"no daemon answers at {self.address} any more: {_reason(error)}{unknown}"
+        )
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -6,10 +6,10 @@ import json
 import tomllib
 
 import click
-import msgspec
 
 from machd.api.admin_config import AdminConfig, ConfigChange
 from machd.cli.ctl_target import admin_client, target_options
+from machd.cli.ctl_text import say, say_json
 
 __all__ = ["config"]
 
@@ -26,14 +26,14 @@ def get(key: str | None) -> None:
     """Print KEY's value, or all settings with their origins, as JSON."""
     shown = admin_client().ask("GET", "/admin/config", AdminConfig)
     if key is None:
-        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+        say_json(shown)
         return
     section, name = _parts(key)
     try:
         value = shown.settings[section][name]
     except KeyError:
         raise click.UsageError("There is no such setting.") from None
-    click.echo(json.dumps(value))
+    say(json.dumps(value))
 
 
 @config.command(name="set")
@@ -65,7 +65,7 @@ def unset(keys: tuple[str, ...]) -> None:
 
 def _patch(changes: dict[str, dict[str, object]]) -> None:
     change = admin_client().ask("PATCH", "/admin/config", ConfigChange, changes)
-    click.echo(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
+    say(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
 
 
 def _parts(key: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from rich.text import Text
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import OpenRequest
 from machd.api.admin_status import AdminStatus, ModeStatus
+from machd.cli.ctl_text import plain, say
 
 __all__ = ["event_line", "print_requests", "print_status"]
 
@@ -26,7 +27,7 @@ def print_status(status: AdminStatus) -> None:
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for label, text in _status_lines(status):
-        table.add_row(label, text)
+        table.add_row(label, text if isinstance(text, Text) else plain(text))
     _print(table)
 
 
@@ -38,18 +39,18 @@ def print_requests(requests: Iterable[OpenRequest]) -> None:
         table.add_column(name, no_wrap=True, justify="left" if name == "STATE" else "right")
     for one in requests:
         table.add_row(
-            Text(one.id),
-            one.decode_mode if one.state == "running" else one.state,
-            f"{one.age_s:.1f} s",
-            "-" if one.ttft_s is None else f"{one.ttft_s:.2f} s",
-            str(one.prompt_tokens),
-            str(one.completion_tokens),
+            plain(one.id),
+            plain((one.state == "running" and one.decode_mode) or one.state),
+            plain(f"{one.age_s:.1f} s"),
+            plain("-" if one.ttft_s is None else f"{one.ttft_s:.2f} s"),
+            plain(str(one.prompt_tokens)),
+            plain(str(one.completion_tokens)),
         )
-        table.add_row(Text(f"  {one.endpoint}, {one.client}, {one.request_id}", style="dim"))
+        table.add_row(plain(f"  {one.endpoint}, {one.client}, {one.request_id}", "dim"))
     if table.row_count:
         _print(table)
     else:
-        click.echo("no open requests")
+        say("no open requests")
 
 
 def event_line(event: AdminEvent, time_of_day: str) -> str:
@@ -61,8 +62,8 @@ def event_line(event: AdminEvent, time_of_day: str) -> str:
 
 
 def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
-    state = Text(status.state, style=_STATE_STYLES.get(status.state, ""))
-    yield "state", state if status.reason is None else Text.assemble(state, f": {status.reason}")
+    state = plain(status.state, _STATE_STYLES.get(status.state, ""))
+    yield "state", state if status.reason is None else state + plain(f": {status.reason}")
     yield "up", f"{_duration(status.uptime_s)}, machd {status.version}"
     yield "model", status.model or "loading"
     if status.decode_mode is not None:
@@ -95,9 +96,9 @@ def _settings(status: AdminStatus) -> Text:
     change = status.config
     if not change.ok:
         text = f"{change.kind} at {change.at} was refused: {'; '.join(change.problems)}"
-        return Text(text, style="yellow")
+        return plain(text, "yellow")
     changed = f"; changed {', '.join(change.changed)}" if change.changed else ""
-    return Text(f"as of the {change.kind} at {change.at}{changed}")
+    return plain(f"as of the {change.kind} at {change.at}{changed}")
 
 
 def _duration(seconds: float) -> str:

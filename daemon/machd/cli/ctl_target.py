@@ -123,12 +123,11 @@ def _token(address: AdminAddress, given: Path | None, settings: Settings | None)
             return read_token(credential)
         if address.path is not None:
             return None
-        for path in token_paths(environ, address.port):
+        for path in token_paths(environ, address.host, address.port):
             if path.is_file():
                 return read_token(path, key="admin token")
-    except (SettingsError, PermissionError) as error:
+    except (SettingsError, OSError) as error:
         raise NoDaemonError(f"{error}") from None
     raise NoDaemonError(
-        f"no daemon of this user has left a token for port {address.port}; start one, or give "
-        "--token-file"
+        f"no daemon of this user has left a token for {address}; start one, or give --token-file"
     )

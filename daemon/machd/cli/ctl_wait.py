@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import click
 from rich.console import Console
 
 from machd.api.admin_status import AdminStatus
 from machd.cli.ctl_client import AdminClient
+from machd.cli.ctl_text import plain, say
 from machd.clock import SystemClock
 
 __all__ = ["wait_until"]
@@ -32,21 +32,25 @@ def wait_until(
         client: Of the daemon.
         is_done: Whether the wait is over; may raise what ends it otherwise.
         what: Is still waited for, for a person.
+
+    Raises:
+        NoDaemonError: The daemon has gone away meanwhile.
+        UnavailableError: It is there and does not answer in time.
     """
     status = client.ask("GET", "/admin/status", AdminStatus)
     if is_done(status):
         return status
     console, clock = Console(stderr=True), SystemClock()
     said, said_s = "", clock.monotonic_s()
-    with console.status(what(status)) as shown:
+    with console.status(plain(what(status))) as shown:
         while True:
             time.sleep(_POLL_S)
             status = client.ask("GET", "/admin/status", AdminStatus)
             if is_done(status):
                 return status
             text = what(status)
-            shown.update(text)
+            shown.update(plain(text))
             is_due = clock.monotonic_s() - said_s >= _SAY_EVERY_S
             if not console.is_terminal and is_due and text != said:
-                click.echo(text, err=True)
+                say(text, err=True)
                 said, said_s = text, clock.monotonic_s()

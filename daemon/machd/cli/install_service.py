@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ def _launchd_plan(
     if is_user:
         home = _home(environ)
         folder, unit = home / "Library" / "LaunchAgents", agent_plist(installation, home=home)
-        return _Plan(folder, (unit,), (f"launchctl bootstrap gui/$(id -u) {folder / unit.name}",))
+        quoted = shlex.quote(str(folder / unit.name))
+        return _Plan(folder, (unit,), (f"launchctl bootstrap gui/$(id -u) {quoted}",))
     folder, unit = Path("/Library/LaunchDaemons"), daemon_plist(installation)
     commands = (
         *_config_commands(installation),
@@ -157,8 +159,10 @@ def _config_commands(installation: Installation) -> tuple[str, ...]:
     path = installation.config_path
     if path is None or path.is_file():
         return ()
-    machd = " ".join(installation.command)
-    return (f"sudo mkdir -p {path.parent}", f"sudo {machd} config init {path}")
+    return (
+        shlex.join(("sudo", "mkdir", "-p", str(path.parent))),
+        shlex.join(("sudo", *installation.command, "config", "init", str(path))),
+    )
 
 
 def _home(environ: Mapping[str, str]) -> Path:

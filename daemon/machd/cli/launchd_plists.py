@@ -1,7 +1,8 @@
 """machd as a launchd job: the property lists, for a user's session and for the machine.
 
 launchd has no watchdog: a daemon whose engine hangs for ``engine.stall_timeout_s`` ends itself
-with 70, and ``KeepAlive`` starts it again.
+with 70, and ``KeepAlive`` starts it again. It cannot tell one exit code from another either: after
+2, bad settings, it tries every ``ThrottleInterval`` seconds.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from importlib import import_module
 
 import click
+import structlog
 
 from machd import __version__
 from machd.errors import MachdError
@@ -36,6 +38,8 @@ class _Commands(click.Group):
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
+        if name == "serve":
+            _ignore_reloads()
         module, _, attribute = _COMMANDS[name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
@@ -49,7 +53,16 @@ def command_line() -> None:
 
 def main() -> None:
     """Run the command line; the exit codes are those of the contract."""
+    # What a command prints is its answer; a warning beside it belongs elsewhere. `serve` does more.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     _leave(_run())
+
+
+def _ignore_reloads() -> None:
+    """Outlive a SIGHUP until the daemon takes it; what it needs takes seconds to be imported."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _run() -> int:

@@ -124,6 +124,12 @@ def _service_section(installation: Installation) -> str:
         if installation.address
         else ""
     )
+    retried = (
+        "# Whoever connects to the socket starts it all the same, until the limit above fails both:\n"
+        "# then `reset-failed machd.service machd.socket`, and start them.\n"
+        if installation.address
+        else ""
+    )
     executable = _words(installation.command)
     return f"""\
 [Service]
@@ -144,6 +150,7 @@ TimeoutStopSec=90s
 Restart=on-failure
 RestartSec=2s
 # Bad settings, a model that is not there, an address that is taken: trying again changes nothing.
+{retried}\
 RestartPreventExitStatus=2
 KillMode=mixed
 """
@@ -210,6 +217,8 @@ _USER_PLACES = """\
 UMask=0077
 RuntimeDirectory=machd
 RuntimeDirectoryMode=0700
+# It is also where a machd that this user runs by hand keeps its token: a stop must not remove it.
+RuntimeDirectoryPreserve=yes
 """
 
 _LIMITS = """\

@@ -16,6 +16,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
 from machd.errors import AuthenticationError, SettingsError
+from machd.http.secret_files import is_there, read_secret
 from machd.settings.model import Settings
 
 __all__ = ["ANONYMOUS", "ApiKeys", "client_name", "require_api_key"]
@@ -27,7 +28,9 @@ PUBLIC = "machd_public"
 """Route option of the few endpoints that answer without a key."""
 
 _CLIENT_KEY = "machd_client"
+_SETTING = "auth.api_keys_file"
 _CREDENTIAL = "api-keys"
+_MAX_FILE_BYTES = 1_048_576
 _MIN_KEY_CHARACTERS = 16
 _KEY = re.compile(rf"[\x21-\x7e]{{{_MIN_KEY_CHARACTERS},}}")
 """What a header can carry unchanged."""
@@ -52,21 +55,20 @@ class ApiKeys:
         Raises:
             SettingsError: The file cannot be read, or a line is wrong. No key is ever quoted.
         """
+        file = read_secret(path, key=_SETTING, max_bytes=_MAX_FILE_BYTES)
         try:
-            lines = path.read_text("utf-8").splitlines()
-            mode = stat.S_IMODE(path.stat().st_mode)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise SettingsError([f"auth.api_keys_file: cannot read {path}: {reason}"]) from None
+            lines = file.content.decode("utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise SettingsError([f"{_SETTING}: cannot read {path}: not UTF-8"]) from None
         digests, problems = _parse(lines)
         if problems:
-            raise SettingsError([f"auth.api_keys_file: {path}: {one}" for one in problems])
-        if mode & stat.S_IROTH:
+            raise SettingsError([f"{_SETTING}: {path}: {one}" for one in problems])
+        if file.mode & stat.S_IROTH:
             # No refusal: what a container mounts is often readable by all, and alone in there.
             structlog.get_logger("machd.http").warning(
                 "api_keys.exposed",
                 path=str(path),
-                mode=f"{mode:04o}",
+                mode=f"{file.mode:04o}",
                 advice="let only the daemon's user read it: chmod o-rwx, or a systemd credential",
             )
         return cls(digests)
@@ -82,7 +84,9 @@ class ApiKeys:
             return cls.read(Path(settings.auth.api_keys_file))
         directory = environ.get("CREDENTIALS_DIRECTORY")
         credential = Path(directory, _CREDENTIAL) if directory else None
-        return cls.read(credential) if credential and credential.is_file() else cls.none()
+        if credential is not None and is_there(credential, key=_SETTING):
+            return cls.read(credential)
+        return cls.none()
 
     @property
     def is_required(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from machd.errors import ListenError, MachdError
+from machd.errors import ListenError, SettingsError
 from machd.http.admin.token import AdminToken
 from machd.http.authentication import ApiKeys
 from machd.http.sockets import Listener, listen, listen_admin
@@ -30,28 +30,35 @@ class Entrance:
             SettingsError: A file of keys or tokens is wrong.
         """
         self._environ = environ
+        self._has_credential = False
+        self._read_at_start: tuple[Settings, ApiKeys] | None = None
         self.admin: Listener | None = None
         self.admin_token: AdminToken | None = None
         self.public = listen(settings.server.host, settings.server.port, environ=environ)
         try:
-            self.admit(settings)
+            self._read_at_start = (settings, self.admit(settings))
+            self.public.open()
             self.admin = listen_admin(settings.admin.listen, environ=environ)
             if self.admin is not None:
+                self.admin.open()
+                # Only now: of two daemons that start together, one gets as far as this.
                 self.admin_token = AdminToken.of(settings, environ, self.admin)
-        except MachdError:
+        except BaseException:
             self.close()
             raise
-        for listener in self._listeners:
-            listener.open()
 
     def admit(self, settings: Settings) -> ApiKeys:
         """Who may ask under these settings.
 
         Raises:
             ListenError: Other machines can reach the daemon, and it asks nobody for a key.
-            SettingsError: The key file is wrong.
+            SettingsError: The key file is wrong, or the service manager's keys have gone away.
         """
+        read, self._read_at_start = self._read_at_start, None
+        if read is not None and read[0] is settings:
+            return read[1]
         api_keys = ApiKeys.of(settings, self._environ)
+        self._refuse_if_lost(settings, api_keys)
         if self.public.is_exposed and not api_keys.is_required:
             raise ListenError(
                 f"{self.public.url} can be reached from other machines; set "
@@ -59,14 +66,33 @@ class Entrance:
             )
         return api_keys
 
-    def close(self) -> None:
-        """Give the addresses back, and take away the token that was made for one of them."""
-        # First the token: who gets the address next leaves one of the same name.
+    def withdraw_token(self) -> None:
+        """Take away the file of the token that was made here; call it while we still listen.
+
+        Whoever gets the address next leaves a token of the same name.
+        """
         if self.admin_token is not None:
             self.admin_token.close()
-        for listener in self._listeners:
-            listener.close()
 
-    @property
-    def _listeners(self) -> tuple[Listener, ...]:
-        return tuple(one for one in (self.public, self.admin) if one is not None)
+    def close(self) -> None:
+        """Give the addresses back, and take away the token that was made for one of them."""
+        self.withdraw_token()
+        for listener in (self.public, self.admin):
+            if listener is not None:
+                listener.close()
+
+    def _refuse_if_lost(self, settings: Settings, api_keys: ApiKeys) -> None:
+        """Never let everyone in because a file is not there any more: nobody has asked for that.
+
+        Raises:
+            SettingsError: The service manager's keys were there once.
+        """
+        if settings.auth.api_keys_file is not None:
+            return
+        if self._has_credential and not api_keys.is_required:
+            problem = (
+                "the service manager's credential with the keys has gone away; bring it back or "
+                "set a file, or restart to do without keys"
+            )
+            raise SettingsError([f"auth.api_keys_file: {problem}"])
+        self._has_credential = api_keys.is_required

@@ -30,7 +30,10 @@ async def get_live(context: NamedDependency[ServerContext]) -> Response[bytes]:
 
 @get("/health/ready", opt={PUBLIC: True})
 async def get_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
-    """Whether the daemon accepts work."""
+    """Whether the daemon accepts work.
+
+    It does while an operator has the model measured: who comes then queues as behind a long answer.
+    """
     lifecycle = context.service.lifecycle
     try:
         lifecycle.check_accepting()

@@ -40,9 +40,8 @@ def read_secret(path: Path, *, key: str, max_bytes: int) -> SecretFile:
         SettingsError: It cannot be read, is no file or is larger. Its content is never quoted.
     """
     try:
-        descriptor = os.open(path, _FLAGS)
-        with os.fdopen(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
+        with open(path, "rb", opener=_open_at_once) as file:
+            facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise _unreadable(key, path, "it is no regular file")
             content = file.read(max_bytes + 1)
@@ -66,6 +65,10 @@ def is_there(path: Path, *, key: str) -> bool:
     except (OSError, ValueError) as error:
         raise _unreadable(key, path, _reason(error)) from None
     return True
+
+
+def _open_at_once(path: str, _flags: int) -> int:
+    return os.open(path, _FLAGS)
 
 
 def _unreadable(key: str, path: Path, reason: str) -> SettingsError:

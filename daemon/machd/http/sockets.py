@@ -10,11 +10,10 @@ from pathlib import Path
 
 from machd.errors import ListenError
 from machd.http.inherited_sockets import ADMIN, PUBLIC, inherited_socket
-from machd.http.unix_sockets import bind_unix
+from machd.http.own_files import OwnFile
+from machd.http.unix_sockets import BACKLOG, listen_unix
 
 __all__ = ["Listener", "listen", "listen_admin"]
-
-_BACKLOG = 2048
 
 
 class Listener:
@@ -31,8 +30,7 @@ class Listener:
         """Own ``bound``; ``path`` is removed with it."""
         self.socket = bound
         self.is_inherited = is_inherited
-        self._path = path
-        self._file = None if path is None else _identity(path)
+        self._file = None if path is None else OwnFile(path)
 
     @property
     def url(self) -> str:
@@ -64,22 +62,34 @@ class Listener:
             return True  # nobody knows
 
     def open(self) -> None:
-        """Let clients connect; they are answered when a server accepts them."""
-        if not self.is_inherited:
-            self.socket.listen(_BACKLOG)
+        """Let clients connect; they are answered when a server accepts them.
+
+        From here on nobody else gets the address. One with a path, or handed over, is open already.
+
+        Raises:
+            ListenError: Somebody was faster.
+        """
+        if self.is_inherited or self._file is not None:
+            return
+        try:
+            self.socket.listen(BACKLOG)
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {self.url}: {error.strerror}; another process has just begun to"
+            ) from None
 
     def close(self) -> None:
         """Give the address back."""
         self.socket.close()
         # A successor may have put its own there since the server closed ours.
-        if self._path is not None and _identity(self._path) == self._file is not None:
-            self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.remove()
 
 
 def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
     """Bind the public address; a socket handed over by the service manager wins.
 
-    Nothing is accepted yet: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
+    Whoever may reach it can be judged before clients can connect: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
     own user only, mode 0600; for others, let the service manager open one with another mode.
 
     Args:
@@ -135,26 +145,19 @@ def _checked_admin(listener: Listener, address: str) -> Listener:
     return listener
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file is there; None where there is none."""
-    try:
-        facts = path.lstat()
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino
-
-
 def _bind(host: str, port: int, *, advice: str) -> Listener:
     if host.startswith("unix:"):
         path = Path(host.removeprefix("unix:"))
-        return Listener(bind_unix(path), path=path)
+        return Listener(listen_unix(path), path=path)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ListenError(f"{host!r} is no address to listen on: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        # A name that nobody can look up is a ValueError.
+        reason = error.strerror if isinstance(error, OSError) else "no name is like that"
+        raise ListenError(f"{host!r} is no address to listen on: {reason}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)

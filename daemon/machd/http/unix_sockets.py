@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from machd.errors import ListenError
 
-__all__ = ["bind_unix"]
+__all__ = ["BACKLOG", "listen_unix"]
+
+BACKLOG = 2048
+"""How many clients may wait to be accepted."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def bind_unix(path: Path) -> socket.socket:
+def listen_unix(path: Path) -> socket.socket:
     """A socket at ``path`` with mode 0600, in place of one of ours that nobody serves any more.
+
+    It listens already: one that is only bound looks to the next daemon as if nobody served it.
 
     Raises:
         ListenError: Something else is there, somebody answers, or others could put a socket of
@@ -24,20 +32,60 @@ def bind_unix(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _refuse_unless_ours_alone(path)
-        _remove_stale(path)
-        mask = os.umask(0o177)
-        try:
-            bound.bind(str(path))
-        finally:
-            os.umask(mask)
-    except OSError as error:
+        with _alone_at(path):
+            _remove_stale(path)
+            mask = os.umask(0o177)
+            try:
+                bound.bind(str(path))
+            finally:
+                os.umask(mask)
+            bound.listen(BACKLOG)
+    except (OSError, ValueError) as error:
         bound.close()
-        # A path that is too long is an OSError without a number.
-        raise ListenError(f"cannot listen on unix:{path}: {error.strerror or error}") from None
+        # A path that is too long is an OSError without a number; one with a NUL is a ValueError.
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ListenError(f"cannot listen on unix:{path}: {reason}") from None
     except ListenError:
         bound.close()
         raise
     return bound
+
+
+@contextmanager
+def _alone_at(path: Path) -> Iterator[None]:
+    """Keep other daemons from that path meanwhile, by a lock on a file beside it.
+
+    Raises:
+        ListenError: One of them has the lock, or the file cannot be made.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(lock, flags, 0o600)
+    except OSError as error:
+        raise ListenError(
+            f"cannot listen on unix:{path}: cannot lock {lock}: {error.strerror}"
+        ) from None
+    try:
+        if not _takes_lock(descriptor, lock):
+            raise ListenError(
+                f"cannot listen on unix:{path}: another daemon is about to; choose another path"
+            )
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)  # while we have it, so that no other lock goes with it
+    finally:
+        os.close(descriptor)
+
+
+def _takes_lock(descriptor: int, lock: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who had it may have removed the file since it was opened.
+        return os.path.samestat(os.fstat(descriptor), lock.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _refuse_unless_ours_alone(path: Path) -> None:

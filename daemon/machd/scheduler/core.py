@@ -80,6 +80,10 @@ class SchedulerCore:
         """Whether the engine has no row, nor one to free."""
         return not self._slots and not self._slots.released
 
+    def is_arranged_as(self, arrangement: Arrangement) -> bool:
+        """Whether it would schedule as it does now, limits aside."""
+        return self._shape == arrangement.shape and self._pace.is_made_as(arrangement.pace)
+
     @property
     def kv_budget_bytes(self) -> int | None:
         """What running decodes may take together; None for no limit."""

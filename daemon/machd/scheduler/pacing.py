@@ -94,6 +94,10 @@ class PrefillPace:
         self._token_s = 0.0
         self._widths: dict[tuple[Lane, int], _Width] = {}
 
+    def is_made_as(self, other: PrefillPace) -> bool:
+        """Whether both began alike, whatever either has learnt since."""
+        return (self._beside_decode, self._alone) == (other._beside_decode, other._alone)
+
     @property
     def token_s(self) -> float:
         """Seconds for each prompt token of late, what ran beside it included; 0 before the first."""

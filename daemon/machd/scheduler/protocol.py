@@ -129,6 +129,10 @@ class Scheduler(Protocol):
         """
         ...
 
+    def is_arranged_as(self, arrangement: Arrangement) -> bool:
+        """Whether :meth:`rearrange` would change nothing but the limits."""
+        ...
+
     def check_invariants(self) -> None:
         """Assert that slots, queue, sequences and what was promised agree; run at idle moments.
 

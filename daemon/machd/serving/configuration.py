@@ -28,7 +28,7 @@ from machd.settings.diff import changed_keys, restart_keys
 from machd.settings.explain import settings_toml
 from machd.settings.model import Settings
 from machd.settings.problems import printable
-from machd.settings.sources import LoadedSettings, SettingsSources, check_names, overlaid
+from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
 
 __all__ = ["ChangeKind", "Configuration", "LastChange", "Prepare"]
 
@@ -110,6 +110,13 @@ class Configuration:
         return f'"{self._revision}-{digest[:16]}"'
 
     @property
+    def overrides(self) -> tuple[str, ...]:
+        """The keys that an operator has changed since the last reload, dotted."""
+        return tuple(
+            f"{section}.{name}" for section, values in self._overrides.items() for name in values
+        )
+
+    @property
     def last_change(self) -> LastChange:
         """How the last reload or change went."""
         return self._last_change
@@ -172,8 +179,14 @@ class Configuration:
         overrides: Mapping[str, Mapping[str, object]],
     ) -> LoadedSettings:
         """What was read, with the overrides above it; also what is taken away has to exist."""
-        check_names(changes, type(self.settings))
-        return overlaid(self._read, overrides)
+        problems = name_problems(changes, type(self.settings))
+        try:
+            loaded = overlaid(self._read, overrides)
+        except SettingsError as error:
+            raise SettingsError(list(dict.fromkeys([*problems, *error.problems]))) from None
+        if problems:
+            raise SettingsError(problems)
+        return loaded
 
     async def _change(
         self,
@@ -233,7 +246,9 @@ class Configuration:
             if change.is_successful:
                 self._last_success_unix_s = change.at_unix_s
         if change.is_successful:
-            self._log.info("settings.changed", kind=change.kind.value, changed=change.changed)
+            # A reload that changes no key may still have read other API keys.
+            if change.changed or change.kind is ChangeKind.RELOAD:
+                self._log.info("settings.changed", kind=change.kind.value, changed=change.changed)
         else:
             self._log.error("settings.refused", kind=change.kind.value, problems=change.problems)
         for watcher in self._watchers:

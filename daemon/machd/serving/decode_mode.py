@@ -44,7 +44,7 @@ def decide_decode_mode(*, is_batching_asked: bool, verdict: Verdict) -> DecodeMo
         return DecodeModeDecision(
             DecodeMode.SINGLE,
             DecodeMode.SINGLE,
-            "one generation at a time is the default; continuous_batching.enabled asks for more",
+            "continuous_batching.enabled is false, so requests are answered one at a time",
         )
     active = DecodeMode.BATCHED if verdict.support is Support.SUPPORTED else DecodeMode.SINGLE
     return DecodeModeDecision(DecodeMode.BATCHED, active, verdict.reason)

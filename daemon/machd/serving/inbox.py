@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from machd.engine.protocol import Engine
@@ -49,6 +50,14 @@ class Rearrange:
         """Whoever waits for ``done`` may leave, which must not cancel it: others wait, too."""
         self.done.set_running_or_notify_cancel()
 
+    def answer(self, error: Exception | None) -> None:
+        """Tell who waits, on any thread. Whoever answers first is heard, the others are not."""
+        with suppress(InvalidStateError):
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
+
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
@@ -82,15 +91,6 @@ class Inbox:
     def put(self, message: Message) -> None:
         """Leave a message; never blocks."""
         self._queue.put(message)
-
-    def refuse_changes(self, error: MachdError) -> None:
-        """Answer those who wait for what nobody will do, because the engine thread has ended.
-
-        For any thread: each message is taken out once, so whoever finds it is alone to answer it.
-        """
-        for message in self.drain(wait_s=0.0):
-            if isinstance(message, Rearrange):
-                message.done.set_exception(error)
 
     def drain(self, *, wait_s: float) -> list[Message]:
         """Everything that lies there; if nothing does, wait up to ``wait_s`` seconds for one."""

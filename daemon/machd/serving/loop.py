@@ -26,8 +26,10 @@ from machd.scheduler.events import (
 from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
+from machd.serving.attended_engine import AttendedEngine, Interruption
 from machd.serving.inbox import Abort, Inbox, Rearrange, SetLimits, Stop, Submit
 from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
+from machd.serving.open_changes import OpenChanges
 from machd.serving.pulse import Pulse
 from machd.serving.rearrangement import Rearrangement
 from machd.serving.startup_guard import NothingToMeasure, Probe
@@ -95,7 +97,8 @@ class EngineLoop:
             "the engine has stopped; the server is restarting"
         )
         self._snapshots = Snapshots(clock)
-        self._last_change: Future[None] | None = None
+        self._changes = OpenChanges()
+        self._stop: Stop | None = None
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
 
     @property
@@ -144,26 +147,29 @@ class EngineLoop:
         Returns:
             Resolves when it is done, also if it was replaced by a later wish before that. Has the
             exception of ``arrange`` or of the measurement, after which all is as before; or why the
-            thread has ended. It cannot be cancelled.
+            thread has ended or is to end. It cannot be cancelled.
         """
         request = Rearrange(arrange, is_measured=measure)
-        self._last_change = request.done
+        self._changes.add(request)
         self.inbox.put(request)
-        if self.finished.done():
-            self.inbox.refuse_changes(self._end_error)
         return request.done
 
     @property
     def is_rearranging(self) -> bool:
         """Whether another way of scheduling was asked for that is not in force yet."""
-        return self._last_change is not None and not self._last_change.done()
+        return not self._changes.is_empty
 
     def set_queue_limits(self, limits: QueueLimits) -> None:
         """Hold whoever comes, waits or runs against other limits, from the next step on."""
         self.inbox.put(SetLimits(limits))
 
     def stop(self, error: MachdError) -> None:
-        """Ask the thread to end whatever runs with ``error`` and leave."""
+        """Ask the thread to end whatever runs with ``error`` and leave.
+
+        Who waits for another way of scheduling is told at once: the thread may be measuring, or
+        hang.
+        """
+        self._changes.refuse(error)
         self.inbox.put(Stop(error))
 
     def join(self, timeout_s: float) -> bool:
@@ -181,7 +187,7 @@ class EngineLoop:
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
             self.loaded.set_exception(error)
             self.finished.set_result(None)
-            self._refuse_all_changes()
+            self._changes.refuse(self._end_error)
             return
         self._pulse.beat()
         self.loaded.set_result(engine)
@@ -191,12 +197,12 @@ class EngineLoop:
             self._log.critical("engine.stopped", error=type(error).__name__, exc_info=error)
             # First of all, so that the daemon learns of it even if answering fails too.
             self.finished.set_exception(error)
-            self._refuse_all_changes()
+            self._changes.refuse(self._end_error)
             counted = () if isinstance(error, EngineFaultError) else (EngineFaulted(),)
             self._publish([*counted, *self._end_all(scheduler, self._end_error)])
         else:
             self.finished.set_result(None)
-            self._refuse_all_changes()
+            self._changes.refuse(self._end_error)
         finally:
             engine.close()
 
@@ -205,16 +211,16 @@ class EngineLoop:
         wait_s, was_idle = 0.0, True
         while True:
             self._pulse.beat()
-            events, stop = self._take_messages(scheduler, wait_s=wait_s)
-            if stop is not None:
-                self._end_error = stop.error
-                self._publish(events + self._end_all(scheduler, stop.error))
-                return
+            events = self._take_messages(engine, scheduler, wait_s=wait_s)
             self._note_answers(events)
-            if self._rearrangement.is_pending and scheduler.is_at_rest:
+            if not self._stop and self._rearrangement.is_pending and scheduler.is_at_rest:
                 self._publish(events)
                 self._rearrange(engine, scheduler)
                 events = []
+            if self._stop:
+                self._end_error = self._stop.error
+                self._publish(events + self._end_all(scheduler, self._stop.error))
+                return
             events += scheduler.admit(self._clock.monotonic_s())
             if events:
                 self._note(engine, scheduler, idle=False)
@@ -232,25 +238,50 @@ class EngineLoop:
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
     def _rearrange(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Schedule as was asked for; who asked is told when everybody else can see it."""
+        """Schedule as was asked for; who asked is told when everybody else can see it.
+
+        A stop that comes meanwhile is left for the caller to see.
+        """
         self._note(engine, scheduler, idle=False)  # measuring may take long
-        events = self._rearrangement.make(engine, scheduler)
+        try:
+            events = self._rearrangement.make(engine, scheduler)
+        except Interruption as interruption:
+            if interruption.__cause__ is not None:
+                raise interruption.__cause__ from None
+            return
         self._note(engine, scheduler, idle=True)
         self._check_books(scheduler, idle=True)
         self._publish(events)
         self._rearrangement.answer()
 
-    def _measure_again(self, engine: Engine) -> None:
+    def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
+        attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
         with self._pulse.measurement():
-            self._probe_results = self._probe.remeasure(engine)
+            self._probe_results = self._probe.remeasure(attended)
 
-    def _refuse_all_changes(self) -> None:
-        """Nobody waits for a thread that has ended; called by it, after it has said so."""
-        self._rearrangement.refuse(self._end_error)
-        self.inbox.refuse_changes(self._end_error)
+    def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Look after those who wait, between two steps of a measurement.
+
+        For them it is as if somebody else's long answer ran: they queue, may leave, and are turned
+        away when their time is over. So the daemon need not refuse work for as long as it measures,
+        as one that read no messages would have to.
+
+        Raises:
+            Interruption: The thread is to end.
+        """
+        events = self._take_messages(engine, scheduler, wait_s=0.0)
+        # Nobody is admitted: that is held until the change is made.
+        events += scheduler.admit(self._clock.monotonic_s())
+        self._note(engine, scheduler, idle=False)
+        if events:
+            self._publish(events)
+        if self._stop:
+            raise Interruption
 
     def _rest_s(self, scheduler: Scheduler) -> float:
         """How long to sleep when no step can run; a message wakes the thread sooner."""
+        if self._rearrangement.is_pending:
+            return 0.0  # nothing runs: its turn has come
         due_s = scheduler.wait_s(self._clock.monotonic_s())
         return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
 
@@ -271,14 +302,12 @@ class EngineLoop:
             self._log.error("scheduler.invariant_broken", detail=str(error), exc_info=error)
             self._publish([InvariantBroken(str(error))])
 
-    def _take_messages(
-        self, scheduler: Scheduler, *, wait_s: float
-    ) -> tuple[list[Event], Stop | None]:
+    def _take_messages(self, engine: Engine, scheduler: Scheduler, *, wait_s: float) -> list[Event]:
         events: list[Event] = []
-        stop: Stop | None = None
         messages = self.inbox.drain(wait_s=wait_s)
-        for message in messages:  # before any that could break the books: its future is kept now
-            self._rearrangement.take(message, scheduler)
+        if self._rearrangement.take(messages, engine, scheduler):
+            self._note(engine, scheduler, idle=False)
+            self._rearrangement.answer()
         for message in messages:
             now_s = self._clock.monotonic_s()
             match message:
@@ -287,10 +316,10 @@ class EngineLoop:
                 case Abort(sequence_ids, error):
                     events += scheduler.abort(sequence_ids, error, now_s)
                 case Stop():
-                    stop = message
+                    self._stop = message
                 case Rearrange() | SetLimits():
                     pass
-        return events, stop
+        return events
 
     def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> None:
         start_s = self._clock.monotonic_s()

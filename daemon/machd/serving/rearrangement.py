@@ -2,21 +2,22 @@
 
 A row keeps the arrangement that it was admitted under, so a change waits until nothing runs. Who
 waits meanwhile goes on waiting, and whatever goes wrong leaves the old arrangement, with admission
-open: a change that failed costs nobody an answer.
+open: a change that failed costs nobody an answer. Nor does one that is taken back: who asks for what
+is in force anyway has it at once, and nobody waits for what nobody wants any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
 
 from machd.clock import Clock
 from machd.engine.protocol import Engine
-from machd.errors import MachdError
 from machd.scheduler.events import Event
 from machd.scheduler.protocol import Scheduler
+from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.inbox import Abort, Message, Rearrange, SetLimits, Stop, Submit
 
@@ -26,32 +27,44 @@ __all__ = ["Rearrangement"]
 class Rearrangement:
     """What was asked for and is not done yet. Lives on the engine thread."""
 
-    def __init__(self, measure: Callable[[Engine], None], clock: Clock) -> None:
+    def __init__(self, measure: Callable[[Engine, Scheduler], None], clock: Clock) -> None:
         """Begin with nothing asked for.
 
         Args:
-            measure: Finds out anew what the model can do; the engine has no rows then.
+            measure: Finds out anew what the model can do; the engine has no rows then. Meanwhile
+                it may take in more messages.
             clock: Reads time.
         """
         self._measure = measure
         self._clock = clock
         self._asked: list[Rearrange] = []
         self._made: list[Rearrange] = []
+        self._is_measuring = False
         self._limits: QueueLimits | None = None
         self._error: Exception | None = None
         self._log = structlog.get_logger("machd.scheduler")
 
     @property
     def is_pending(self) -> bool:
-        """Whether anything is asked for."""
-        return bool(self._asked)
+        """Whether anything is asked for, or being measured for it."""
+        return bool(self._asked) or self._is_measuring
 
-    def take(self, message: Message, scheduler: Scheduler) -> None:
-        """Take in one that is about how to schedule; the others are not its business.
+    def take(self, messages: Sequence[Message], engine: Engine, scheduler: Scheduler) -> bool:
+        """Take in those that are about how to schedule; the others are not its business.
 
         A later wish comes in place of an earlier one, and whoever waits for that one waits on.
         Limits hold at once, and also for what was asked for before them, which does not know them.
+
+        Returns:
+            Whether the last wish is what is in force: then there is nothing left to be done, and
+            :meth:`answer` tells all who wait.
         """
+        for message in messages:
+            self._take(message, scheduler)
+        is_asked = any(isinstance(message, Rearrange) for message in messages)
+        return is_asked and self._is_taken_back(engine, scheduler)
+
+    def _take(self, message: Message, scheduler: Scheduler) -> None:
         match message:
             case Rearrange():
                 scheduler.hold_admission()
@@ -63,20 +76,42 @@ class Rearrangement:
             case Submit() | Abort() | Stop():
                 pass
 
+    def _is_taken_back(self, engine: Engine, scheduler: Scheduler) -> bool:
+        """Let everybody in again if what is in force is what is wanted, and nothing more."""
+        if self._is_measuring or any(one.is_measured for one in self._asked):
+            return False  # what a measurement finds may change what is wanted
+        try:
+            arrangement = self._wanted(self._asked[-1], engine)
+        except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
+            return False
+        if not scheduler.is_arranged_as(arrangement):
+            return False
+        self._made, self._asked = self._asked, []
+        scheduler.set_limits(arrangement.limits)
+        scheduler.resume_admission()
+        return True
+
+    def _wanted(self, asked: Rearrange, engine: Engine) -> Arrangement:
+        arrangement = asked.arrange(engine)
+        if self._limits is not None:
+            arrangement = replace(arrangement, limits=self._limits)
+        return arrangement
+
     def make(self, engine: Engine, scheduler: Scheduler) -> list[Event]:
         """Do what was asked for; the scheduler is at rest. :meth:`answer` says how it went.
 
         Raises:
+            Interruption: The measurement is not to go on.
             Exception: The engine cannot be put back to where it has no rows.
         """
         self._made, self._asked = self._asked, []
         is_measured = any(one.is_measured for one in self._made)
         try:
             if is_measured:
-                self._measure(engine)
-            arrangement = self._made[-1].arrange(engine)
-            if self._limits is not None:
-                arrangement = replace(arrangement, limits=self._limits)
+                self._measure_for_them(engine, scheduler)
+                # What was asked for meanwhile is newer, and a wish to measure is fulfilled.
+                self._made, self._asked = self._made + self._asked, []
+            arrangement = self._wanted(self._made[-1], engine)
             # What the engine lays out for its rows has to be what the scheduler reserves for them.
             engine.reset(max_rows=arrangement.shape.slot_count)
             events = scheduler.rearrange(arrangement, self._clock.monotonic_s())
@@ -87,24 +122,23 @@ class Rearrangement:
                 # Rows of a measurement that broke off are nobody's. An engine that cannot forget
                 # them is given up, as after a step that failed.
                 engine.reset()
-            scheduler.resume_admission()
+            if not self._asked:  # while it was measured; their turn is next
+                scheduler.resume_admission()
             return []
         shape = arrangement.shape
         self._log.info("scheduler.rearranged", mode=shape.mode.value, slots=shape.slot_count)
         return events
+
+    def _measure_for_them(self, engine: Engine, scheduler: Scheduler) -> None:
+        self._is_measuring = True
+        try:
+            self._measure(engine, scheduler)
+        finally:
+            self._is_measuring = False
 
     def answer(self) -> None:
         """Tell those for whom it was made, once everybody else can see it."""
         made, error = self._made, self._error
         self._made, self._error = [], None
         for one in made:
-            if error is None:
-                one.done.set_result(None)
-            else:
-                one.done.set_exception(error)
-
-    def refuse(self, error: MachdError) -> None:
-        """Tell all who wait that it will never be done."""
-        self._made += self._asked
-        self._asked, self._error = [], error
-        self.answer()
+            one.answer(error)

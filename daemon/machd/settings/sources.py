@@ -37,8 +37,8 @@ __all__ = [
     "Origin",
     "OriginKind",
     "SettingsSources",
-    "check_names",
     "load_settings",
+    "name_problems",
     "overlaid",
     "process_environ",
 ]
@@ -97,16 +97,11 @@ def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSet
     return layers.loaded(base.config_file)
 
 
-def check_names(tables: Mapping[str, object], model: type[Settings] = Settings) -> None:
-    """Hold the names in tables like a file's against the settings, whatever their values are.
-
-    Raises:
-        SettingsError: There is no such section or key; there is a line for each.
-    """
+def name_problems(tables: Mapping[str, object], model: type[Settings] = Settings) -> list[str]:
+    """A line for each section or key in tables like a file's that does not exist."""
     keys = {key.dotted: key for key in setting_keys(model)}
-    problems = [one for one in given_by_operator(tables, keys) if isinstance(one, str)]
-    if problems:
-        raise SettingsError([printable(problem) for problem in problems])
+    given = given_by_operator(tables, keys)
+    return [printable(one) for one in given if isinstance(one, str)]
 
 
 def process_environ() -> dict[str, str]:

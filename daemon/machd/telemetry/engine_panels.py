@@ -130,15 +130,15 @@ ENGINE = PanelRow(
         ),
         Panel(
             "Settings taken on",
-            "1 while the last reload or change of the settings went well. At 0 the old settings "
-            "are in force.",
+            "1 while the last reload of the settings went well. At 0 it was refused, and the old "
+            "settings are in force.",
             "bool_yes_no",
             (Query(of("machd_config_last_reload_successful"), "{{instance}}"),),
             PanelKind.STATES,
         ),
         Panel(
             "Settings taken on at",
-            "When the settings in force came into force.",
+            "When a reload was last taken on, or else the daemon started.",
             "dateTimeFromNow",
             (Query(f"{of('machd_config_last_reload_timestamp_seconds')} * 1000", "{{instance}}"),),
             PanelKind.NUMBER,

@@ -26,6 +26,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     configuration: Configuration,
     responses: ResponseStore,
     in_flight: Callable[[], int],
+    open_generations: Callable[[], int],
     versions: Mapping[str, str],
 ) -> None:
     """Point every gauge that is read at a scrape at what it shows.
@@ -38,6 +39,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
         configuration: Knows the settings, and how the last reload went.
         responses: Holds what later requests may refer to.
         in_flight: Counts the open HTTP requests.
+        open_generations: Counts what somebody reads, whatever the engine thinks.
         versions: Of machd and what it was measured with, by the label's name.
     """
     metrics.set_info("machd_build_info", python=platform.python_version(), **versions)
@@ -47,6 +49,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     _watch_requests(metrics, loop, configuration)
     _watch_memory(metrics, loop)
     metrics.watch("machd_http_requests_in_flight", in_flight)
+    metrics.watch("machd_generations_open", open_generations)
     metrics.watch("machd_stored_responses", lambda: len(responses))
     metrics.watch("machd_stored_response_bytes", lambda: responses.size_bytes)
     metrics.watch("machd_engine_heartbeat_age_seconds", lambda: loop.heartbeat_age_s)

@@ -91,7 +91,8 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("machd_http_requests_in_flight", "HTTP requests that are open, health not counted and a scrape over the public port counted."),
     _gauge("machd_requests_running", "Sequences that are being answered, those that share a decode each."),
     _gauge("machd_requests_waiting", "Sequences that wait for a slot."),
-    _gauge("machd_requests_waiting_limit", "Sequences that may wait: limits.max_queue."),
+    _gauge("machd_requests_waiting_limit", "Decodes that may wait: limits.max_queue; sequences that share one count once."),
+    _gauge("machd_generations_open", "Generations that somebody reads, those that wait included, each with all its choices."),
     _gauge("machd_slots", "Slots by state.", "state"),
     _gauge("machd_active_loops", "Generation loops that are running."),
     _counter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,21 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "not UTF-8" in binary
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "large", "nul"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """Whoever reads the keys is never kept waiting, and never reads for ever."""
+    path = {"endless": Path("/dev/zero"), "nul": tmp_path / "a\0b"}.get(kind, tmp_path / "keys")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "large":
+        path.write_text(f"alice:{ALICE}\n" + "#" * 1_048_576)
+    (problem,) = _problems(path)
+    assert "cannot read" in problem
+
+
 @pytest.mark.parametrize(("mode", "is_exposed"), [(0o600, False), (0o640, False), (0o644, True)])
 def test_a_file_that_everyone_can_read_is_warned_about(
     tmp_path: Path, mode: int, *, is_exposed: bool
@@ -128,6 +144,22 @@ def test_the_setting_wins_over_the_service_manager(tmp_path: Path) -> None:
     assert ApiKeys.of(bare, environ).authenticate([], [BOB]) == "bob"
     assert not ApiKeys.of(bare, {}).is_required
     assert not ApiKeys.of(bare, {"CREDENTIALS_DIRECTORY": str(tmp_path / "none")}).is_required
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling"])
+def test_a_credential_that_is_no_file_opens_nothing(tmp_path: Path, kind: str) -> None:
+    """Something of that name is there, so keys are meant to be."""
+    path = tmp_path / "api-keys"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "none")
+    bare = SettingsSources(None, {}, {}).load().settings
+    with pytest.raises(SettingsError, match="cannot read"):
+        ApiKeys.of(bare, {"CREDENTIALS_DIRECTORY": str(tmp_path)})
 
 
 # The headers

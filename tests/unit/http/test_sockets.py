@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -108,6 +109,55 @@ def test_a_successors_socket_is_not_removed(folder: Path) -> None:
     old.close()
     assert (folder / "s").exists()
     new.close()
+
+
+def test_a_socket_that_has_only_just_been_made_is_not_stale(folder: Path) -> None:
+    """A daemon that starts a moment later is refused, and does not take the path away."""
+    first = listen(f"unix:{folder}/s", 0, environ={})
+    with pytest.raises(ListenError, match="in use"):
+        listen(f"unix:{folder}/s", 0, environ={})
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(folder / "s"))
+    first.close()
+
+
+def test_one_daemon_at_a_time_looks_whether_a_socket_is_stale(folder: Path) -> None:
+    """Of two that start together one is refused at once; the lock is not left behind."""
+    _leave_behind(folder / "s")
+    with (folder / "s.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ListenError, match="another daemon"):
+            listen(f"unix:{folder}/s", 0, environ={})
+        assert (folder / "s").exists()
+    listener = listen(f"unix:{folder}/s", 0, environ={})
+    listener.close()
+    assert not list(folder.iterdir())
+
+
+def test_a_lock_that_is_a_link_is_not_followed(folder: Path) -> None:
+    """Nobody has a file made somewhere else by a link that lies there."""
+    (folder / "s.lock").symlink_to(folder / "elsewhere")
+    with pytest.raises(ListenError, match=r"s\.lock"):
+        listen(f"unix:{folder}/s", 0, environ={})
+    assert not (folder / "elsewhere").exists()
+
+
+def test_who_binds_at_the_same_time_is_refused_when_it_opens() -> None:
+    """Two daemons can both bind one port; the second to open it is told so in a line of ours."""
+    first = listen("127.0.0.1", 0, environ={})
+    second = listen("127.0.0.1", first.socket.getsockname()[1], environ={})
+    first.open()
+    with pytest.raises(ListenError, match="in use"):
+        second.open()
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("host", ["a\0b", "unix:/tmp/a\0b", f"{'a' * 70}.example"])
+def test_a_name_that_is_no_name_is_an_error_of_ours(host: str) -> None:
+    """Python says ValueError to some of them."""
+    with pytest.raises(ListenError):
+        listen(host, 0, environ={})
 
 
 def test_a_path_that_is_too_long_is_an_error_of_ours(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
-from machd.clock import ManualClock
+from machd.clock import Clock, ManualClock, SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol import Engine, SamplingParams, StepPlan
 from machd.errors import (
@@ -30,11 +31,14 @@ from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import (
     DecodeMode,
+    Event,
     FinishReason,
     SequenceAdmitted,
+    SequenceFinished,
     SequenceQueued,
     TokenGenerated,
 )
+from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import SingleFlightScheduler, single_flight
 from machd.serving.loop_snapshot import LoopSnapshot
@@ -67,6 +71,36 @@ class _ScriptedProbe:
         if self.error is not None:
             raise self.error
         return PROBED
+
+
+class _SteppingProbe(_ScriptedProbe):
+    """Takes steps until it may end, as a real one does, and takes every error for the model's."""
+
+    def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
+        """Measure."""
+        deadline_s = SystemClock().monotonic_s() + WITHIN_S
+        while not (self.is_reached.is_set() and self.may_end.is_set()):
+            self.is_reached.set()
+            with contextlib.suppress(Exception):
+                engine.run(StepPlan())
+            assert SystemClock().monotonic_s() < deadline_s
+        return super().remeasure(engine)
+
+
+@contextlib.contextmanager
+def _measuring(
+    probe: _ScriptedProbe, scheduler: SchedulerCore | None = None, clock: Clock | None = None
+) -> Iterator[tuple[Thread, Future[None]]]:
+    """A thread that measures until the block has ended, or longer than it."""
+    probe.may_end.clear()
+    scheduler = scheduler or SchedulerCore(single_flight(LIMITS))
+    with running_thread(probe=probe, clock=clock, make_scheduler=lambda _: scheduler) as thread:
+        done = _rearrange(thread, _batched(), measure=True)
+        assert probe.is_reached.wait(WITHIN_S)
+        try:
+            yield thread, done
+        finally:
+            probe.may_end.set()
 
 
 @pytest.fixture(name="logged", autouse=True)
@@ -291,7 +325,164 @@ def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
     assert [(one.slot_count, one.is_rearranging) for one in seen] == [(3, False)] * 2
 
 
+# Taken back
+
+
+def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
+    """One runs for long; the slots become fewer and then as many again, and the next one has one."""
+    gate = StepGate(at_decode)
+    with running_thread(
+        FakeEngine(before_step=gate),
+        gate=gate,
+        make_scheduler=lambda _engine: SchedulerCore(_batched(4)),
+    ) as thread:
+        thread.submit(request_of("a", max_tokens=50))
+        gate.wait_until_held()
+        futures = [_rearrange(thread, _batched(2))]
+        thread.submit(request_of("b"))
+        gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
+        futures.append(_rearrange(thread, _batched(4)))
+        gate.step_until(lambda: len(_admissions(thread)) > 1, "b is admitted")
+        for future in futures:
+            future.result(WITHIN_S)
+        assert not thread.loop.is_rearranging
+        assert not thread.loop.snapshot.is_rearranging
+        assert not thread.published.of(SequenceFinished)
+        gate.open()
+        ends = thread.published.ends(2)
+    assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
+
+
+def test_a_change_that_is_taken_back_brings_its_limits() -> None:
+    """It was asked for after those that hold, as one that is made."""
+    gate = StepGate(at_decode)
+    with running_thread(
+        FakeEngine(before_step=gate),
+        gate=gate,
+        make_scheduler=lambda _engine: SchedulerCore(single_flight(LIMITS)),
+    ) as thread:
+        thread.submit(request_of("a", max_tokens=50))
+        gate.wait_until_held()
+        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
+        _rearrange(thread, _batched())
+        done = _rearrange(thread, single_flight(LIMITS))
+        gate.step_until(done.done, "it is taken back")
+        thread.submit(request_of("b"))
+        gate.open()
+        assert {one.reason for one in thread.published.ends(2).values()} == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("first_is_measured", "prefill_chunk_tokens"),
+    [(True, 512), (False, 64)],
+    ids=["measured", "other chunks"],
+)
+def test_what_is_not_in_force_or_to_be_measured_is_not_taken_back(
+    first_is_measured: bool,  # noqa: FBT001
+    prefill_chunk_tokens: int,
+) -> None:
+    """A measurement is still made, and a pace of its own is no less a change than a mode is."""
+    gate, probe = StepGate(at_decode), _ScriptedProbe()
+    with running_thread(
+        FakeEngine(before_step=gate),
+        gate=gate,
+        probe=probe,
+        make_scheduler=lambda _engine: SchedulerCore(single_flight(LIMITS)),
+    ) as thread:
+        thread.submit(request_of("a", max_tokens=20))
+        gate.wait_until_held()
+        futures = [
+            _rearrange(thread, single_flight(LIMITS), measure=first_is_measured),
+            _rearrange(thread, single_flight(LIMITS, prefill_chunk_tokens=prefill_chunk_tokens)),
+        ]
+        gate.step_until(lambda: thread.loop.snapshot.is_rearranging, "both are asked for")
+        gate.let()
+        gate.wait_until_held()
+        assert not futures[1].done()
+        gate.open()
+        for future in futures:
+            future.result(WITHIN_S)
+    assert probe.count == first_is_measured
+
+
 # Measuring
+
+
+def test_who_waits_is_looked_after_while_the_model_is_measured() -> None:
+    """They are queued, turned away in time, may leave, and are served when it is over."""
+    clock, probe = ManualClock(0.0), _SteppingProbe()
+    with _measuring(probe, clock=clock) as (thread, done):
+        thread.submit(request_of("late"))
+        thread.published.wait_for(SequenceQueued)
+        clock.advance(LIMITS.queue_timeout_s)
+        assert isinstance(thread.published.ends(1)["late"].error, QueueTimeoutError)
+        thread.submit(request_of("gone", arrived_s=clock.monotonic_s()))
+        thread.submit(request_of("served", arrived_s=clock.monotonic_s()))
+        thread.abort("gone")
+        assert thread.published.ends(2)["gone"].reason is FinishReason.ABORT
+        wait_until(lambda: thread.loop.snapshot.waiting_count == 1, "one is seen to wait")
+        assert thread.loop.snapshot.is_rearranging
+        assert not done.done()
+        probe.may_end.set()
+        done.result(WITHIN_S)
+        assert thread.published.ends(3)["served"].reason is FinishReason.LENGTH
+    assert _admissions(thread) == [("served", DecodeMode.BATCHED)]
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_what_is_asked_for_meanwhile_is_made_afterwards(is_failing: bool) -> None:  # noqa: FBT001
+    """It wins over what the model was measured for, and does not suffer from its failure."""
+    error = OSError("planted") if is_failing else None
+    probe = _SteppingProbe(error)
+    with _measuring(probe) as (thread, first):
+        newer = [_rearrange(thread, _batched(2)), _rearrange(thread, _batched(3))]
+        thread.submit(request_of("a"))
+        thread.published.wait_for(SequenceQueued)
+        probe.may_end.set()
+        assert first.exception(WITHIN_S) is error
+        for one in newer:
+            one.result(WITHIN_S)
+        assert thread.loop.snapshot.slot_count == 3
+        thread.published.ends(1)
+    assert _admissions(thread) == [("a", DecodeMode.BATCHED)]
+    assert probe.count == 1
+
+
+def test_a_stop_does_not_wait_for_a_measurement_between_two_steps() -> None:
+    """The probe would go on; the thread ends well, and who waited is told why."""
+    with _measuring(_SteppingProbe()) as (thread, done):
+        thread.submit(request_of("a"))
+        thread.published.wait_for(SequenceQueued)
+        thread.loop.stop(STOPPED)
+        assert thread.loop.join(WITHIN_S / 2)
+        assert done.exception(0) is STOPPED
+        assert thread.fault() is None
+        assert thread.published.ends(1)["a"].error is STOPPED
+
+
+def test_a_stop_answers_who_asked_while_the_thread_hangs() -> None:
+    """Before the measurement has ended, and also who asks after that; its end is then no news."""
+    with _measuring(_ScriptedProbe()) as (thread, done):
+        thread.loop.stop(STOPPED)
+        assert done.exception(0) is STOPPED
+        assert not thread.loop.is_rearranging
+        assert _rearrange(thread, _batched()).exception(0) is STOPPED
+        assert thread.loop.is_alive
+    assert thread.fault() is None
+
+
+def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
+    """The thread ends with it, as at any other time."""
+
+    class _Broken(SchedulerCore):
+        def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
+            del requests, now_s
+            raise ArithmeticError("planted")
+
+    with _measuring(_SteppingProbe(), _Broken(single_flight(LIMITS))) as (thread, done):
+        thread.submit(request_of("a"))
+        assert isinstance(thread.fault(), ArithmeticError)
+        assert isinstance(done.exception(WITHIN_S), EngineFaultError)
 
 
 def test_the_arrangement_is_made_of_what_was_just_measured() -> None:

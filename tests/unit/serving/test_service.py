@@ -462,6 +462,22 @@ async def test_what_nobody_reads_is_charged(serving: _Serving) -> None:
     assert refused.value.retry_after_s == 3 + made - 60 + 1
 
 
+async def test_what_was_made_beyond_a_stop_text_is_charged(serving: _Serving) -> None:
+    """A slow reader finds its stop text late, and pays for what the engine made until then."""
+    serving.service.set_limits(_key_limits(tokens=60))
+    options = replace(OPTIONS, stop=("b",))
+    identity = replace(identity_of("gen"), client="alice")
+    generation = serving.service.open([(1,)], options, identity, prompt_param="prompt")
+    serving.fanout.publish([admitted("gen/0"), *tokens("gen/0", "ab" + "c" * 97)])
+    await anext(generation.deltas(idle_s=5))
+    generation.close()
+
+    assert generation.usage.completion_tokens == 2
+    with pytest.raises(KeyLimitError) as refused:
+        serving.service.check_client("alice")
+    assert refused.value.retry_after_s == 100 - 60 + 1
+
+
 async def test_a_prompt_costs_nothing_before_it_has_a_slot(serving: _Serving) -> None:
     """Whoever is turned away, or leaves while it waits, has used nothing, however often it comes."""
     serving.service.set_limits(_key_limits(tokens=60))

@@ -108,3 +108,16 @@ def test_init_names_a_folder_it_cannot_write_to() -> None:
 def test_schema_prints_json() -> None:
     """The printed schema is the one that ships."""
     assert json.loads(run("schema").output) == settings_schema()
+
+
+def test_check_reads_the_key_files_that_the_daemon_would(tmp_path: Path) -> None:
+    """What a start or a reload would refuse is told before; no key is quoted."""
+    keys = tmp_path / "keys"
+    keys.write_text("bob:short\n")
+    (tmp_path / "machd.toml").write_text(f'[auth]\napi_keys_file = "{keys}"\n')
+    with pytest.raises(SettingsError, match="line 1") as refused:
+        run("check")
+    assert "short" not in refused.value.message
+    keys.write_text("bob:a-key-that-is-long-enough\n")
+    keys.chmod(0o600)
+    assert run("check").output == "OK: machd.toml\n"

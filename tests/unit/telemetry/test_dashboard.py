@@ -79,6 +79,7 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert table - shown == {
         "machd_active_loops",  # the slots in use
         "machd_requests_waiting_limit",  # for the alert
+        "machd_generations_open",  # for the alert, beside the slots
         "machd_request_prefill_time_seconds",  # the first token without the queue
         "machd_request_decode_time_seconds",  # the whole without the first token
     }

@@ -90,7 +90,8 @@ async def warm_cache() -> None:
 async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
     """Measure the model at the next idle moment, and answer with what came of it.
 
-    Nobody is admitted until then. A client that does not want to wait so long may leave: the
+    Nobody is admitted until then; who waits is turned away no later than without it. A daemon that
+    leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the
     measurement takes place all the same, and ``/v1/capabilities`` shows it.
     """
     model = admin.service.model

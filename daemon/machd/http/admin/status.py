@@ -18,7 +18,7 @@ from machd.api.admin_status import (
 )
 from machd.errors import MachdError
 from machd.http.admin.context import AdminContext
-from machd.serving.configuration import LastChange
+from machd.serving.configuration import Configuration
 from machd.serving.kv_memory import kv_memory
 from machd.telemetry.metrics import Metrics
 
@@ -47,7 +47,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         responses=stored_responses(admin),
         heartbeat_age_s=round(admin.loop.heartbeat_age_s, 3),
         event_loop_lag_s=round(admin.lag.last_s, 6),
-        config=_config_status(admin.configuration.last_change),
+        config=_config_status(admin.configuration),
         faults=Faults(row=_faults(admin.metrics, "row"), engine=_faults(admin.metrics, "engine")),
     )
 
@@ -107,13 +107,15 @@ def _kv_status(admin: AdminContext) -> KvStatus | None:
     )
 
 
-def _config_status(change: LastChange) -> ConfigStatus:
+def _config_status(configuration: Configuration) -> ConfigStatus:
+    change = configuration.last_change
     return ConfigStatus(
         kind=change.kind.value,
         at=datetime.fromtimestamp(change.at_unix_s, UTC).isoformat(timespec="milliseconds"),
         ok=change.is_successful,
         changed=list(change.changed),
         problems=list(change.problems),
+        overrides=list(configuration.overrides),
     )
 
 

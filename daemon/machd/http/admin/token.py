@@ -11,10 +11,11 @@ from pathlib import Path
 from machd.errors import AuthenticationError, SettingsError
 from machd.http.admin.token_file import (
     credential_path,
+    read_hidden_token,
     read_token,
-    refuse_if_shown,
     write_new_token,
 )
+from machd.http.own_files import OwnFile
 from machd.http.sockets import Listener
 from machd.settings.model import Settings
 
@@ -29,7 +30,7 @@ _OPEN_SOCKET = (
 class AdminToken:
     """The digest of the token; none where the socket's permissions decide."""
 
-    def __init__(self, digest: bytes | None, *, own_file: Path | None = None) -> None:
+    def __init__(self, digest: bytes | None, *, own_file: OwnFile | None = None) -> None:
         """Keep the digest alone; ``own_file`` is removed by :meth:`close`."""
         self._digest = digest
         self._own_file = own_file
@@ -42,9 +43,7 @@ class AdminToken:
             SettingsError: The file is wrong, or others could get at the API without a token.
         """
         if settings.auth.admin_token_file is not None:
-            path = Path(settings.auth.admin_token_file)
-            refuse_if_shown(path)
-            return cls(_digest(read_token(path)))
+            return cls(_digest(read_hidden_token(Path(settings.auth.admin_token_file))))
         credential = credential_path(environ)
         if credential is not None:
             # Who may read it is the service manager's doing.
@@ -53,13 +52,14 @@ class AdminToken:
             if listener.is_open_to_all_users:
                 raise SettingsError([_OPEN_SOCKET])
             return cls(None)
-        token, path = write_new_token(environ, listener.socket.getsockname()[1])
-        return cls(_digest(token), own_file=path)
+        host, port = listener.socket.getsockname()[:2]
+        token, path = write_new_token(environ, host, port)
+        return cls(_digest(token), own_file=OwnFile(path))
 
     @property
     def own_file(self) -> Path | None:
         """The file of a token that was made at start; None for one that somebody else keeps."""
-        return self._own_file
+        return None if self._own_file is None else self._own_file.path
 
     def check(self, authorization: str | None) -> None:
         """Let a request in, or say why not.
@@ -76,9 +76,9 @@ class AdminToken:
             raise AuthenticationError("send the admin token as Authorization: Bearer TOKEN")
 
     def close(self) -> None:
-        """Remove the file of a token that nobody needs any more."""
+        """Remove the file of a token that nobody needs any more; the token itself still counts."""
         if self._own_file is not None:
-            self._own_file.unlink(missing_ok=True)
+            self._own_file.remove()
             self._own_file = None
 
 

@@ -5,27 +5,32 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from machd.engine.embedded import user_cache_directory
 from machd.errors import SettingsError
+from machd.http.secret_files import SecretFile, is_there, read_secret
 
 __all__ = [
     "credential_path",
+    "read_hidden_token",
     "read_token",
-    "refuse_if_shown",
     "token_paths",
     "write_new_token",
 ]
 
+_SETTING = "auth.admin_token_file"
 _CREDENTIAL = "admin-token"
 _MIN_TOKEN_CHARACTERS = 16
 _TOKEN_BYTES = 32
 _MAX_FILE_BYTES = 4096
+_DEFAULT_HOST = "127.0.0.1"
 _SERVICE_DIRECTORY = Path("/run/machd")
 """RuntimeDirectory of the systemd unit, for a client that systemd tells nothing."""
 
@@ -33,65 +38,65 @@ _OTHERS_READ = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def read_token(path: Path, *, key: str = "auth.admin_token_file") -> str:
+def read_token(path: Path, *, key: str = _SETTING) -> str:
     """The token in a file.
 
     Raises:
         SettingsError: It cannot be read, is empty or too short. No token is ever quoted.
     """
-    try:
-        with path.open("rb") as file:
-            token = file.read(_MAX_FILE_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not ASCII"
-        raise SettingsError([f"{key}: cannot read {path}: {reason}"]) from None
-    if not token:
-        raise SettingsError([f"{key}: {path} is empty"])
-    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable():
-        raise SettingsError(
-            [
-                f"{key}: {path} does not hold one token of at least {_MIN_TOKEN_CHARACTERS} characters"
-            ]
-        )
-    return token
+    return _token(read_secret(path, key=key, max_bytes=_MAX_FILE_BYTES), path, key)
 
 
-def refuse_if_shown(path: Path, *, key: str = "auth.admin_token_file") -> None:
-    """Refuse a token file that others can read.
+def read_hidden_token(path: Path) -> str:
+    """The token in the operator's file, which nobody else can read.
 
     Raises:
-        SettingsError: Its mode lets them.
+        SettingsError: As for :func:`read_token`; or its mode lets others read it.
     """
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise SettingsError([f"{key}: cannot read {path}: {error.strerror}"]) from None
-    if mode & _OTHERS_READ:
-        raise SettingsError([f"{key}: others can read {path}; run chmod 600 on it"])
+    file = read_secret(path, key=_SETTING, max_bytes=_MAX_FILE_BYTES)
+    if file.mode & _OTHERS_READ:
+        raise SettingsError([f"{_SETTING}: others can read {path}; run chmod 600 on it"])
+    return _token(file, path, _SETTING)
 
 
 def credential_path(environ: Mapping[str, str]) -> Path | None:
-    """The service manager's credential; None where there is none."""
+    """The service manager's credential; None where there is none.
+
+    Raises:
+        SettingsError: Nobody can tell.
+    """
     directory = environ.get("CREDENTIALS_DIRECTORY")
     path = Path(directory, _CREDENTIAL) if directory else None
-    return path if path is not None and path.is_file() else None
+    return path if path is not None and is_there(path, key=_SETTING) else None
 
 
-def token_paths(environ: Mapping[str, str], port: int) -> Iterator[Path]:
-    """Where a daemon on ``port`` may have left its own token, the likeliest place first."""
+def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Path]:
+    """Where a daemon at that address may have left its own token, the likeliest place first.
+
+    Args:
+        environ: The process's variables.
+        host: A loopback address, or ``localhost``.
+        port: Where it answers.
+    """
     places = [_own_directory(environ), _user_directory(environ), _SERVICE_DIRECTORY]
     for directory in dict.fromkeys(places):
-        yield directory / _file_name(port)
+        for address in _addresses(host, port):
+            yield directory / _file_name(address, port)
 
 
-def write_new_token(environ: Mapping[str, str], port: int) -> tuple[str, Path]:
+def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[str, Path]:
     """Make a token and leave it where only the daemon's user can read it.
+
+    Args:
+        environ: The process's variables.
+        host: The address that the daemon has, which is where others look for the token.
+        port: And its port.
 
     Raises:
         SettingsError: The directory is another user's, or others can write to it.
     """
     directory = _own_directory(environ)
-    path = directory / _file_name(port)
+    path = directory / _file_name(host, port)
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,5 +141,31 @@ def _user_directory(environ: Mapping[str, str]) -> Path:
     return user_cache_directory(environ) / "machd" / "run"
 
 
-def _file_name(port: int) -> str:
-    return f"admin-{port}.token"
+def _addresses(host: str, port: int) -> Iterator[str]:
+    """What a daemon that is told to listen on ``host`` has for an address."""
+    try:
+        yield ipaddress.ip_address(host).compressed
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        yield from (str(address[0]) for *_, address in found)
+
+
+def _file_name(host: str, port: int) -> str:
+    """A name of its own for each address, as several can have the same port."""
+    return f"admin-{port}.token" if host == _DEFAULT_HOST else f"admin-{host}-{port}.token"
+
+
+def _token(file: SecretFile, path: Path, key: str) -> str:
+    try:
+        token = file.content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise SettingsError([f"{key}: cannot read {path}: not ASCII"]) from None
+    if not token:
+        raise SettingsError([f"{key}: {path} is empty"])
+    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable():
+        raise SettingsError(
+            [
+                f"{key}: {path} does not hold one token of at least {_MIN_TOKEN_CHARACTERS} characters"
+            ]
+        )
+    return token

@@ -1,0 +1,41 @@
+"""Text of the daemon's on a terminal, where it is only ever text.
+
+A model's name, a request id or a message may hold what a stranger wrote: markup of rich's, or the
+control characters that move a cursor or colour a screen. All that ``machd ctl`` prints goes through
+here.
+"""
+
+from __future__ import annotations
+
+import json
+
+import click
+import msgspec
+from rich.text import Text
+
+from machd.settings.problems import printable
+
+__all__ = ["plain", "say", "say_json", "shown_json"]
+
+
+def plain(text: str, style: str = "") -> Text:
+    """A cell of a table that shows just these characters."""
+    return Text(printable(text), style=style)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print one line."""
+    click.echo(printable(line), err=err)
+
+
+def say_json(answer: object) -> None:
+    """Print an answer of the daemon's for a program."""
+    click.echo(shown_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()))
+
+
+def shown_json(text: str) -> str:
+    """The same JSON, with an escape for each character that could garble a terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1]
+        for letter in text
+    )
