@@ -185,6 +185,7 @@ def test_a_request_that_never_ran_has_a_queue_only() -> None:
 # Sending
 
 
+@limits_in_seconds
 def test_the_event_loop_never_waits_for_the_exporter() -> None:
     """With an exporter that hangs, telling it of a thousand requests takes no time and little room."""
     exporter = _Exporter()
