@@ -71,8 +71,8 @@ def _pages() -> Iterator[tuple[Path, str]]:
 
 
 def _service_files() -> Iterator[tuple[str, str]]:
-    """What ``machd install-service`` writes, for a machd in the usual place."""
-    for unit in (*system_units(Installation(("/usr/bin/machd",))), cuda_drop_in()):
+    """What ``machd install-service`` writes, for a machd in any of the usual places."""
+    for unit in (*system_units(Installation(("/usr/bin/env", "machd"))), cuda_drop_in()):
         yield unit.name, unit.text
     command = ("/usr/local/bin/machd",)
     agent = agent_plist(Installation(command, None), home=Path("/Users/YOU"))
