@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -133,9 +134,11 @@ def test_requests_are_listed_and_aborted(daemon: AdminDaemon, gate: StepGate) ->
         table = _ctl(daemon, "requests")
         assert all(len(line) <= 80 for line in table.splitlines())
         listed = json.loads(_ctl(daemon, "requests", "--json"))["requests"][0]
-        assert listed["id"] in table
-        assert "r-1" in table
-        assert listed["id"] in _ctl(daemon, "abort", listed["id"])
+        head, figures, *whose = table.splitlines()
+        assert head.split() == ["STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE"]
+        assert figures.split()[:2] == ["running", "single"]
+        assert whose == [f"  {listed['id']}", "  chat_completions, anonymous, r-1"]
+        assert listed["id"] in _ctl(daemon, "abort", f"{listed['id']}/0")
         gate.open()
         assert sse_data(stream.read_answer().body)[-1]["error"]["code"] == "operator_abort"
     assert "no open request" in _ctl(daemon, "abort", listed["id"], code=1)
@@ -153,19 +156,23 @@ def test_draining_waits_and_resuming_goes_on(daemon: AdminDaemon, gate: StepGate
             text=True,
         )
         assert waiter.stderr is not None
-        assert waiter.stderr.readline() == "draining: 1 open\n"
+        assert waiter.stderr.readline() == "draining: 1 request open\n"
         assert waiter.poll() is None
         gate.open()
         assert sse_text(stream.read_answer().body) == "hello"
         out, _ = waiter.communicate(timeout=20)
-        assert (waiter.returncode, out) == (0, "draining, 0 open\n")
+        assert (waiter.returncode, out) == (0, "draining, 0 requests open\n")
     assert daemon.status["state"] == "draining"
+    held = _ctl(daemon, "status").splitlines()[0]
+    assert held.split(maxsplit=1)[1] == "draining (by an operator; machd ctl resume ends it)"
     assert _ctl(daemon, "resume") == "ready\n"
     assert daemon.status["state"] == "ready"
 
 
 def test_the_mode_is_switched(daemon: AdminDaemon) -> None:
-    """``--wait`` returns when it is in force; there are no other modes."""
+    """``--wait`` returns when it is in force; there are no other modes; without one, it is shown."""
+    assert _ctl(daemon, "mode") == "decode mode single\n"
+    assert json.loads(_ctl(daemon, "mode", "--json"))["active"] == "single"
     assert _ctl(daemon, "mode", "batched", "--wait") == "decode mode batched\n"
     assert daemon.status["decode_mode"]["active"] == "batched"
     address = daemon.admin_url.removeprefix("http://")
@@ -298,7 +305,11 @@ def test_settings_are_read_and_changed(daemon: AdminDaemon) -> None:
         "changed limits.max_n, logging.level\n"
     )
     assert _ctl(daemon, "config", "get", "limits.max_n") == "3\n"
-    shown = json.loads(_ctl(daemon, "config", "get"))
+    overrides = next(
+        line for line in _ctl(daemon, "status").splitlines() if line.startswith("overrides")
+    )
+    assert "limits.max_n, logging.level" in overrides
+    shown = json.loads(_ctl(daemon, "config", "get", "--json"))
     assert shown["origins"]["limits.max_n"]["kind"] == "admin"
     assert _ctl(daemon, "config", "unset", "limits.max_n") == "changed limits.max_n\n"
     refused = _ctl(daemon, "config", "set", "limits.max_n=x", "limits.nothing=1", code=1)
@@ -306,9 +317,34 @@ def test_settings_are_read_and_changed(daemon: AdminDaemon) -> None:
     assert "server.port" in _ctl(daemon, "config", "set", "server.port=1", code=1)
 
 
+def test_all_settings_are_shown_as_a_file(daemon: AdminDaemon, config_path: Path) -> None:
+    """As TOML that says what the daemon's JSON does, with where each value came from."""
+    _ctl(daemon, "config", "set", "limits.max_n=3")
+    text = _ctl(daemon, "config", "get")
+    assert text.startswith(f"# Settings file: {config_path}\n")
+    told = json.loads(_ctl(daemon, "config", "get", "--json"))["settings"]
+    said = {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in told.items()
+    }
+    assert tomllib.loads(text) == said
+    changed = [line for line in text.splitlines() if line.endswith("# admin the admin API")]
+    assert [line.split()[:3] for line in changed] == [["max_n", "=", "3"]]
+
+
+@pytest.mark.parametrize("key", ["limits.max_m", "max_n", "server.max_n"])
+def test_a_setting_that_is_not_there_is_nearly_one_that_is(daemon: AdminDaemon, key: str) -> None:
+    """Usage, with the likeliest key."""
+    target = ["--address", daemon.admin_url.removeprefix("http://")]
+    done = run_machd(["ctl", "config", "get", key, *target], daemon.environ)
+    assert done.returncode == 2
+    assert "did you mean limits.max_n?" in done.stderr
+
+
 def test_the_rest(daemon: AdminDaemon, tmp_path: Path) -> None:
     """The log level, and the caches, one of which is not there yet."""
     assert _ctl(daemon, "log-level", "warning") == "changed logging.level\n"
+    assert _ctl(daemon, "log-level") == "warning\n"
     assert _ctl(daemon, "cache", "clear") == "forgot 0 stored responses\n"
     file = tmp_path / "prompts"
     file.write_text("{}")
@@ -335,6 +371,32 @@ def test_events_are_shown_until_they_end(daemon: AdminDaemon, gate: StepGate) ->
     assert (watcher.returncode, complaint.strip()) == (130, "")
 
 
+@pytest.mark.parametrize("flags", [[], ["--steps"]])
+def test_steps_are_shown_to_whoever_wants_them(
+    daemon: AdminDaemon, gate: StepGate, flags: list[str]
+) -> None:
+    """A token's step is no news, a request's end is; the request's id is what is shown of it."""
+    gate.open()
+    address = daemon.admin_url.removeprefix("http://")
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "machd", "ctl", "events", *flags, "--address", address],
+        env={**os.environ, **daemon.environ},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdout is not None
+    assert watcher.stdout.readline().split()[1] == "state"
+    answer = daemon.http.post(_CHAT, json=chat("say hi")).json()
+    seen: dict[str, str] = {}
+    while "finished" not in seen:
+        line = watcher.stdout.readline()
+        seen.setdefault(line.split()[1], line)
+    watcher.send_signal(signal.SIGINT)
+    watcher.communicate(timeout=20)
+    assert ("step" in seen) == bool(flags)
+    assert f"request_id={answer['id']} " in seen["finished"]
+
+
 def test_nobody_answers(tmp_path: Path) -> None:
     """69: nothing listens there, or nothing says where."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
@@ -345,8 +407,9 @@ def test_nobody_answers(tmp_path: Path) -> None:
         port = unused.getsockname()[1]
         target = ["--address", f"127.0.0.1:{port}", "--token-file", str(token)]
         cases = {
-            "no daemon answers": target,
-            "no daemon of this user": target[:2],
+            f"no daemon answers at 127.0.0.1:{port}": target,
+            f"no daemon answers at 127.0.0.1:{port}:": target[:2],
+            "--address names another place": target[:2],
             "cannot read": [*target[:3], str(tmp_path / "nothing")],
             "No such file": ["--address", f"unix:{tmp_path}/nothing"],
         }
@@ -359,6 +422,35 @@ def test_nobody_answers(tmp_path: Path) -> None:
         done = run_machd(["ctl", "status"], {**environ, "LME_ADMIN_LISTEN": listen})
         assert done.returncode == 69
         assert complaint in done.stderr
+
+
+def test_a_token_is_missed_where_something_answers(tmp_path: Path) -> None:
+    """69, and only then with a word of tokens."""
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        done = run_machd(["ctl", "status", "--address", address], environ)
+    assert done.returncode == 69
+    assert f"something answers at {address}, but no daemon of this user" in done.stderr
+    assert "--token-file" in done.stderr
+
+
+def test_a_service_is_found_by_its_socket(tmp_path: Path) -> None:
+    """The shipped user unit's, without options; one that is gone is named with the port's refusal."""
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    (tmp_path / "machd").mkdir(mode=0o700)
+    path = tmp_path / "machd" / "admin.sock"
+    with RunningDaemon(flags={"admin.listen": f"unix:{path}"}):
+        done = run_machd(["ctl", "status", "--json"], environ)
+        assert json.loads(done.stdout)["state"] == "ready"
+        told = run_machd(["ctl", "status"], {**environ, "LME_ADMIN_LISTEN": "127.0.0.1:1"})
+        assert (told.returncode, len(told.stderr.splitlines())) == (69, 1)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    done = run_machd(["ctl", "status"], environ)
+    assert done.returncode == 69
+    assert "127.0.0.1:8081" in done.stderr
+    assert f"no daemon answers at unix:{path}: Connection refused" in done.stderr
 
 
 def test_another_token_opens_nothing(daemon: AdminDaemon, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,22 +15,31 @@ import click
 import msgspec
 from msgspec import Struct
 
-from machd.api.admin_config import ConfigChange
+from machd.api.admin_config import AdminConfig, ConfigChange, LogLevelRequest
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import AbortedRequests, OpenRequestList
 from machd.api.admin_status import AdminState, AdminStatus, CacheCleared, ModeStatus
+from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_config import config
 from machd.cli.ctl_tables import event_line, print_requests, print_status
 from machd.cli.ctl_target import admin_client, target_options
-from machd.cli.ctl_text import say, say_json, shown_json
+from machd.cli.ctl_text import counted, say, say_json, shown_json
 from machd.cli.ctl_wait import wait_until
-from machd.errors import ConflictError, FaultError
+from machd.errors import ConflictError, FaultError, UnavailableError
 
 __all__ = ["ctl"]
 
 _S = TypeVar("_S", bound=Struct)
 
+_SEQUENCE_NUMBER = re.compile(r"/[0-9]+\Z")
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")
+
+
+class _Kind(Struct, frozen=True):
+    """An event's type and nothing else of it."""
+
+    type: str
 
 
 @click.group()
@@ -61,7 +71,9 @@ def requests(*, as_json: bool) -> None:
 @_json_option
 def abort(request_id: str, *, as_json: bool) -> None:
     """End the open requests that go by ID: an answer's id, or an X-Request-Id."""
-    path = f"/admin/requests/{quote(request_id, safe='')}"
+    # Events and the log name sequences: the request's id, a slash, a number.
+    whole_id = _SEQUENCE_NUMBER.sub("", request_id)
+    path = f"/admin/requests/{quote(whole_id, safe='')}"
     aborted = admin_client().ask("DELETE", path, AbortedRequests)
     _show(aborted, lambda one: say(f"ended {', '.join(one.aborted)}"), as_json=as_json)
 
@@ -75,9 +87,9 @@ def drain(*, is_wait: bool, as_json: bool) -> None:
     client = admin_client()
     state = client.ask("POST", "/admin/drain", AdminState)
     if is_wait:
-        status = wait_until(client, _is_drained, lambda one: f"draining: {one.open_requests} open")
+        status = wait_until(client, _is_drained, _still_open)
         state = msgspec.convert(status, AdminState, from_attributes=True)
-    _show(state, lambda one: say(f"draining, {one.open_requests} open"), as_json=as_json)
+    _show(state, lambda one: say(f"draining, {_open(one)}"), as_json=as_json)
 
 
 @ctl.command()
@@ -99,19 +111,28 @@ def reload(*, as_json: bool) -> None:
 
 
 @ctl.command()
-@click.argument("wanted", metavar="single|batched", type=click.Choice(["single", "batched"]))
+@click.argument(
+    "wanted", metavar="[single|batched]", required=False, type=click.Choice(["single", "batched"])
+)
 @click.option("--wait", "is_wait", is_flag=True, help="Return when the mode is in force.")
 @target_options
 @_json_option
-def mode(wanted: str, *, is_wait: bool, as_json: bool) -> None:
-    """Have the daemon decode one request at a time, or in batches."""
+def mode(wanted: str | None, *, is_wait: bool, as_json: bool) -> None:
+    """Have the daemon decode one request at a time, or in batches; or show which it does."""
     client = admin_client()
+    if wanted is None:
+        if is_wait:
+            raise click.UsageError("Name the mode to wait for.")
+        _show(_mode_now(client), _say_mode, as_json=as_json)
+        return
     answer = client.ask("POST", "/admin/mode", ModeStatus, {"mode": wanted})
     if is_wait:
         status = wait_until(
             client,
             _has_mode,
-            lambda one: f"switching to {wanted}: {one.running} running are finished first",
+            lambda one: (
+                f"switching to {wanted}: {counted(one.running, 'sequence')} to finish first"
+            ),
         )
         assert status.decode_mode is not None, "just waited for"
         answer = status.decode_mode
@@ -135,7 +156,7 @@ def clear(*, as_json: bool) -> None:
     cleared = admin_client().ask("POST", "/admin/cache/clear", CacheCleared)
     _show(
         cleared,
-        lambda one: say(f"forgot {one.responses.count} stored responses"),
+        lambda one: say(f"forgot {counted(one.responses.count, 'stored response')}"),
         as_json=as_json,
     )
 
@@ -151,22 +172,31 @@ def warm(file: Path, *, as_json: bool) -> None:  # noqa: ARG001 - taken already,
 
 
 @ctl.command()
-@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
 @target_options
 @_json_option
-def log_level(level: str, *, as_json: bool) -> None:
-    """Have the daemon log from LEVEL on, until the next reload."""
-    change = admin_client().ask("PUT", "/admin/log-level", ConfigChange, {"level": level})
+def log_level(level: str | None, *, as_json: bool) -> None:
+    """Have the daemon log from LEVEL on, until the next reload; or show from where on it does."""
+    client = admin_client()
+    if level is None:
+        shown = client.ask("GET", "/admin/config", AdminConfig).settings["logging"]["level"]
+        now = msgspec.convert({"level": shown}, LogLevelRequest)
+        _show(now, lambda one: say(one.level), as_json=as_json)
+        return
+    change = client.ask("PUT", "/admin/log-level", ConfigChange, {"level": level})
     _show(change, _say_changed, as_json=as_json)
 
 
 @ctl.command()
+@click.option("--steps", "with_steps", is_flag=True, help="Show every step of the engine as well.")
 @target_options
 @_json_option
-def events(*, as_json: bool) -> None:
+def events(*, with_steps: bool, as_json: bool) -> None:
     """Show what happens, as it happens, until Ctrl-C or the daemon's end."""
     try:
         for data in admin_client().events():
+            if not with_steps and msgspec.json.decode(data, type=_Kind).type == "step":
+                continue
             say(shown_json(data.decode(errors="replace")) if as_json else _event_line(data))
     except BrokenPipeError:
         # Whoever read has had enough; what is still buffered goes nowhere.
@@ -196,6 +226,26 @@ def _say_changed(change: ConfigChange) -> None:
 def _say_mode(mode: ModeStatus) -> None:
     line = f"decode mode {mode.active}"
     say(f"{line}, {mode.requested} when what runs is done" if mode.is_switching else line)
+
+
+def _mode_now(client: AdminClient) -> ModeStatus:
+    """How sequences are decoded.
+
+    Raises:
+        UnavailableError: That is not decided before the model is loaded.
+    """
+    mode = client.ask("GET", "/admin/status", AdminStatus).decode_mode
+    if mode is None:
+        raise UnavailableError("the model is loading, and the mode is not decided yet")
+    return mode
+
+
+def _open(state: AdminState) -> str:
+    return f"{counted(state.open_requests, 'request')} open"
+
+
+def _still_open(status: AdminStatus) -> str:
+    return f"draining: {_open(status)}"
 
 
 def _is_drained(status: AdminStatus) -> bool:

@@ -82,6 +82,14 @@ class AdminClient:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
+    def knock(self) -> None:
+        """Connect, and ask nothing.
+
+        Raises:
+            NoDaemonError: Nobody answers.
+        """
+        self._connected(self._timeout_s).close()
+
     def ask(
         self,
         method: str,
@@ -146,7 +154,9 @@ class AdminClient:
         except OSError as error:
             connection.close()
             reason = "it took too long" if isinstance(error, TimeoutError) else _reason(error)
-            raise NoDaemonError(f"no daemon answers at {address}: {reason}") from None
+            raise NoDaemonError(
+                f"no daemon answers at {address}: {reason}; --address names another place"
+            ) from None
         return connection
 
     def _decoded(self, content: bytes, type_: type[_S], status: int) -> _S:

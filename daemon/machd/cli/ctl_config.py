@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 
 import click
+from pydantic import BaseModel
 
 from machd.api.admin_config import AdminConfig, ConfigChange
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import say, say_json
+from machd.settings.explain import settings_toml
+from machd.settings.keys import setting_keys
+from machd.settings.layers import Origin, OriginKind
+from machd.settings.model import Settings
+from machd.settings.problems import nearest
+from machd.settings.sources import LoadedSettings
 
 __all__ = ["config"]
 
@@ -22,18 +30,17 @@ def config() -> None:
 @config.command()
 @click.argument("key", required=False)
 @target_options
-def get(key: str | None) -> None:
-    """Print KEY's value, or all settings with their origins, as JSON."""
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")
+def get(key: str | None, *, as_json: bool) -> None:
+    """Print KEY's value as JSON, or all settings with their origins as TOML."""
     shown = admin_client().ask("GET", "/admin/config", AdminConfig)
-    if key is None:
+    if key is not None:
+        say(json.dumps(_value_of(key, shown)))
+    elif as_json:
         say_json(shown)
-        return
-    section, name = _parts(key)
-    try:
-        value = shown.settings[section][name]
-    except KeyError:
-        raise click.UsageError("There is no such setting.") from None
-    say(json.dumps(value))
+    else:
+        for line in settings_toml(_loaded(shown), origins=True).splitlines():
+            say(line)
 
 
 @config.command(name="set")
@@ -61,6 +68,39 @@ def unset(keys: tuple[str, ...]) -> None:
         section, name = _parts(key)
         changes.setdefault(section, {})[name] = None
     _patch(changes)
+
+
+def _value_of(key: str, shown: AdminConfig) -> object:
+    values = {
+        f"{section}.{name}": value
+        for section, table in shown.settings.items()
+        for name, value in table.items()
+    }
+    if key not in values:
+        name = key.rpartition(".")[2]
+        namesakes = [dotted for dotted in values if dotted.endswith(f".{name}")]
+        near = nearest(key, namesakes or values)
+        raise click.UsageError(f"There is no such setting; did you mean {near}?")
+    return values[key]
+
+
+def _loaded(shown: AdminConfig) -> LoadedSettings:
+    """The daemon's settings as its own process has them, secrets masked and nothing checked again."""
+    sections = {
+        name: field.annotation.model_construct(None, **shown.settings.get(name, {}))
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    given = {
+        dotted: Origin(OriginKind(origin.kind), origin.detail)
+        for dotted, origin in shown.origins.items()
+    }
+    defaults = {key.dotted: Origin(OriginKind.DEFAULT) for key in setting_keys(Settings)}
+    return LoadedSettings(
+        settings=Settings.model_construct(None, **sections),
+        origins=defaults | given,
+        config_file=None if shown.config_file is None else Path(shown.config_file),
+    )
 
 
 def _patch(changes: dict[str, dict[str, object]]) -> None:

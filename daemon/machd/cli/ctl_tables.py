@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import click
 import msgspec
@@ -13,12 +14,16 @@ from rich.text import Text
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import OpenRequest
 from machd.api.admin_status import AdminStatus, ModeStatus
-from machd.cli.ctl_text import plain, say
+from machd.cli.ctl_text import counted, plain, say
+from machd.clock import SystemClock
 
 __all__ = ["event_line", "print_requests", "print_status"]
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
+_WORDS = {"STATE", "MODE"}
 _MB = 1_000_000
+_LARGEST_MB = 1000
+"""From here on a size is shown in GB."""
 
 
 def print_status(status: AdminStatus) -> None:
@@ -31,59 +36,74 @@ def print_status(status: AdminStatus) -> None:
     _print(table)
 
 
-def print_requests(requests: Iterable[OpenRequest]) -> None:
-    """Write two lines for each request: how far it is, and whose it is."""
+def print_requests(requests: Sequence[OpenRequest]) -> None:
+    """Write a line for each request with how far it is, and below it whose it is."""
+    if not requests:
+        say("no open requests")
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("ID", overflow="fold")
-    for name in ("STATE", "AGE", "TTFT", "PROMPT", "DONE"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "STATE" else "right")
+    for name in ("STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE"):
+        table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
     for one in requests:
         table.add_row(
-            plain(one.id),
-            plain((one.state == "running" and one.decode_mode) or one.state),
+            plain(one.state),
+            plain(one.decode_mode or "-"),
             plain(f"{one.age_s:.1f} s"),
             plain("-" if one.ttft_s is None else f"{one.ttft_s:.2f} s"),
             plain(str(one.prompt_tokens)),
             plain(str(one.completion_tokens)),
         )
-        table.add_row(plain(f"  {one.endpoint}, {one.client}, {one.request_id}", "dim"))
-    if table.row_count:
-        _print(table)
-    else:
-        say("no open requests")
+    head, *rows = _lines(table)
+    click.echo(head, color=True)
+    for one, row in zip(requests, rows, strict=True):
+        click.echo(row, color=True)
+        # Outside of the table, whose columns the ids would widen, and whole, for whoever copies them.
+        say(f"  {one.id}")
+        say(f"  {one.endpoint}, {one.client}, {one.request_id}")
 
 
 def event_line(event: AdminEvent, time_of_day: str) -> str:
-    """One event as one line: when, what, and its facts."""
+    """One event as one line: when, what, and its facts.
+
+    A request's only or first sequence goes by the request's id.
+    """
     facts = msgspec.structs.asdict(event)
     del facts["at"]
+    if "sequence_id" in facts:
+        facts = {"request_id": facts.pop("sequence_id").removesuffix("/0"), **facts}
     told = " ".join(f"{name}={_fact(value)}" for name, value in facts.items() if value is not None)
     return f"{time_of_day} {event.__struct_config__.tag:<9} {told}"
 
 
 def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
-    state = plain(status.state, _STATE_STYLES.get(status.state, ""))
-    yield "state", state if status.reason is None else state + plain(f": {status.reason}")
+    yield "state", _state(status)
     yield "up", f"{_duration(status.uptime_s)}, machd {status.version}"
     yield "model", status.model or "loading"
     if status.decode_mode is not None:
         yield "decode mode", _mode(status.decode_mode)
-    sequences = f"{status.running} running in {status.slots} slots, {status.waiting} waiting"
+    slots = counted(status.slots, "slot")
+    sequences = f"{status.running} running in {slots}, {status.waiting} waiting"
     yield "requests", f"{status.open_requests} open; sequences: {sequences}"
     yield "speed", f"{status.tokens_per_s:.1f} tokens/s over the last ten seconds"
     if status.kv is not None:
-        used_mb, reserved_mb = status.kv.used_bytes / _MB, status.kv.reserved_bytes / _MB
-        budget_mb = status.kv.budget_bytes / _MB
-        yield (
-            "KV cache",
-            f"{used_mb:.1f} MB used, {reserved_mb:.1f} MB reserved of {budget_mb:.0f} MB",
-        )
+        used, reserved = _size(status.kv.used_bytes), _size(status.kv.reserved_bytes)
+        yield "KV cache", f"{used} used, {reserved} reserved of {_size(status.kv.budget_bytes)}"
     responses = status.responses
-    yield "responses", f"{responses.count} stored, {responses.size_bytes / _MB:.1f} MB"
+    yield "responses", f"{responses.count} stored, {_size(responses.size_bytes)}"
     lag_ms = status.event_loop_lag_s * 1000
     yield "engine", f"heartbeat {status.heartbeat_age_s:.1f} s ago; event loop {lag_ms:.0f} ms late"
     yield "settings", _settings(status)
+    if status.config.overrides:
+        keys = ", ".join(status.config.overrides)
+        yield "overrides", f"{keys}; changed over the admin API, until the next reload"
     yield "faults", f"{status.faults.row} of sequences, {status.faults.engine} of the engine"
+
+
+def _state(status: AdminStatus) -> Text:
+    state = plain(status.state, _STATE_STYLES.get(status.state, ""))
+    if status.state == "draining" and status.is_held:
+        return state + plain(" (by an operator; machd ctl resume ends it)")
+    return state if status.reason is None else state + plain(f": {status.reason}")
 
 
 def _mode(mode: ModeStatus) -> str:
@@ -95,15 +115,30 @@ def _mode(mode: ModeStatus) -> str:
 def _settings(status: AdminStatus) -> Text:
     change = status.config
     if not change.ok:
-        text = f"{change.kind} at {change.at} was refused: {'; '.join(change.problems)}"
+        text = f"{change.kind} at {_moment(change.at)} was refused: {'; '.join(change.problems)}"
         return plain(text, "yellow")
     changed = f"; changed {', '.join(change.changed)}" if change.changed else ""
-    return plain(f"as of the {change.kind} at {change.at}{changed}")
+    return plain(f"as of the {change.kind} at {_moment(change.at)}{changed}")
+
+
+def _moment(at: str) -> str:
+    """A moment in RFC 3339 as this machine's time of day, and how long ago it was."""
+    moment = datetime.fromisoformat(at)
+    ago = _duration(max(0.0, SystemClock().unix_s() - moment.timestamp()))
+    return f"{moment.astimezone():%H:%M:%S} ({ago} ago)"
+
+
+def _size(size_bytes: int) -> str:
+    size_mb = size_bytes / _MB
+    return f"{size_mb:.1f} MB" if size_mb < _LARGEST_MB else f"{size_mb / 1000:.2f} GB"
 
 
 def _duration(seconds: float) -> str:
     minutes, rest_s = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest_s} s" if minutes else f"{rest_s} s"
@@ -116,9 +151,12 @@ def _fact(value: object) -> str:
 
 
 def _print(table: Table) -> None:
+    click.echo("\n".join(_lines(table)), color=True)
+
+
+def _lines(table: Table) -> list[str]:
     console = Console(highlight=False)
     with console.capture() as written:
         console.print(table)
     # rich fills every line up to the width, which a file or a pipe does not want.
-    lines = (line.rstrip() for line in written.get().splitlines())
-    click.echo("\n".join(lines), color=True)
+    return [line.rstrip() for line in written.get().splitlines()]

@@ -1,11 +1,14 @@
 """Which daemon ``machd ctl`` talks to, and with which token: what the daemon's own settings say.
 
+Where they say nothing of the admin address, a daemon may run as a service, whose unit puts its admin
+API on a socket: those of the user and of the machine are tried after the default port.
+
 The options may stand behind ``ctl`` or behind the subcommand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -14,12 +17,13 @@ import click
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.errors import NoDaemonError, SettingsError
 from machd.http.admin.token_file import credential_path, read_token, token_paths
-from machd.settings.model import Settings
-from machd.settings.sources import SettingsSources, process_environ
+from machd.settings.layers import OriginKind
+from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 
 __all__ = ["admin_client", "target_options"]
 
 _KEY = "machd.ctl."
+_SERVICE_SOCKET = Path("/run/machd/admin.sock")
 _WITHOUT_SETTINGS = "--address and --token-file do without the settings"
 
 Args = ParamSpec("Args")
@@ -35,7 +39,8 @@ def target_options(command: Callable[Args, Result]) -> Callable[Args, Result]:
                 metavar="HOST:PORT|unix:PATH",
                 callback=_keep,
                 expose_value=False,
-                help="Where the daemon answers operators; by default what admin.listen says.",
+                help="Where the daemon answers operators; by default what admin.listen says, else the "
+                "socket of the user's or the machine's service.",
             ),
             click.option(
                 "--token-file",
@@ -62,16 +67,31 @@ def admin_client() -> AdminClient:
 
     Raises:
         SettingsError: The settings, which say where it is, are wrong.
-        NoDaemonError: They say that there is none, or its token is nowhere to be found.
+        NoDaemonError: They say that there is none, or its token is nowhere to be found; where
+            several places were tried, with a line for each.
     """
     meta = click.get_current_context().meta
     given_address: str | None = meta.get(f"{_KEY}address")
     given_file: Path | None = meta.get(f"{_KEY}token_file")
-    settings = None
+    loaded = None
     if given_address is None or given_file is None:
-        settings = _settings(meta.get(f"{_KEY}config"), is_needed=given_address is None)
-    address = _address(given_address, settings)
-    return AdminClient(address, _token(address, given_file, settings))
+        loaded = _loaded(meta.get(f"{_KEY}config"), is_needed=given_address is None)
+    address = _address(given_address, loaded)
+    sockets: list[AdminAddress] = []
+    if given_address is None and loaded is not None and _is_default(loaded):
+        sockets = list(_service_sockets(process_environ()))
+    if not sockets:
+        return AdminClient(address, _token(address, given_file, loaded))
+    refusals: list[str] = []
+    for place in (address, *sockets):
+        try:
+            client = AdminClient(place, _token(place, given_file, loaded))
+            client.knock()
+        except NoDaemonError as error:
+            refusals.append(error.message)
+        else:
+            return client
+    raise NoDaemonError("\n".join(refusals))
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
@@ -79,19 +99,36 @@ def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
         ctx.meta[f"{_KEY}{param.name}"] = value
 
 
-def _settings(config_path: Path | None, *, is_needed: bool) -> Settings | None:
+def _loaded(config_path: Path | None, *, is_needed: bool) -> LoadedSettings | None:
     try:
-        return SettingsSources(config_path, process_environ(), {}).load().settings
+        return SettingsSources(config_path, process_environ(), {}).load()
     except SettingsError as error:
         if is_needed:
             raise SettingsError([*error.problems, _WITHOUT_SETTINGS]) from None
         return None
 
 
-def _address(given: str | None, settings: Settings | None) -> AdminAddress:
+def _is_default(loaded: LoadedSettings) -> bool:
+    return loaded.origins["admin.listen"].kind is OriginKind.DEFAULT
+
+
+def _service_sockets(environ: Mapping[str, str]) -> Iterator[AdminAddress]:
+    """Sockets that the shipped units open, the user's before the machine's; those that are there."""
+    runtime = Path(environ.get("XDG_RUNTIME_DIR", ""))
+    of_user = [runtime / "machd" / _SERVICE_SOCKET.name] if runtime.is_absolute() else []
+    for path in (*of_user, _SERVICE_SOCKET):
+        try:
+            is_there = path.is_socket()
+        except PermissionError:
+            is_there = True  # connecting says what is not permitted
+        if is_there:
+            yield AdminAddress(path=str(path))
+
+
+def _address(given: str | None, loaded: LoadedSettings | None) -> AdminAddress:
     if given is None:
-        assert settings is not None, "they were needed"
-        given = settings.admin.listen
+        assert loaded is not None, "they were needed"
+        given = loaded.settings.admin.listen
         if given == "off":
             raise NoDaemonError("admin.listen is off, so no daemon answers operators")
     try:
@@ -106,18 +143,18 @@ def _address(given: str | None, settings: Settings | None) -> AdminAddress:
     return address
 
 
-def _token(address: AdminAddress, given: Path | None, settings: Settings | None) -> str | None:
+def _token(address: AdminAddress, given: Path | None, loaded: LoadedSettings | None) -> str | None:
     """The token, looked for where the daemon does; None where a socket needs none.
 
     Raises:
-        NoDaemonError: It cannot be read, or is nowhere.
+        NoDaemonError: It cannot be read, or is nowhere; or nobody would want to see it.
     """
     environ = process_environ()
     try:
         if given is not None:
             return read_token(given, key="--token-file")
-        if settings is not None and settings.auth.admin_token_file is not None:
-            return read_token(Path(settings.auth.admin_token_file))
+        if loaded is not None and loaded.settings.auth.admin_token_file is not None:
+            return read_token(Path(loaded.settings.auth.admin_token_file))
         credential = credential_path(environ)
         if credential is not None:
             return read_token(credential)
@@ -128,6 +165,9 @@ def _token(address: AdminAddress, given: Path | None, settings: Settings | None)
                 return read_token(path, key="admin token")
     except (SettingsError, OSError) as error:
         raise NoDaemonError(f"{error}") from None
+    # A token is worth a word only where somebody would look at it.
+    AdminClient(address, None).knock()
     raise NoDaemonError(
-        f"no daemon of this user has left a token for {address}; start one, or give --token-file"
+        f"something answers at {address}, but no daemon of this user has left a token for it; give "
+        "--token-file, or another --address"
     )

@@ -15,7 +15,12 @@ from rich.text import Text
 
 from machd.settings.problems import printable
 
-__all__ = ["plain", "say", "say_json", "shown_json"]
+__all__ = ["counted", "plain", "say", "say_json", "shown_json"]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts, such as ``1 request`` and ``2 requests``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def plain(text: str, style: str = "") -> Text:

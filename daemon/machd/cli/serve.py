@@ -43,7 +43,7 @@ def serve(loaded: LoadedSettings) -> None:
             # a tenth of a second each time.
             gc.collect()
             gc.freeze()
-            click.echo(_welcome(url, engine, daemon.decode_mode), err=True)
+            click.echo(_welcome(url, daemon.admin_url, engine, daemon.decode_mode), err=True)
 
         cache_directory = user_cache_directory(sources.environ)
         model_path = settings.model.path
@@ -73,13 +73,17 @@ def serve(loaded: LoadedSettings) -> None:
         asyncio.run(daemon.run())
 
 
-def _welcome(url: str, engine: Engine, decision: DecodeModeDecision | None) -> str:
+def _welcome(
+    url: str, admin_url: str | None, engine: Engine, decision: DecodeModeDecision | None
+) -> str:
     model = engine.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
+    operators = f"  operators        {admin_url} (machd ctl status)\n" if admin_url else ""
     return (
         f"\nmachd {__version__} serves {model.model_id} ({where})\n"
         f"  OpenAI base URL  {url}/v1\n"
         f"  health, metrics  {url}/health  {url}/metrics\n"
+        f"{operators}"
         f"{mode_lines(decision)}"
         f"Ctrl-C finishes running requests and stops.\n"
     )
