@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import click
-from pydantic import BaseModel
 
 from machd.api.admin_config import AdminConfig, ConfigChange
 from machd.cli.ctl_target import admin_client, target_options
@@ -86,19 +85,19 @@ def _value_of(key: str, shown: AdminConfig) -> object:
 
 def _loaded(shown: AdminConfig) -> LoadedSettings:
     """The daemon's settings as its own process has them, secrets masked and nothing checked again."""
+    defaults = Settings()
     sections = {
-        name: field.annotation.model_construct(None, **shown.settings.get(name, {}))
-        for name, field in Settings.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        name: getattr(defaults, name).model_copy(update=shown.settings.get(name, {}))
+        for name in Settings.model_fields
     }
     given = {
         dotted: Origin(OriginKind(origin.kind), origin.detail)
         for dotted, origin in shown.origins.items()
     }
-    defaults = {key.dotted: Origin(OriginKind.DEFAULT) for key in setting_keys(Settings)}
+    unsaid = {key.dotted: Origin(OriginKind.DEFAULT) for key in setting_keys(Settings)}
     return LoadedSettings(
-        settings=Settings.model_construct(None, **sections),
-        origins=defaults | given,
+        settings=defaults.model_copy(update=sections),
+        origins=unsaid | given,
         config_file=None if shown.config_file is None else Path(shown.config_file),
     )
 

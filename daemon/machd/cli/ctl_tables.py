@@ -130,7 +130,7 @@ def _moment(at: str) -> str:
 
 def _size(size_bytes: int) -> str:
     size_mb = size_bytes / _MB
-    return f"{size_mb:.1f} MB" if size_mb < _LARGEST_MB else f"{size_mb / 1000:.2f} GB"
+    return f"{size_mb:.1f} MB" if round(size_mb, 1) < _LARGEST_MB else f"{size_mb / 1000:.2f} GB"
 
 
 def _duration(seconds: float) -> str:

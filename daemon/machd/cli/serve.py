@@ -24,7 +24,7 @@ from machd.settings.sources import LoadedSettings
 from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measure, startup_recall
 
-__all__ = ["mode_lines", "serve"]
+__all__ = ["mode_lines", "serve", "welcome"]
 
 
 @click.command(cls=SettingsCommand)
@@ -43,7 +43,7 @@ def serve(loaded: LoadedSettings) -> None:
             # a tenth of a second each time.
             gc.collect()
             gc.freeze()
-            click.echo(_welcome(url, daemon.admin_url, engine, daemon.decode_mode), err=True)
+            click.echo(welcome(url, daemon.admin_url, engine, daemon.decode_mode), err=True)
 
         cache_directory = user_cache_directory(sources.environ)
         model_path = settings.model.path
@@ -73,9 +73,10 @@ def serve(loaded: LoadedSettings) -> None:
         asyncio.run(daemon.run())
 
 
-def _welcome(
+def welcome(
     url: str, admin_url: str | None, engine: Engine, decision: DecodeModeDecision | None
 ) -> str:
+    """What a person is told once requests are taken; of operators where they are answered."""
     model = engine.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
     operators = f"  operators        {admin_url} (machd ctl status)\n" if admin_url else ""
