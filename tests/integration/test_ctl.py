@@ -445,6 +445,10 @@ def test_a_service_is_found_by_its_socket(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["state"] == "ready"
         told = run_machd(["ctl", "status"], {**environ, "LME_ADMIN_LISTEN": "127.0.0.1:1"})
         assert (told.returncode, len(told.stderr.splitlines())) == (69, 1)
+        named = tmp_path / "mine.toml"
+        named.write_text("")
+        other = run_machd(["ctl", "drain", "--config", str(named)], environ)
+        assert other.returncode == 69, "whoever names a daemon's settings means no other daemon"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     done = run_machd(["ctl", "status"], environ)

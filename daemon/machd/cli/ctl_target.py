@@ -74,11 +74,14 @@ def admin_client() -> AdminClient:
     given_address: str | None = meta.get(f"{_KEY}address")
     given_file: Path | None = meta.get(f"{_KEY}token_file")
     loaded = None
+    config_path: Path | None = meta.get(f"{_KEY}config")
     if given_address is None or given_file is None:
-        loaded = _loaded(meta.get(f"{_KEY}config"), is_needed=given_address is None)
+        loaded = _loaded(config_path, is_needed=given_address is None)
     address = _address(given_address, loaded)
     sockets: list[AdminAddress] = []
-    if given_address is None and loaded is not None and _is_default(loaded):
+    # Whoever names the settings of one daemon does not mean another.
+    is_named = given_address is not None or config_path is not None
+    if not is_named and loaded is not None and _is_default(loaded):
         sockets = list(_service_sockets(process_environ()))
     if not sockets:
         return AdminClient(address, _token(address, given_file, loaded))
