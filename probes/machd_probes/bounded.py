@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from machd.clock import Clock
-from machd.engine.protocol import (
-    Engine,
-    GrammarCompiler,
-    MemoryReading,
-    ModelDescription,
-    StepPlan,
-    StepResult,
-    Tokenizer,
-)
+from machd.engine.forwarding import ForwardingEngine
+from machd.engine.protocol import Engine, StepPlan, StepResult
 
 __all__ = ["BoundedEngine", "OutOfTimeError"]
 
@@ -20,7 +13,7 @@ class OutOfTimeError(Exception):
     """A probe took longer than it may. Says nothing of the model."""
 
 
-class BoundedEngine:
+class BoundedEngine(ForwardingEngine):
     """Another engine, up to a moment. A step that is under way then is finished."""
 
     def __init__(self, engine: Engine, clock: Clock, *, max_s: float) -> None:
@@ -31,25 +24,10 @@ class BoundedEngine:
             clock: Reads time.
             max_s: Seconds after which every step raises.
         """
-        self._engine = engine
+        super().__init__(engine)
         self._clock = clock
         self._max_s = max_s
         self._end_s = clock.monotonic_s() + max_s
-
-    @property
-    def model(self) -> ModelDescription:
-        """What is loaded."""
-        return self._engine.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._engine.tokenizer
-
-    @property
-    def grammars(self) -> GrammarCompiler:
-        """The engine's own."""
-        return self._engine.grammars
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step.
@@ -59,16 +37,4 @@ class BoundedEngine:
         """
         if self._clock.monotonic_s() > self._end_s:
             raise OutOfTimeError(f"there was no time for it within {self._max_s:g} s")
-        return self._engine.run(plan)
-
-    def memory(self) -> MemoryReading:
-        """Bytes right now."""
-        return self._engine.memory()
-
-    def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every slot."""
-        self._engine.reset(max_rows=max_rows)
-
-    def close(self) -> None:
-        """Give back weights and caches."""
-        self._engine.close()
+        return super().run(plan)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from machd.engine.protocol import (
-    Engine,
-    GrammarCompiler,
-    MemoryReading,
-    ModelDescription,
-    StepPlan,
-    StepResult,
-    Tokenizer,
-)
+from machd.engine.forwarding import ForwardingEngine
+from machd.engine.protocol import Engine, StepPlan, StepResult
 
 __all__ = ["AttendedEngine", "Interruption"]
 
@@ -25,7 +18,7 @@ class Interruption(BaseException):
     """
 
 
-class AttendedEngine:
+class AttendedEngine(ForwardingEngine):
     """Another engine, which calls back before each step."""
 
     def __init__(self, engine: Engine, attend: Callable[[], None]) -> None:
@@ -36,23 +29,8 @@ class AttendedEngine:
             attend: Called on the engine thread before each step. May raise :class:`Interruption`;
                 whatever else it raises becomes the cause of one.
         """
-        self._engine = engine
+        super().__init__(engine)
         self._attend = attend
-
-    @property
-    def model(self) -> ModelDescription:
-        """What is loaded."""
-        return self._engine.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._engine.tokenizer
-
-    @property
-    def grammars(self) -> GrammarCompiler:
-        """The engine's own."""
-        return self._engine.grammars
 
     def run(self, plan: StepPlan) -> StepResult:
         """Look after others, then compute one step.
@@ -64,16 +42,4 @@ class AttendedEngine:
             self._attend()
         except Exception as error:
             raise Interruption from error
-        return self._engine.run(plan)
-
-    def memory(self) -> MemoryReading:
-        """Bytes right now."""
-        return self._engine.memory()
-
-    def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every slot."""
-        self._engine.reset(max_rows=max_rows)
-
-    def close(self) -> None:
-        """Give back weights and caches."""
-        self._engine.close()
+        return super().run(plan)
