@@ -13,6 +13,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from machd.engine.kv_format import PLAIN, KvFormat
 from machd.engine.slab import RowPositions, SlabCache
 from machd.engine.untyped import Cache
 
@@ -233,7 +234,7 @@ def _widen_histories(batch: Cache, row: Cache) -> None:
 
 
 def padded_caches(
-    prompts: Sequence[Sequence[int]], layer_count: int
+    prompts: Sequence[Sequence[int]], layer_count: int, kv_format: KvFormat = PLAIN
 ) -> tuple[list[Cache], mx.array]:
     """Caches and padded tokens for computing whole prompts of a standard model in one call.
 
@@ -243,10 +244,12 @@ def padded_caches(
     Args:
         prompts: Token ids of each row, at least one.
         layer_count: Caches that the model takes.
+        kv_format: How they keep keys and values.
 
     Returns:
         One cache a layer, opened for the pass, and token ids int32 [rows, longest].
     """
+    assert kv_format is PLAIN, "no other format exists yet"
     positions = RowPositions()
     lengths = [len(prompt) for prompt in prompts]
     for length in lengths:

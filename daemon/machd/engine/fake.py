@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.block_protocol import SavedBlock
 from machd.engine.fake_tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.guide import RowGuide, guide_of
@@ -147,6 +148,10 @@ class FakeEngine:
         used = sum(len(row.prompt) + row.position for row in self._rows.values())
         return MemoryReading(used * _BYTES_PER_TOKEN, used * _BYTES_PER_TOKEN, 0, 0)
 
+    def saved_blocks(self) -> tuple[SavedBlock, ...]:
+        """There is no second tier yet."""
+        return ()
+
     def reset(self, *, max_rows: int | None = None) -> None:
         """Forget every row."""
         del max_rows  # its rows take no room
@@ -159,7 +164,7 @@ class FakeEngine:
         self._rows.clear()
 
     def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
-        if chunk.start == 0:
+        if chunk.opens:
             assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
             guide = guide_of(chunk.sampling)
             self._rows[chunk.slot_index] = _Row(chunk.sampling, guide, chunk.reserved_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from machd.engine.block_protocol import SavedBlock
 from machd.engine.protocol import (
     Engine,
     GrammarCompiler,
@@ -44,6 +45,10 @@ class ForwardingEngine:
     def memory(self) -> MemoryReading:
         """Bytes right now."""
         return self._engine.memory()
+
+    def saved_blocks(self) -> tuple[SavedBlock, ...]:
+        """The blocks of the second tier."""
+        return self._engine.saved_blocks()
 
     def reset(self, *, max_rows: int | None = None) -> None:
         """Forget every slot."""

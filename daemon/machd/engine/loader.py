@@ -7,6 +7,7 @@ the thread that first uses them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -20,6 +21,7 @@ from machd.engine.context import context_tokens
 from machd.engine.device import available_memory_bytes, backend_name, device_memory_bytes
 from machd.engine.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_llama_weights
 from machd.engine.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.kv_format import PLAIN, KvFormat
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.precision import (
     choose_dtype,
@@ -44,12 +46,16 @@ class LoadedModel:
 
     Attributes:
         notes: What a person should know and nothing fails over; for the start-up log.
+        weight_files: Where the weights came from; none for a model that was made in memory.
+        kv_format: How its keys and values are kept; the description's cache facts are of this.
     """
 
     model: Module
     tokenizer: Tokenizer
     description: ModelDescription
     notes: tuple[str, ...] = ()
+    weight_files: tuple[Path, ...] = ()
+    kv_format: KvFormat = PLAIN
 
 
 def load_model(  # noqa: PLR0913 - one argument for each setting of the model
@@ -61,6 +67,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     chat_template: str | None = None,
     progress: LoadProgress | None = None,
     blas: str | None = None,
+    kv_format: KvFormat = PLAIN,
 ) -> LoadedModel:
     """Check, load and measure a model.
 
@@ -73,6 +80,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             or None for the model's own.
         progress: Told about stages and bytes, on this thread.
         blas: Name of the CPU's BLAS, for the description.
+        kv_format: How keys and values are to be kept.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -88,7 +96,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
         context = context_tokens(llama_config(header), max_context_tokens)
         model = _load_gguf(header, dtype, progress)
-        architecture, written_path = "llama", source.path
+        architecture = "llama"
+        weight_files: tuple[Path, ...] = (source.path,)
     else:
         checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
         if "model_file" not in checkpoint.config:
@@ -100,7 +109,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         context = context_tokens(checkpoint.config, max_context_tokens)
         model = _load_directory(checkpoint, dtype, progress, trust_remote_code=trust_remote_code)
         architecture = architecture_name(model, checkpoint.model_type)
-        written_path = checkpoint.weight_files[0]
+        weight_files = tuple(checkpoint.weight_files)
     progress.stage("trying the model", None)
     description = describe_model(
         model,
@@ -110,9 +119,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         eos_token_ids=tokenizer.eos_token_ids,
         blas=blas,
     )
-    written_unix_s = int(written_path.stat().st_mtime)
+    written_unix_s = int(weight_files[0].stat().st_mtime)
     description = replace(description, created_unix_s=written_unix_s)
-    return LoadedModel(model, tokenizer, description, notes)
+    return LoadedModel(model, tokenizer, description, notes, weight_files, kv_format)
 
 
 def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from machd.capabilities.facts import KvCacheKind
 from machd.clock import SystemClock
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
+from machd.engine.block_key import block_key
+from machd.engine.block_protocol import SavedBlock
 from machd.engine.decoder import Chunk, Decoder, DecoderRow
 from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.grammar import LlguidanceCompiler
@@ -30,6 +32,7 @@ from machd.engine.protocol import (
     StepResult,
     Tokenizer,
 )
+from machd.engine.row_planes import make_row_caches
 from machd.engine.sampling import RowSampling
 from machd.engine.untyped import Cache
 
@@ -54,7 +57,8 @@ class MlxEngine:
         """
         self._loaded: LoadedModel | None = loaded
         self._model: Any = loaded.model
-        self._description = loaded.description
+        self._kv_format = loaded.kv_format
+        self._description = replace(loaded.description, block_key=block_key(loaded))
         self._tokenizer = loaded.tokenizer
         self._max_rows = max_rows
         is_cpu = loaded.description.backend == "cpu"
@@ -124,6 +128,10 @@ class MlxEngine:
             cache_bytes=mx.get_cache_memory(),
         )
 
+    def saved_blocks(self) -> tuple[SavedBlock, ...]:
+        """There is no second tier yet."""
+        return ()
+
     def reset(self, *, max_rows: int | None = None) -> None:
         """Forget every row, and perhaps how many there can be."""
         if max_rows is not None:
@@ -174,7 +182,7 @@ class MlxEngine:
             self._seat(chunk.slot_index, faults)
 
     def _open(self, chunk: PrefillChunk) -> None:
-        if chunk.start == 0:
+        if chunk.opens:
             assert chunk.slot_index not in self._prefills, "a slot is freed before it is taken"
             self._prefills[chunk.slot_index] = Prefill(chunk, self._make_caches())
 
@@ -185,7 +193,9 @@ class MlxEngine:
         whole = [self._prefills[one.slot_index] for one in chunks if self._can_share(one)]
         shared = [group for group in padded_groups(whole) if len(group) > 1]
         for group in shared:
-            fill_together(self._forward, group, len(self._description.cache.layers))
+            fill_together(
+                self._forward, group, len(self._description.cache.layers), self._kv_format
+            )
         together = {prefill.opening.slot_index for group in shared for prefill in group}
         for chunk in chunks:
             if chunk.slot_index not in together:
@@ -222,7 +232,7 @@ class MlxEngine:
         return True
 
     def _make_caches(self) -> list[Cache]:
-        return list(make_prompt_cache(self._model))
+        return make_row_caches(self._model, self._kv_format)
 
     def _decoder(self, caches: RowCaches) -> Decoder:
         return Decoder(

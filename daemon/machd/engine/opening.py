@@ -55,6 +55,7 @@ def engine_loader(
         import_mlx_lm()
         import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
 
+        from machd.engine.kv_format import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
         from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
@@ -81,6 +82,7 @@ def engine_loader(
             chat_template=model.chat_template,
             progress=progress,
             blas=report.name,
+            kv_format=kv_format_named(settings.cache.kv_quantization),
         )
         for note in loaded.notes:
             log.warning("model.note", note=note)

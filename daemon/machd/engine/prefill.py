@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from machd.engine.batch_caches import PrefilledRow, padded_caches
 from machd.engine.decoder import Forward
+from machd.engine.kv_format import KvFormat
 from machd.engine.protocol import PrefillChunk
 from machd.engine.untyped import Cache
 
@@ -94,16 +95,19 @@ def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
     return groups
 
 
-def fill_together(forward: Forward, prefills: Sequence[Prefill], layer_count: int) -> None:
+def fill_together(
+    forward: Forward, prefills: Sequence[Prefill], layer_count: int, kv_format: KvFormat
+) -> None:
     """Compute whole prompts of a standard model in one call, and wait for it.
 
     Args:
         forward: The model.
         prefills: Of two tokens or more each; nothing of them is computed yet.
         layer_count: Caches that the model takes.
+        kv_format: How they keep keys and values.
     """
     prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
-    caches, token_ids = padded_caches(prompts, layer_count)
+    caches, token_ids = padded_caches(prompts, layer_count, kv_format)
     forward(token_ids, caches)
     mx.eval([cache.state for cache in caches])
     for index, prefill in enumerate(prefills):

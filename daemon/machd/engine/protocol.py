@@ -5,7 +5,8 @@ tensors, so that several ranks can run one plan and a fake can answer it.
 
 The rules of the seam, which the contract suite proves for every engine:
 
-- ``run`` first frees ``plan.release``, then prefills, then decodes.
+- ``run`` first makes ``plan.blocks``, frees ``plan.release``, then prefills, then decodes.
+- A block that could not be stored or loaded is in ``StepResult.lost_blocks``; nothing else fails.
 - The last chunk of a prompt may yield the row's first token in the same result. If it does not,
   the next step that decodes the row's lane does, or the one after it where the engine was already
   computing that step when the row joined.
@@ -28,12 +29,14 @@ from typing import Protocol
 
 from machd.api.constraint import Constraint
 from machd.capabilities.facts import CacheFacts
+from machd.engine.block_protocol import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.chat_protocol import ChatFormat
 
 __all__ = [
     "ChatMessages",
     "DecodeRow",
     "Detokenizer",
+    "DiskReading",
     "Engine",
     "Grammar",
     "GrammarCompiler",
@@ -135,11 +138,12 @@ class PrefillChunk:
     """Some of a prompt's tokens for one slot.
 
     Attributes:
-        start: Position of ``token_ids[0]`` in the prompt; 0 opens the slot.
+        start: Position of ``token_ids[0]`` in the prompt.
         is_last: The chunk ends the prompt, so the row decodes from now on.
         sampling: The row's parameters; the engine keeps those of the opening chunk.
         reserved_tokens: Positions that prompt and completion may take together.
         lane: Where the row decodes; the engine keeps that of the opening chunk.
+        reused: What comes before ``start`` in an opening chunk, out of blocks.
     """
 
     slot_index: int
@@ -149,6 +153,12 @@ class PrefillChunk:
     sampling: SamplingParams
     reserved_tokens: int
     lane: Lane = Lane.BATCH
+    reused: ReusedPrefix | None = None
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is the first of its row."""
+        return self.start == 0 or self.reused is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +170,17 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: what to free, what to prefill, who decodes."""
+    """One step: what to do with blocks, what to free, what to prefill, who decodes."""
 
     release: tuple[int, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
+    blocks: tuple[BlockChange, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether running the plan would do nothing."""
-        return not (self.release or self.prefill or self.decode)
+        return not (self.blocks or self.release or self.prefill or self.decode)
 
     @property
     def prefill_tokens(self) -> int:
@@ -210,10 +221,38 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made: at most one token for each row of the plan."""
+    """What a step made.
+
+    Attributes:
+        tokens: At least one for each row that the plan decodes, those that are certain included.
+        faults: Rows that have none because they failed.
+        held_blocks: Blocks that are in memory since this step, with their size.
+        lost_blocks: Numbers of those that could not be stored or loaded.
+    """
 
     tokens: tuple[SampledToken, ...] = ()
     faults: tuple[RowFault, ...] = ()
+    held_blocks: tuple[HeldBlock, ...] = ()
+    lost_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReading:
+    """The second tier of blocks at one moment; counts are since the start.
+
+    Attributes:
+        bytes: What its files take.
+        written: Blocks that were written.
+        loaded: Blocks that were read back.
+        damaged: Files that were not what they should be, and were deleted.
+        dropped: Blocks that were not written because writing could not keep up or failed.
+    """
+
+    bytes: int = 0
+    written: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +264,16 @@ class MemoryReading:
         active_bytes: Held by the array library, weights included.
         peak_bytes: The most ``active_bytes`` has been.
         cache_bytes: Kept by the array library for reuse.
+        available_bytes: What the machine could still give; None where nobody knows.
+        disk: The second tier of blocks; None without one.
     """
 
     kv_used_bytes: int
     active_bytes: int
     peak_bytes: int
     cache_bytes: int
+    available_bytes: int | None = None
+    disk: DiskReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +292,8 @@ class ModelDescription:
         eos_token_ids: Tokens that end a completion.
         created_unix_s: When the weights were written, in seconds since 1970.
         device_memory_bytes: What the device can hold in all; 0 where nobody knows.
+        block_key: Of all that decides what a block of given tokens holds: the weights, the dtype, how
+            caches are kept, the versions of what computes. Blocks of another key are of no use.
     """
 
     model_id: str
@@ -265,6 +310,7 @@ class ModelDescription:
     cache: CacheFacts
     created_unix_s: int
     device_memory_bytes: int = 0
+    block_key: bytes = b""
 
 
 class GrammarCompiler(Protocol):
@@ -399,8 +445,12 @@ class Engine(Protocol):
         """Bytes right now."""
         ...
 
+    def saved_blocks(self) -> tuple[SavedBlock, ...]:
+        """The blocks of the second tier that fit :attr:`ModelDescription.block_key`, as found there."""
+        ...
+
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every slot, as after an engine fault.
+        """Forget every slot, as after an engine fault. Blocks stay.
 
         Args:
             max_rows: Rows that the batch lane can have from now on; None for as many as before.

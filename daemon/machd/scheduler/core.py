@@ -24,6 +24,7 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.invariants import check_sequences
 from machd.scheduler.plan import plan_step
+from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.row_fault import error_of
 from machd.scheduler.sequence import Sequence, SequenceRequest
@@ -93,6 +94,16 @@ class SchedulerCore:
     def kv_reserved_bytes(self) -> int:
         """What they were promised."""
         return self._reservations.reserved_bytes
+
+    @property
+    def prefix_reading(self) -> PrefixReading | None:
+        """What the prefix cache holds; None without one."""
+        return None
+
+    def clear_prefixes(self, *, is_disk_included: bool) -> int:
+        """Forget every block that no running sequence holds; returns how many."""
+        del is_disk_included
+        return 0
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
         """Queue all sequences of one request or let them join, or finish each with the error."""

@@ -7,6 +7,7 @@ from typing import Protocol
 from machd.engine.protocol import StepPlan, StepResult
 from machd.errors import MachdError
 from machd.scheduler.events import DecodeMode, Event
+from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
@@ -59,6 +60,19 @@ class Scheduler(Protocol):
     @property
     def kv_reserved_bytes(self) -> int:
         """What they were promised of it."""
+        ...
+
+    @property
+    def prefix_reading(self) -> PrefixReading | None:
+        """What the prefix cache holds and has done; None without one."""
+        ...
+
+    def clear_prefixes(self, *, is_disk_included: bool) -> int:
+        """Forget every block that no running sequence holds, in memory and perhaps on disk.
+
+        Returns:
+            How many.
+        """
         ...
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:

@@ -40,6 +40,7 @@ class SequenceRequest:
         arrived_s: When the request came, on the monotonic clock.
         request_id: What the client knows the request by; followers are told their leader's.
         namespace: Whose request it is; only sequences of one namespace may share a decode.
+        cache_namespace: Only sequences of one such namespace find each other's blocks.
         priority: Its place among those that wait.
     """
 
@@ -52,6 +53,7 @@ class SequenceRequest:
     arrived_s: float
     request_id: str = ""
     namespace: str = ""
+    cache_namespace: str = ""
     priority: Priority = Priority.NORMAL
 
 

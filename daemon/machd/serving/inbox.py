@@ -14,7 +14,7 @@ from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 
-__all__ = ["Abort", "Inbox", "Message", "Rearrange", "SetLimits", "Stop", "Submit"]
+__all__ = ["Abort", "ClearPrefixes", "Inbox", "Message", "Rearrange", "SetLimits", "Stop", "Submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,26 @@ class SetLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ClearPrefixes:
+    """Forget the blocks of the prefix cache that nobody uses.
+
+    Attributes:
+        is_disk_included: Whether the second tier is emptied, too.
+        done: Resolves to the blocks that were forgotten.
+    """
+
+    is_disk_included: bool
+    done: Future[int] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End everything with ``error`` and leave the thread."""
 
     error: MachdError
 
 
-Message = Submit | Abort | Rearrange | SetLimits | Stop
+Message = Submit | Abort | Rearrange | SetLimits | ClearPrefixes | Stop
 
 
 class Inbox:

@@ -27,7 +27,7 @@ from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
-from machd.serving.inbox import Abort, Inbox, Rearrange, SetLimits, Stop, Submit
+from machd.serving.inbox import Abort, ClearPrefixes, Inbox, Rearrange, SetLimits, Stop, Submit
 from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
 from machd.serving.open_changes import OpenChanges
 from machd.serving.pulse import Pulse
@@ -162,6 +162,15 @@ class EngineLoop:
     def set_queue_limits(self, limits: QueueLimits) -> None:
         """Hold whoever comes, waits or runs against other limits, from the next step on."""
         self.inbox.put(SetLimits(limits))
+
+    def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
+        """Forget the blocks of the prefix cache that nobody uses; resolves to how many.
+
+        Never resolves when the thread ends before.
+        """
+        request = ClearPrefixes(is_disk_included)
+        self.inbox.put(request)
+        return request.done
 
     def stop(self, error: MachdError) -> None:
         """Ask the thread to end whatever runs with ``error`` and leave.
@@ -317,6 +326,9 @@ class EngineLoop:
                     events += scheduler.abort(sequence_ids, error, now_s)
                 case Stop():
                     self._stop = message
+                case ClearPrefixes(is_disk_included, done):
+                    count = scheduler.clear_prefixes(is_disk_included=is_disk_included)
+                    done.set_result(count)
                 case Rearrange() | SetLimits():
                     pass
         return events

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from machd.clock import Clock
 from machd.engine.protocol import Engine, MemoryReading
 from machd.scheduler.events import DecodeMode
+from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.protocol import Scheduler
 
 __all__ = ["LoopSnapshot", "Snapshots"]
@@ -24,6 +25,7 @@ class LoopSnapshot:
     Attributes:
         is_rearranging: Whether nobody is admitted, because another way of scheduling is to begin
             as soon as nothing runs.
+        prefix: The prefix cache; None without one.
     """
 
     taken_unix_s: float = 0.0
@@ -36,6 +38,7 @@ class LoopSnapshot:
     kv_reserved_bytes: int = 0
     memory: MemoryReading = _NO_MEMORY
     is_rearranging: bool = False
+    prefix: PrefixReading | None = None
 
 
 class Snapshots:
@@ -68,6 +71,7 @@ class Snapshots:
             kv_reserved_bytes=scheduler.kv_reserved_bytes,
             memory=memory,
             is_rearranging=is_rearranging,
+            prefix=scheduler.prefix_reading,
         )
         if idle:
             self.idle = self.newest

@@ -20,12 +20,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from machd.settings.batching import ContinuousBatchingSettings
+from machd.settings.cache import CacheSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import AdminListen, HostName, ListenHost, Text, WebOrigin
 
 __all__ = [
     "AdminSettings",
     "AuthSettings",
+    "CacheSettings",
     "ContinuousBatchingSettings",
     "EngineSettings",
     "HttpSettings",
@@ -335,6 +337,7 @@ class Settings(SettingsSection):
     continuous_batching: ContinuousBatchingSettings = Field(
         default_factory=ContinuousBatchingSettings
     )
+    cache: CacheSettings = Field(default_factory=CacheSettings)
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)
