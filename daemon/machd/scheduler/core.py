@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from machd.engine.protocol import Lane, SampledToken, StepPlan, StepResult
+from machd.engine.protocol import Lane, PrefillChunk, SampledToken, StepPlan, StepResult
 from machd.errors import (
     KvBudgetExceededError,
     MachdError,
@@ -17,6 +17,7 @@ from machd.scheduler.events import (
     DecodeMode,
     Event,
     FinishReason,
+    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -24,6 +25,8 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.invariants import check_sequences
 from machd.scheduler.plan import plan_step
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.row_fault import error_of
@@ -42,8 +45,14 @@ _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 class SchedulerCore:
     """A queue of decodes, slots they run in, and sequences that read them."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
-        """Start idle."""
+    def __init__(self, arrangement: Arrangement, prefixes: PrefixCache | None = None) -> None:
+        """Start idle.
+
+        Args:
+            arrangement: How to schedule.
+            prefixes: What prompts can begin from; None where every one is computed whole.
+        """
+        self._prefixes = prefixes
         self._take_on(arrangement)
         self._waiting = WaitingQueue(arrangement.limits, slot_count=self.slot_count)
         self._index = CoalescingIndex(is_on=arrangement.shape.coalesce)
@@ -98,12 +107,23 @@ class SchedulerCore:
     @property
     def prefix_reading(self) -> PrefixReading | None:
         """What the prefix cache holds; None without one."""
-        return None
+        return self._prefixes.reading if self._prefixes is not None else None
+
+    def observe_memory(self, available_bytes: int | None) -> None:
+        """Take in what the machine has left."""
+        if self._prefixes is not None:
+            self._prefixes.observe_memory(available_bytes)
+
+    def set_prefix_limits(self, limits: PrefixLimits) -> None:
+        """Keep less of prompts and answers, or more."""
+        if self._prefixes is not None:
+            self._prefixes.set_limits(limits)
 
     def clear_prefixes(self, *, is_disk_included: bool) -> int:
         """Forget every block that no running sequence holds; returns how many."""
-        del is_disk_included
-        return 0
+        if self._prefixes is None:
+            return 0
+        return self._prefixes.clear(is_disk_included=is_disk_included)
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
         """Queue all sequences of one request or let them join, or finish each with the error."""
@@ -152,6 +172,8 @@ class SchedulerCore:
             self._waiting.remove(decode)
             slot_index = self._slots.occupy(decode, lane, now_s)
             self._reservations.reserve(slot_index, lane, decode.reserved_tokens)
+            if self._prefixes is not None:
+                self._prefixes.enter(decode)
             events += [self._admitted(reader, decode, now_s) for reader in decode.readers]
         return events
 
@@ -166,7 +188,7 @@ class SchedulerCore:
 
     def plan(self) -> StepPlan:
         """What the pace allows of the prompts, and the next token of one lane's rows."""
-        return plan_step(self._slots, self._pace, turn=self._turn)
+        return plan_step(self._slots, self._pace, self._prefixes, turn=self._turn)
 
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
@@ -175,8 +197,12 @@ class SchedulerCore:
         self._slots.confirm_released(plan.release)
         self._observe(plan, duration_s)
         for chunk in plan.prefill:
-            self._running(chunk.slot_index).prefilled_tokens += len(chunk.token_ids)
-        events: list[Event] = []
+            decode = self._running(chunk.slot_index)
+            decode.is_opened = True
+            decode.prefilled_tokens += len(chunk.token_ids)
+        if self._prefixes is not None:
+            self._prefixes.commit(plan, result)
+        events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
         for token in result.tokens:
             # Of a row that ended with an earlier token of the step, the others are not wanted.
             if token.slot_index not in self._slots.released:
@@ -184,7 +210,7 @@ class SchedulerCore:
         for fault in result.faults:
             error = error_of(fault)
             decode = self._running(fault.slot_index)
-            events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
+            events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=False)
         return events
 
     def fail(
@@ -193,8 +219,10 @@ class SchedulerCore:
         """End every running sequence with ``error``; who waits goes on waiting unless included."""
         events: list[Event] = []
         for decode in [*self._slots, *(self._waiting if include_waiting else ())]:
-            events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
+            events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=False)
         self._slots.confirm_released(self._slots.released)
+        if self._prefixes is not None:
+            self._prefixes.fail()
         return events
 
     def hold_admission(self) -> None:
@@ -224,6 +252,8 @@ class SchedulerCore:
         check_sequences(self._slots, self._waiting, self._open)
         self._reservations.check_invariants(self._slots)
         self._index.check_invariants([*self._slots, *self._waiting])
+        if self._prefixes is not None:
+            self._prefixes.check_invariants(self._slots)
 
     def _take_on(self, arrangement: Arrangement) -> None:
         """Begin with empty slots."""
@@ -262,8 +292,10 @@ class SchedulerCore:
         """Tell a sequence that it waits, or that it reads along and what it has missed."""
         if not decode.is_running:
             return [SequenceQueued(sequence.sequence_id, self._waiting.position(decode))]
+        reused = decode.reused_tokens
+        known = [PromptReused(sequence.sequence_id, reused)] if reused else []
         missed = (TokenGenerated(sequence.sequence_id, token, now_s) for token in decode.tokens)
-        return [self._admitted(sequence, decode, now_s), *missed]
+        return [self._admitted(sequence, decode, now_s), *known, *missed]
 
     def _admitted(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceAdmitted:
         assert decode.slot_index is not None, "it has a slot"
@@ -279,10 +311,19 @@ class SchedulerCore:
             coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
         )
 
+    def _reused(self, chunk: PrefillChunk) -> list[PromptReused]:
+        """Tell a row's readers what of their prompt need not be computed, as it begins."""
+        if chunk.reused is None:
+            return []
+        decode = self._running(chunk.slot_index)
+        return [PromptReused(reader.sequence_id, decode.reused_tokens) for reader in decode.readers]
+
     def _observe(self, plan: StepPlan, duration_s: float) -> None:
         lane = self._running(plan.decode[0].slot_index).lane if plan.decode else None
+        # A prompt's last token is computed by the step that decodes it.
+        prefill_tokens = plan.prefill_tokens - sum(chunk.is_last for chunk in plan.prefill)
         self._pace.observe(
-            lane, len(plan.decode), prefill_tokens=plan.prefill_tokens, duration_s=duration_s
+            lane, len(plan.decode), prefill_tokens=prefill_tokens, duration_s=duration_s
         )
         if lane is not None:
             self._turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
@@ -318,9 +359,18 @@ class SchedulerCore:
         return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
 
     def _end_decode(
-        self, decode: Decode, reason: FinishReason, now_s: float, error: MachdError | None = None
+        self,
+        decode: Decode,
+        reason: FinishReason,
+        now_s: float,
+        error: MachdError | None = None,
+        *,
+        is_sound: bool = True,
     ) -> list[SequenceFinished]:
-        return [self._end(reader, reason, now_s, error) for reader in tuple(decode.readers)]
+        return [
+            self._end(reader, reason, now_s, error, is_sound=is_sound)
+            for reader in tuple(decode.readers)
+        ]
 
     def _end(
         self,
@@ -328,21 +378,31 @@ class SchedulerCore:
         reason: FinishReason,
         now_s: float,
         error: MachdError | None = None,
+        *,
+        is_sound: bool = True,
     ) -> SequenceFinished:
         """End one sequence; the decode goes on as long as somebody reads it."""
         decode = self._open.pop(sequence.sequence_id)
         decode.readers.remove(sequence)
         if not decode.readers:
-            self._retire(decode, now_s)
-        return sequence.finish(reason, now_s, error)
+            self._retire(decode, now_s, is_sound=is_sound)
+        return sequence.finish(reason, now_s, error, cached_tokens=decode.reused_tokens)
 
-    def _retire(self, decode: Decode, now_s: float) -> None:
-        """Give back what a decode that nobody reads any more holds."""
+    def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
+        """Give back what a decode that nobody reads any more holds.
+
+        Args:
+            decode: It.
+            now_s: When.
+            is_sound: Whether what it has computed may serve others.
+        """
         self._index.remove(decode)
         if decode.slot_index is None:
             self._waiting.remove(decode)
             return
         assert decode.admitted_s is not None, "a running decode was admitted"
+        if self._prefixes is not None:
+            self._prefixes.leave(decode, keeps=is_sound)
         self._slots.leave(decode.slot_index)
         self._reservations.release(decode.slot_index)
         self._waiting.record_service_time(now_s - decode.admitted_s)

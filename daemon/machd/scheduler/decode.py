@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from machd.engine.block_protocol import ReusedPrefix
 from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, SampledToken
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 
@@ -28,17 +29,23 @@ class Decode:
         submitted_s: When it came to the scheduler, on the monotonic clock.
         readers: Who is told each token, in the order they came; the first one leads.
         tokens: What has been generated so far, kept only where somebody may still join.
+        completion_token_ids: The same as ids alone, kept always.
+        prefilled_tokens: Tokens of the prompt that are in the row, or will be when it begins.
+        reused_tokens: Those of them that were not computed for it.
+        is_opened: Whether the engine has begun with it.
     """
 
     __slots__ = (
         "_keeps_tokens",
         "admitted_s",
-        "completion_tokens",
+        "completion_token_ids",
+        "is_opened",
         "lane",
         "number",
         "prefilled_tokens",
         "readers",
         "request",
+        "reused_tokens",
         "slot_index",
         "submitted_s",
         "tokens",
@@ -52,8 +59,9 @@ class Decode:
         self.number = number
         self.submitted_s = submitted_s
         self.readers = [leader]
-        self.prefilled_tokens = 0
-        self.completion_tokens = 0
+        self.prefilled_tokens = self.reused_tokens = 0
+        self.is_opened = False
+        self.completion_token_ids: list[int] = []
         self.tokens: list[SampledToken] = []
         self.slot_index: int | None = None
         self.lane: Lane | None = None
@@ -74,6 +82,26 @@ class Decode:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.request.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Length of the completion so far."""
+        return len(self.completion_token_ids)
+
+    @property
+    def computed_tokens(self) -> int:
+        """How many tokens of prompt and completion its caches hold, as far as is known here.
+
+        The last one never is: it is what the next step begins with.
+        """
+        if not self.is_prefilled:
+            return self.prefilled_tokens
+        return self.prompt_tokens + self.completion_tokens - 1
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Prompt and completion so far."""
+        return (*self.request.prompt, *self.completion_token_ids)
 
     @property
     def takes_readers(self) -> bool:
@@ -123,12 +151,12 @@ class Decode:
             reader.start()
             reader.completion_tokens = self.completion_tokens
 
-    def next_chunk(self, max_chunk_tokens: int) -> PrefillChunk:
-        """The next piece of the prompt, at most that long."""
+    def next_chunk(self, stop: int, reused: ReusedPrefix | None = None) -> PrefillChunk:
+        """The next piece of the prompt, up to ``stop``; it begins behind what is reused."""
         assert self.slot_index is not None, "prefill needs a slot"
         assert self.lane is not None, "a slot comes with a lane"
         start = self.prefilled_tokens
-        token_ids = self.request.prompt[start : start + max_chunk_tokens]
+        token_ids = self.request.prompt[start:stop]
         assert token_ids, "the prompt is already prefilled"
         return PrefillChunk(
             slot_index=self.slot_index,
@@ -138,6 +166,7 @@ class Decode:
             sampling=self.request.sampling,
             reserved_tokens=self.reserved_tokens,
             lane=self.lane,
+            reused=reused,
         )
 
     def next_row(self) -> DecodeRow:
@@ -150,7 +179,7 @@ class Decode:
         """Record one more token, for every reader."""
         assert self.is_prefilled, "a token comes after the prompt"
         assert self.completion_tokens < self.request.max_tokens, "a decode ends with its last token"
-        self.completion_tokens += 1
+        self.completion_token_ids.append(token.token_id)
         if self._keeps_tokens:
             self.tokens.append(token)
         for reader in self.readers:

@@ -14,6 +14,7 @@ __all__ = [
     "Event",
     "FinishReason",
     "InvariantBroken",
+    "PromptReused",
     "SequenceAdmitted",
     "SequenceFinished",
     "SequenceQueued",
@@ -65,6 +66,18 @@ class SequenceAdmitted:
     active_loops: int
     at_s: float
     coalesced_with: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReused:
+    """A beginning of a sequence's prompt need not be computed; told before its first token.
+
+    Attributes:
+        cached_tokens: How much of it, as :class:`SequenceFinished` repeats; at least one token.
+    """
+
+    sequence_id: str
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,7 @@ class InvariantBroken:
 Event = (
     SequenceQueued
     | SequenceAdmitted
+    | PromptReused
     | TokenGenerated
     | SequenceFinished
     | StepCompleted

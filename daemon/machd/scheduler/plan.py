@@ -7,29 +7,35 @@ from collections.abc import Sequence
 from machd.engine.protocol import Lane, PrefillChunk, StepPlan
 from machd.scheduler.decode import Decode
 from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.slots import Slots
 
 __all__ = ["plan_step"]
 
 
-def plan_step(slots: Slots, pace: PrefillPace, *, turn: Lane) -> StepPlan:
+def plan_step(
+    slots: Slots, pace: PrefillPace, prefixes: PrefixCache | None = None, *, turn: Lane
+) -> StepPlan:
     """Free what was left, prefill what the pace allows, decode every row of one lane.
 
     Args:
         slots: Who runs.
         pace: How many prompt tokens may share the step.
+        prefixes: What prompts begin from, and where their chunks end; None without such a cache.
         turn: The lane that decodes if both have rows to.
     """
-    prompts = _in_turn(slots, pace.token_s)
+    changes = prefixes.changes if prefixes is not None else ()
+    prompts = _Prompts(_in_turn(slots, pace.token_s), prefixes)
     burst_tokens = pace.burst_tokens(one.completion_tokens for one in slots if one.is_prefilled)
-    if burst := _whole_prompts(prompts, burst_tokens):
-        return StepPlan(slots.released, burst)
+    if burst := prompts.whole(burst_tokens):
+        return StepPlan(slots.released, burst, blocks=changes)
     lane, rows = _decoding(slots, turn)
     budget_tokens = pace.prefill_tokens(lane, len(rows))
     return StepPlan(
         slots.released,
-        _chunks(prompts, budget_tokens),
+        prompts.chunks(budget_tokens),
         tuple(decode.next_row() for decode in rows),
+        changes,
     )
 
 
@@ -56,23 +62,37 @@ def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Decode]]:
     return lane, [decode for decode in ready if decode.lane is lane]
 
 
-def _whole_prompts(prompts: Sequence[Decode], budget_tokens: int) -> tuple[PrefillChunk, ...]:
-    """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""
-    chunks: list[PrefillChunk] = []
-    for decode in prompts:
-        if decode.prefilled_tokens or decode.prompt_tokens > budget_tokens:
-            break
-        chunks.append(decode.next_chunk(decode.prompt_tokens))
-        budget_tokens -= decode.prompt_tokens
-    return tuple(chunks)
+class _Prompts:
+    """Prompts whose turn it is, and what of them can be computed now."""
 
+    def __init__(self, decodes: Sequence[Decode], prefixes: PrefixCache | None) -> None:
+        self._prefixes = prefixes
+        self._decodes = [one for one in decodes if prefixes is None or prefixes.is_ready(one)]
 
-def _chunks(prompts: Sequence[Decode], budget_tokens: int) -> tuple[PrefillChunk, ...]:
-    """What one prompt leaves of the budget goes to the next."""
-    chunks: list[PrefillChunk] = []
-    for decode in prompts:
-        if budget_tokens > 0:
-            chunk = decode.next_chunk(budget_tokens)
-            chunks.append(chunk)
-            budget_tokens -= len(chunk.token_ids)
-    return tuple(chunks)
+    def whole(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
+        """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""
+        chunks: list[PrefillChunk] = []
+        for decode in self._decodes:
+            rest = decode.prompt_tokens - decode.prefilled_tokens
+            if decode.is_opened or rest > budget_tokens:
+                break
+            chunks.append(self._chunk(decode, rest))
+            budget_tokens -= rest
+        return tuple(chunks)
+
+    def chunks(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
+        """What one prompt leaves of the budget goes to the next."""
+        chunks: list[PrefillChunk] = []
+        for decode in self._decodes:
+            if budget_tokens > 0:
+                chunk = self._chunk(decode, budget_tokens)
+                chunks.append(chunk)
+                budget_tokens -= len(chunk.token_ids)
+        return tuple(chunks)
+
+    def _chunk(self, decode: Decode, max_tokens: int) -> PrefillChunk:
+        stop = min(decode.prefilled_tokens + max_tokens, decode.prompt_tokens)
+        if self._prefixes is None:
+            return decode.next_chunk(stop)
+        stop = self._prefixes.stop_before(decode, stop)
+        return decode.next_chunk(stop, self._prefixes.reused(decode))

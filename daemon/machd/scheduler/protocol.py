@@ -7,6 +7,7 @@ from typing import Protocol
 from machd.engine.protocol import StepPlan, StepResult
 from machd.errors import MachdError
 from machd.scheduler.events import DecodeMode, Event
+from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
@@ -65,6 +66,14 @@ class Scheduler(Protocol):
     @property
     def prefix_reading(self) -> PrefixReading | None:
         """What the prefix cache holds and has done; None without one."""
+        ...
+
+    def observe_memory(self, available_bytes: int | None) -> None:
+        """Take in what the machine has left, so that the prefix cache gives way."""
+        ...
+
+    def set_prefix_limits(self, limits: PrefixLimits) -> None:
+        """Keep less of prompts and answers, or more."""
         ...
 
     def clear_prefixes(self, *, is_disk_included: bool) -> int:

@@ -88,7 +88,12 @@ class Sequence:
         self.completion_tokens += 1
 
     def finish(
-        self, reason: FinishReason, now_s: float, error: MachdError | None = None
+        self,
+        reason: FinishReason,
+        now_s: float,
+        error: MachdError | None = None,
+        *,
+        cached_tokens: int = 0,
     ) -> SequenceFinished:
         """End the sequence and say so."""
         assert self.state is not SequenceState.FINISHED, "finished twice"
@@ -98,7 +103,7 @@ class Sequence:
             reason=reason,
             error=error,
             prompt_tokens=len(self.request.prompt),
-            cached_tokens=0,
+            cached_tokens=cached_tokens,
             completion_tokens=self.completion_tokens,
             at_s=now_s,
         )

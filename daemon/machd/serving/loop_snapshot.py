@@ -54,12 +54,17 @@ class Snapshots:
     def take(
         self, engine: Engine, scheduler: Scheduler, *, idle: bool, is_rearranging: bool
     ) -> None:
-        """Look at both; memory is read when nothing runs, else once a second."""
+        """Look at both; memory is read when nothing runs, else once a second.
+
+        The scheduler is told what the machine has left.
+        """
         now_s = self._clock.monotonic_s()
-        memory = self.newest.memory
+        memory, prefix = self.newest.memory, self.newest.prefix
         if idle or now_s - self._memory_read_s >= _MEMORY_INTERVAL_S:
             memory = engine.memory()
             self._memory_read_s = now_s
+            scheduler.observe_memory(memory.available_bytes)
+            prefix = scheduler.prefix_reading
         self.newest = LoopSnapshot(
             taken_unix_s=self._clock.unix_s(),
             mode=scheduler.mode,
@@ -71,7 +76,7 @@ class Snapshots:
             kv_reserved_bytes=scheduler.kv_reserved_bytes,
             memory=memory,
             is_rearranging=is_rearranging,
-            prefix=scheduler.prefix_reading,
+            prefix=prefix,
         )
         if idle:
             self.idle = self.newest

@@ -132,12 +132,12 @@ def test_a_burst_of_prompts_is_prefilled_before_its_first_rows_go_on() -> None:
     decodes[0].prefilled_tokens = 4
     pace = PrefillPace(beside_decode=None)
 
-    decodes[0].completion_tokens = 7
+    decodes[0].completion_token_ids = [1] * 7
     burst = plan_step(slots, pace, turn=Lane.BATCH)
     assert [(chunk.slot_index, chunk.is_last) for chunk in burst.prefill] == [(1, True), (2, True)]
     assert burst.decode == ()
 
-    decodes[0].completion_tokens = 8
+    decodes[0].completion_token_ids = [1] * 8
     assert plan_step(slots, pace, turn=Lane.BATCH).decode == (DecodeRow(slot_index=0),)
 
 

@@ -1,0 +1,230 @@
+"""Texts that begin alike, as a tree: what they have in common stands there once.
+
+A block is a stretch of tokens that follows certain others. Texts go down the tree from the root of
+their namespace by comparing tokens, so nothing is ever found by a hash alone. Where two texts part
+in the middle of a block it is split, so that what is shared is shared to the token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Block", "BlockTree", "Walk", "common_tokens"]
+
+_DIGEST_BYTES = 16
+
+_MIN_SWEPT_ROOTS = 1024
+"""Namespaces before those that nothing is kept of are looked for: clients can make as many as they
+like with salts."""
+
+
+class Block:
+    """A stretch of tokens, and what is known of its keys and values.
+
+    Attributes:
+        block_id: What the engine knows it by; another one if it is stored anew.
+        start: Position of its first token.
+        token_ids: One at least; none of a root.
+        children: What follows it, by the first token.
+        is_held: Whether it is in memory.
+        is_pending: Whether the engine was asked to bring it there.
+        is_saved: Whether the second tier was asked to keep it.
+        has_state: Whether what exists at its end alone is kept, too.
+        nbytes: What it takes in memory, or would.
+        pins: Running rows whose text goes on after it, or ends in it.
+        uses: How often a prompt began with it.
+        priority: What it is worth; see :mod:`machd.scheduler.kept_blocks`.
+    """
+
+    __slots__ = (
+        "_hash",
+        "block_id",
+        "children",
+        "has_state",
+        "is_held",
+        "is_pending",
+        "is_saved",
+        "memory_children",
+        "nbytes",
+        "parent",
+        "pins",
+        "priority",
+        "start",
+        "token_ids",
+        "uses",
+    )
+
+    def __init__(
+        self, block_id: int, parent: Block | None, start: int, token_ids: tuple[int, ...]
+    ) -> None:
+        """Begin as nothing but tokens."""
+        self.block_id = block_id
+        self.parent = parent
+        self.start = start
+        self.token_ids = token_ids
+        self.children: dict[int, Block] = {}
+        self.is_held = self.is_pending = self.is_saved = self.has_state = False
+        self.nbytes = self.pins = self.uses = self.memory_children = 0
+        self.priority = 0.0
+        self._hash: hashlib.blake2b | None = None
+
+    @property
+    def stop(self) -> int:
+        """Position after its last token."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it takes memory, or will with the next step."""
+        return self.is_held or self.is_pending
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it stands for no tokens at all."""
+        return self.parent is None
+
+    @property
+    def digest(self) -> bytes:
+        """Of the model, the namespace and all tokens to its end, however they are cut into blocks."""
+        return self._hashed().digest()
+
+    def _hashed(self) -> hashlib.blake2b:
+        if self._hash is None:
+            assert self.parent is not None, "a root is named when it is first asked for"
+            self._hash = self.parent._hashed().copy()  # noqa: SLF001 - of its own class
+            self._hash.update(array("I", self.token_ids).tobytes())
+        return self._hash
+
+    def name(self, key: bytes) -> None:
+        """Say what a root's digest is made of."""
+        assert self.is_root, "what follows a root is named by it"
+        self._hash = hashlib.blake2b(key, digest_size=_DIGEST_BYTES)
+
+    def path(self) -> list[Block]:
+        """The blocks from the first one to this one."""
+        blocks: list[Block] = []
+        block: Block | None = self
+        while block is not None and not block.is_root:
+            blocks.append(block)
+            block = block.parent
+        return blocks[::-1]
+
+    def under(self) -> Iterator[Block]:
+        """This block and all that follow it, parents first."""
+        waiting = [self]
+        while waiting:
+            block = waiting.pop()
+            yield block
+            waiting += block.children.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How far a text goes down the tree.
+
+    Attributes:
+        blocks: Those it goes through; of the last one it may have only the beginning.
+        tokens: How many of its tokens are there.
+    """
+
+    blocks: tuple[Block, ...]
+    tokens: int
+
+
+class BlockTree:
+    """All blocks, from one root for each namespace."""
+
+    def __init__(self, model_key: bytes) -> None:
+        """Start empty.
+
+        Args:
+            model_key: Of all that decides what a block of given tokens holds.
+        """
+        self._model_key = model_key
+        self._roots: dict[bytes, Block] = {}
+        self._next_id = 0
+        self._max_roots = _MIN_SWEPT_ROOTS
+
+    def __iter__(self) -> Iterator[Block]:
+        """Every block, parents first; roots are none."""
+        for root in self._roots.values():
+            for block in root.under():
+                if not block.is_root:
+                    yield block
+
+    def root(self, namespace: str) -> Block:
+        """Where the texts of a namespace begin."""
+        own = namespace.encode()
+        key = len(self._model_key).to_bytes(4, "little") + self._model_key + own
+        digest = hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
+        if len(self._roots) >= self._max_roots:
+            self.forget_empty_roots()
+        root = self.root_of(digest)
+        root.name(key)
+        return root
+
+    def root_of(self, digest: bytes) -> Block:
+        """Where the texts of the namespace with that digest begin, whoever's it is."""
+        return self._roots.setdefault(digest, Block(-1, None, 0, ()))
+
+    def walk(self, root: Block, token_ids: tuple[int, ...]) -> Walk:
+        """Follow a text as far as it goes."""
+        block, blocks, at = root, [], 0
+        while at < len(token_ids):
+            child = block.children.get(token_ids[at])
+            if child is None:
+                break
+            common = common_tokens(child.token_ids, token_ids, at)
+            blocks.append(child)
+            at += common
+            if common < len(child.token_ids):
+                break
+            block = child
+        return Walk(tuple(blocks), at)
+
+    def add(self, parent: Block, token_ids: tuple[int, ...]) -> Block:
+        """Let a block follow another."""
+        assert token_ids, "a block has tokens"
+        assert token_ids[0] not in parent.children, "texts that begin alike share a block"
+        block = Block(self.new_id(), parent, parent.stop, token_ids)
+        parent.children[token_ids[0]] = block
+        return block
+
+    def split(self, block: Block, at: int) -> Block:
+        """Cut a block; it keeps what comes from ``at`` on. Returns the new one before it."""
+        assert 0 < at < len(block.token_ids), "both halves have tokens"
+        assert block.parent is not None, "a root has no tokens to cut"
+        head = Block(self.new_id(), block.parent, block.start, block.token_ids[:at])
+        block.parent.children[head.token_ids[0]] = head
+        block.start, block.token_ids, block.parent = head.stop, block.token_ids[at:], head
+        head.children[block.token_ids[0]] = block
+        return head
+
+    def remove(self, block: Block) -> list[Block]:
+        """Take a block out, and all that follow it; returns them."""
+        assert block.parent is not None, "a root stays"
+        del block.parent.children[block.token_ids[0]]
+        return list(block.under())
+
+    def new_id(self) -> int:
+        """A number that no block has had."""
+        self._next_id += 1
+        return self._next_id
+
+    def forget_empty_roots(self) -> None:
+        """Drop the namespaces that nothing is kept of, which anybody can make more of."""
+        self._roots = {
+            digest: root for digest, root in self._roots.items() if root.children or root.pins
+        }
+        self._max_roots = max(_MIN_SWEPT_ROOTS, 2 * len(self._roots))
+
+
+def common_tokens(block: tuple[int, ...], text: tuple[int, ...], at: int = 0) -> int:
+    """How many tokens ``block`` and ``text`` from ``at`` on have in common, from the first one."""
+    length = min(len(block), len(text) - at)
+    if block[:length] == text[at : at + length]:
+        return length  # the usual case, compared at once
+    return next(i for i in range(length) if block[i] != text[at + i])

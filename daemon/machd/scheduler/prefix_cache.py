@@ -1,0 +1,374 @@
+"""What running rows take from blocks and leave in them.
+
+A row is looked up when it gets its slot. What is found it holds until it ends; what it computes is
+kept as it goes, so that the next one can have it. Two cases wait before they begin: for blocks that are
+being read from the second tier, and for a row that computes the same beginning right now.
+
+Models whose caches can be cut take any beginning, to the token. With windows or recurrent state a
+row can only begin where such state was kept: at the ends of prompts and answers, and where texts were
+seen to part. There a prompt's chunk ends, so that the row stands there for a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from machd.engine.block_protocol import BlockChange, ReusedPrefix, SavedBlock
+from machd.engine.protocol import StepPlan, StepResult
+from machd.scheduler.block_tree import Block, BlockTree, common_tokens
+from machd.scheduler.decode import Decode
+from machd.scheduler.kept_blocks import KeptBlocks, RowStand
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_reading import PrefixReading
+
+__all__ = ["PrefixCache", "PrefixShape"]
+
+_MIN_GAIN_TOKENS = 16
+"""Tokens that another row's prompt has to save before it is waited for, and that texts have to share
+before state is kept where they part."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixShape:
+    """What the prefix cache is made of.
+
+    Attributes:
+        model_key: Of all that decides what a block of given tokens holds.
+        block_tokens: The most that a block has.
+        costs: What blocks take.
+    """
+
+    model_key: bytes
+    block_tokens: int
+    costs: BlockCosts
+
+
+class _Row:
+    """A running decode, and how far its text is in the tree.
+
+    Attributes:
+        tip: The last block of its text that is in the tree whole, from the root on without a gap.
+        pinned: What it holds: the tip, or what it will begin from.
+        found_tokens: Tokens that it will begin from.
+        leader: The row that computes what this one waits for; None while there is none.
+        leader_tokens: How far that one has to be.
+        parting: Where its text leaves others, if state is wanted there.
+    """
+
+    __slots__ = (
+        "decode",
+        "found_tokens",
+        "is_open",
+        "leader",
+        "leader_tokens",
+        "parting",
+        "pinned",
+        "root",
+        "tip",
+    )
+
+    def __init__(self, decode: Decode, root: Block) -> None:
+        self.decode = decode
+        self.root = self.tip = self.pinned = root
+        self.found_tokens = 0
+        self.is_open = False
+        self.leader: _Row | None = None
+        self.leader_tokens = 0
+        self.parting = 0
+
+
+class PrefixCache:
+    """The blocks, and the running rows that share them."""
+
+    def __init__(
+        self, shape: PrefixShape, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
+    ) -> None:
+        """Begin with what the second tier has kept."""
+        self._block_tokens = shape.block_tokens
+        self._is_stateful = shape.costs.is_stateful
+        self._tree = BlockTree(shape.model_key)
+        self._kept = KeptBlocks(self._tree, shape.costs, limits)
+        self._kept.find_saved(saved)
+        self._rows: dict[int, _Row] = {}
+        self._queries = self._hits = self._prefix_hits = 0
+
+    @property
+    def changes(self) -> tuple[BlockChange, ...]:
+        """What the next step has to do with blocks."""
+        return tuple(self._kept.changes)
+
+    @property
+    def reading(self) -> PrefixReading:
+        """Counts, and what is there; it looks at every block."""
+        kept = self._kept
+        pinned = {id(one): one for row in self._rows.values() for one in row.pinned.path()}
+        shared, saved_bytes = self._sharing()
+        return PrefixReading(
+            queries=self._queries,
+            hits=self._hits,
+            prefix_hits=self._prefix_hits,
+            misses=self._queries - self._hits - self._prefix_hits,
+            entries=kept.entries,
+            blocks=len(kept),
+            shared_blocks=shared,
+            pinned_blocks=sum(one.is_in_memory for one in pinned.values()),
+            bytes=kept.bytes,
+            pinned_bytes=sum(one.nbytes for one in pinned.values() if one.is_in_memory),
+            bytes_saved=saved_bytes,
+            limit_bytes=kept.limit_bytes,
+            evictions=kept.evictions,
+            saved_blocks=kept.saved_count,
+            saved_bytes=kept.saved_bytes,
+        )
+
+    def set_limits(self, limits: PrefixLimits) -> None:
+        """Keep less, or more."""
+        self._kept.set_limits(limits)
+
+    def observe_memory(self, available_bytes: int | None) -> None:
+        """Take in what the machine has left."""
+        self._kept.observe(available_bytes)
+
+    def clear(self, *, is_disk_included: bool) -> int:
+        """Forget what no running row needs; returns how many blocks that were."""
+        return self._kept.clear(is_disk_included=is_disk_included)
+
+    def enter(self, decode: Decode) -> None:
+        """Look a prompt up, for a row that has just got its slot."""
+        assert decode.slot_index is not None, "a row has a slot"
+        root = self._tree.root(decode.request.cache_namespace)
+        row = self._rows[decode.slot_index] = _Row(decode, root)
+        self._kept.pin(root)
+        self._look_up(row)
+
+    def leave(self, decode: Decode, *, keeps: bool) -> None:
+        """A row ends: keep what it has computed, unless something is wrong with it."""
+        assert decode.slot_index is not None, "a row has a slot"
+        row = self._rows.pop(decode.slot_index)
+        if keeps and row.is_open:
+            position = decode.computed_tokens
+            self._extend(row, decode.text, position, position=position, is_end=True)
+        self._kept.unpin(row.pinned)
+        for other in self._rows.values():
+            if other.leader is row:
+                self._look_up(other)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what a step left in memory, keep what it computed, and see who can begin."""
+        del self._kept.changes[: len(plan.blocks)]
+        self._open_rows(plan)
+        self._kept.confirm(result.held_blocks, result.lost_blocks)
+        for chunk in plan.prefill:
+            self._keep_prompt(self._rows[chunk.slot_index])
+        if plan.prefill or plan.blocks:
+            for row in self._rows.values():
+                if not row.is_open:
+                    self._look_up(row)
+
+    def _open_rows(self, plan: StepPlan) -> None:
+        for chunk in plan.prefill:
+            row = self._rows[chunk.slot_index]
+            if not row.is_open:
+                row.is_open = True
+                row.decode.reused_tokens = row.found_tokens
+                self._count(row)
+                self._kept.use(row.pinned.path())
+
+    def fail(self) -> None:
+        """The engine has failed and forgotten its rows, and who knows what it did with blocks."""
+        for row in self._rows.values():
+            self._kept.unpin(row.pinned)
+        self._rows.clear()
+        self._kept.lose_memory()
+
+    def is_ready(self, decode: Decode) -> bool:
+        """Whether a row may begin: it has, or nothing that is worth waiting for is on its way."""
+        assert decode.slot_index is not None, "a row has a slot"
+        row = self._rows[decode.slot_index]
+        return row.is_open or (
+            row.leader is None and all(block.is_held for block in row.pinned.path())
+        )
+
+    def reused(self, decode: Decode) -> ReusedPrefix | None:
+        """What a row begins from; None if it has begun, or has to begin with nothing."""
+        assert decode.slot_index is not None, "a row has a slot"
+        row = self._rows[decode.slot_index]
+        if row.is_open or not row.found_tokens:
+            return None
+        return ReusedPrefix(
+            decode.request.prompt[: row.found_tokens],
+            tuple(block.block_id for block in row.pinned.path()),
+        )
+
+    def stop_before(self, decode: Decode, stop: int) -> int:
+        """Where a chunk that could go on to ``stop`` ends, so that state can be kept there."""
+        assert decode.slot_index is not None, "a row has a slot"
+        if not self._is_stateful:
+            return stop
+        row = self._rows[decode.slot_index]
+        wanted = [row.parting, decode.prompt_tokens - 1]
+        wanted += [other.leader_tokens for other in self._rows.values() if other.leader is row]
+        return min([stop, *(one for one in wanted if decode.prefilled_tokens < one < stop)])
+
+    def check_invariants(self, decodes: Iterable[Decode]) -> None:
+        """Assert that blocks, pins and running rows agree."""
+        self._kept.check_invariants()
+        running = {decode.slot_index: decode for decode in decodes}
+        assert {slot: row.decode for slot, row in self._rows.items()} == running, "rows are those"
+        pins: dict[int, int] = {}
+        for row in self._rows.values():
+            pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
+        for block in self._tree:
+            assert block.pins == pins.get(id(block), 0), "rows hold blocks, and nobody else does"
+
+    def _count(self, row: _Row) -> None:
+        self._queries += 1
+        if not row.found_tokens:
+            return
+        if row.found_tokens == row.decode.prompt_tokens - 1:
+            self._hits += 1
+        else:
+            self._prefix_hits += 1
+
+    def _look_up(self, row: _Row) -> None:
+        """Find what a row can begin from, now or soon."""
+        decode = row.decode
+        prompt = decode.request.prompt[:-1]
+        walk = self._tree.walk(row.root, prompt)
+        blocks, tokens = self._usable(walk.blocks, walk.tokens)
+        missing = [block for block in blocks if not block.is_in_memory]
+        if missing:
+            self._kept.load(missing)
+            blocks, tokens = self._whole(blocks, tokens)
+        row.parting = walk.tokens if walk.tokens - tokens >= _MIN_GAIN_TOKENS else 0
+        row.leader, row.leader_tokens = self._leader_of(row, tokens)
+        row.found_tokens = decode.prefilled_tokens = tokens
+        self._hold(row, blocks[-1] if blocks else row.root)
+        row.tip = next((one for one in blocks[::-1] if one.stop <= tokens), row.root)
+
+    def _usable(self, blocks: tuple[Block, ...], tokens: int) -> tuple[tuple[Block, ...], int]:
+        """As much of a walk as a row could begin from, if all of it were in memory."""
+        if not self._is_stateful:
+            return blocks, tokens
+        for count in range(len(blocks), 0, -1):
+            block = blocks[count - 1]
+            if block.has_state and block.stop <= tokens:
+                return blocks[:count], block.stop
+        return (), 0
+
+    def _whole(self, blocks: tuple[Block, ...], tokens: int) -> tuple[tuple[Block, ...], int]:
+        """The same, as far as all of it is in memory or on its way there."""
+        count = next((i for i, one in enumerate(blocks) if not one.is_in_memory), len(blocks))
+        kept = blocks[:count]
+        return self._usable(kept, min(tokens, kept[-1].stop if kept else 0))
+
+    def _leader_of(self, row: _Row, found_tokens: int) -> tuple[_Row | None, int]:
+        """Who computes more of this prompt's beginning right now, and how much of it."""
+        best, best_tokens = None, found_tokens + _MIN_GAIN_TOKENS - 1
+        for other in self._rows.values():
+            if other is row:
+                break  # those that got their slots later may wait for this one
+            decode = other.decode
+            if other.root is not row.root or decode.is_prefilled or not self._is_keeping(other):
+                continue
+            common = common_tokens(decode.request.prompt[:-1], row.decode.request.prompt[:-1])
+            # A block that is not full is kept later than computed; state only where a row stands.
+            passed_tokens = decode.prefilled_tokens - (0 if self._is_stateful else 1)
+            if common > max(best_tokens, passed_tokens):
+                best, best_tokens = other, common
+        return best, best_tokens if best is not None else 0
+
+    def _is_keeping(self, row: _Row) -> bool:
+        """Whether what a row computes is kept: nothing before it is gone, and there was room."""
+        is_behind = row.decode.prefilled_tokens - row.tip.stop > self._block_tokens
+        return row.tip in self._kept and not is_behind
+
+    def _hold(self, row: _Row, block: Block) -> None:
+        if block is not row.pinned:
+            self._kept.pin(block)
+            self._kept.unpin(row.pinned)
+            row.pinned = block
+
+    def _keep_prompt(self, row: _Row) -> None:
+        """Keep what was computed of a prompt; its end, too, although no block is full there."""
+        decode = row.decode
+        if decode.is_prefilled and not self._is_stateful:
+            upto = decode.prompt_tokens - 1
+            self._extend(row, decode.request.prompt, upto, position=None, is_end=True)
+            return
+        position = decode.prefilled_tokens
+        ends = {row.parting, decode.prompt_tokens - 1}
+        ends |= {one.leader_tokens for one in self._rows.values() if one.leader is row}
+        if not decode.is_prefilled:
+            is_end = position in ends
+            self._extend(row, decode.request.prompt, position, position=position, is_end=is_end)
+
+    def _extend(
+        self, row: _Row, text: tuple[int, ...], upto: int, *, position: int | None, is_end: bool
+    ) -> None:
+        """Let the tree follow a row's text as far as that is computed.
+
+        Args:
+            row: Open.
+            text: Its tokens.
+            upto: Tokens of it that are computed.
+            position: Where it stands, if that is known exactly.
+            is_end: Whether the last block may end in the middle, and state is wanted there.
+        """
+        if row.tip not in self._kept:
+            return
+        stand = RowStand(self._slot_of(row), position if self._is_stateful and is_end else None)
+        while row.tip.stop < upto:
+            block = self._next_block(row.tip, text, upto, stand, is_end=is_end)
+            if block is None:
+                break
+            row.tip = block
+        # What is held lies behind the tip as long as the row's own text has not gone that far.
+        if row.tip.stop >= row.pinned.stop or row.pinned is row.root:
+            self._hold(row, row.tip)
+
+    def _next_block(
+        self, tip: Block, text: tuple[int, ...], upto: int, stand: RowStand, *, is_end: bool
+    ) -> Block | None:
+        """The block that follows ``tip`` in a text, made if need be; None where the tree ends."""
+        child = tip.children.get(text[tip.stop])
+        if child is None:
+            boundary = (tip.stop // self._block_tokens + 1) * self._block_tokens
+            stop = min(upto, boundary)
+            if stop < boundary and not is_end:
+                return None  # it will be full with a later step
+            return self._kept.store(tip, text[tip.stop : stop], stand)
+        known = text[tip.stop : min(upto, child.stop)]
+        common = common_tokens(child.token_ids, known)
+        if common < len(child.token_ids):
+            is_parting = tip.stop + common < upto
+            is_state_wanted = stand.position == tip.stop + common and is_end
+            if not child.is_held or not (is_parting or is_state_wanted):
+                return None
+            child = self._kept.split(child, common)
+        if not child.is_in_memory or (stand.position == child.stop and not child.has_state):
+            return child if self._kept.store_anew(child, stand) else None
+        return child
+
+    def _slot_of(self, row: _Row) -> int:
+        assert row.decode.slot_index is not None, "a row has a slot"
+        return row.decode.slot_index
+
+    def _sharing(self) -> tuple[int, int]:
+        """Blocks in memory that several entries begin with, and the bytes that this saves."""
+        entries: dict[int, int] = {}
+        shared = saved_bytes = 0
+        for block in _children_first(self._tree):
+            if not block.is_in_memory:
+                continue
+            below = sum(entries.get(id(one), 0) for one in block.children.values())
+            entries[id(block)] = max(below, 1)
+            if below > 1:
+                shared += 1
+                saved_bytes += (below - 1) * block.nbytes
+        return shared, saved_bytes
+
+
+def _children_first(tree: BlockTree) -> Iterator[Block]:
+    return reversed(list(tree))
