@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from machd import __version__
 from machd.api.capabilities import Versions
+from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.engine.protocol import Engine, ModelDescription
 from machd.http.admin.app import create_admin_app
@@ -26,6 +27,7 @@ from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import DecodeMode
+from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits
@@ -35,6 +37,7 @@ from machd.serving.fanout import Fanout
 from machd.serving.kv_memory import effective_budget_bytes
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
+from machd.serving.prefix_memory import prefix_limits, prefix_shape
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
@@ -91,6 +94,7 @@ class Parts:
         self._clock = clock
         self._admit = admit
         self._in_force = settings
+        self._available_bytes: int | None = None
         self._open_requests = OpenRequests()
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
@@ -102,7 +106,9 @@ class Parts:
         fanout = Fanout(asyncio.get_running_loop(), [self.metrics, self.throughput, self.feed])
         self.loop = EngineLoop(
             load=load,
-            make_scheduler=lambda engine: SchedulerCore(self._arrangement(engine)),
+            make_scheduler=lambda engine: SchedulerCore(
+                self._arrangement(engine), self._prefixes(engine)
+            ),
             publish=fanout.publish,
             clock=clock,
             probe=StartupGuard(
@@ -125,7 +131,9 @@ class Parts:
             max_responses=settings.limits.max_stored_responses,
             max_bytes=settings.limits.max_stored_response_bytes,
         )
-        self.app = AppSwitch(self._make_app(settings, admit(settings)))
+        api_keys = admit(settings)
+        self._client_names = api_keys.names
+        self.app = AppSwitch(self._make_app(settings, api_keys))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         watch_gauges(
             self.metrics,
@@ -156,6 +164,7 @@ class Parts:
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
                 decide=self.served.decision,
+                client_names=lambda: self._client_names,
                 probe=lambda: self._rearrange(measure=True),
             ),
             token,
@@ -170,14 +179,25 @@ class Parts:
             return continuous(limits, batching_of(settings.continuous_batching, engine.model))
         return single_flight(limits)
 
+    def _prefixes(self, engine: Engine) -> PrefixCache | None:
+        """What prompts can begin from, if that is wanted and works; on the engine thread."""
+        section = self.configuration.settings.cache
+        verdicts, _ = self.served.judge(engine.model, self.configuration.settings)
+        if not section.prefix or verdicts.prefix_cache.support is not Support.SUPPORTED:
+            return None
+        self._available_bytes = engine.memory().available_bytes
+        limits = prefix_limits(section, self._available_bytes)
+        return PrefixCache(prefix_shape(section, engine.model), limits, engine.saved_blocks())
+
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.serving.configuration.Prepare`."""
-        app = self._make_app(settings, self._admit(settings))
+        api_keys = self._admit(settings)
+        app = self._make_app(settings, api_keys)
 
         def take_on() -> None:
             # Noted first: if something below fails, what was begun is what has to be put back.
             old, self._in_force = self._in_force, settings
-            self.app.app = app
+            self.app.app, self._client_names = app, api_keys.names
             self.service.set_limits(_generation_limits(settings))
             self._responses.set_bounds(
                 max_responses=settings.limits.max_stored_responses,
@@ -188,6 +208,9 @@ class Parts:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
             if settings.continuous_batching != old.continuous_batching:
                 self._rearrange(settings)
+            if settings.cache != old.cache:
+                limits = prefix_limits(settings.cache, self._available_bytes)
+                self.loop.set_prefix_limits(limits)
             # Afterwards and at once: another arrangement may have to wait for long answers.
             if settings.limits != old.limits:
                 self.loop.set_queue_limits(_queue_limits(settings))
@@ -257,6 +280,7 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
         max_queue=limits.max_queue,
         max_requests_per_key=limits.max_requests_per_key,
         max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
+        shares_prefixes=settings.cache.namespace == "shared",
     )
 
 

@@ -364,9 +364,9 @@ class ForgetsToRelease(SingleFlightScheduler):
 class KeepsFinishedInSlot(SingleFlightScheduler):
     """A decode that nobody reads goes on holding its slot."""
 
-    def _retire(self, decode: Decode, now_s: float) -> None:
+    def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
         if not decode.is_running:
-            super()._retire(decode, now_s)
+            super()._retire(decode, now_s, is_sound=is_sound)
 
 
 class LosesWhoIsAbortedWhileWaiting(SingleFlightScheduler):

@@ -118,6 +118,11 @@ class CacheFacts:
         return all(layer.trimmable for layer in self.layers)
 
     @property
+    def has_positions_only(self) -> bool:
+        """Whether every cache keeps something for each position by itself, and nothing else."""
+        return all(one.class_name == _STANDARD for one in self.innermost)
+
+    @property
     def can_be_cut(self) -> bool:
         """Whether every cache can be cut back at any length: a full window cannot."""
         return self.trimmable and not self.window_tokens

@@ -10,11 +10,22 @@ from dataclasses import dataclass, field
 
 from machd.engine.protocol import Engine
 from machd.errors import MachdError
+from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 
-__all__ = ["Abort", "ClearPrefixes", "Inbox", "Message", "Rearrange", "SetLimits", "Stop", "Submit"]
+__all__ = [
+    "Abort",
+    "ClearPrefixes",
+    "Inbox",
+    "Message",
+    "Rearrange",
+    "SetLimits",
+    "SetPrefixLimits",
+    "Stop",
+    "Submit",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +91,20 @@ class ClearPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPrefixLimits:
+    """Keep less of prompts and answers, or more."""
+
+    limits: PrefixLimits
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End everything with ``error`` and leave the thread."""
 
     error: MachdError
 
 
-Message = Submit | Abort | Rearrange | SetLimits | ClearPrefixes | Stop
+Message = Submit | Abort | Rearrange | SetLimits | ClearPrefixes | SetPrefixLimits | Stop
 
 
 class Inbox:

@@ -23,11 +23,21 @@ from machd.scheduler.events import (
     SequenceFinished,
     StepCompleted,
 )
+from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
-from machd.serving.inbox import Abort, ClearPrefixes, Inbox, Rearrange, SetLimits, Stop, Submit
+from machd.serving.inbox import (
+    Abort,
+    ClearPrefixes,
+    Inbox,
+    Rearrange,
+    SetLimits,
+    SetPrefixLimits,
+    Stop,
+    Submit,
+)
 from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
 from machd.serving.open_changes import OpenChanges
 from machd.serving.pulse import Pulse
@@ -162,6 +172,10 @@ class EngineLoop:
     def set_queue_limits(self, limits: QueueLimits) -> None:
         """Hold whoever comes, waits or runs against other limits, from the next step on."""
         self.inbox.put(SetLimits(limits))
+
+    def set_prefix_limits(self, limits: PrefixLimits) -> None:
+        """Keep less of prompts and answers, or more, from the next step on."""
+        self.inbox.put(SetPrefixLimits(limits))
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
         """Forget the blocks of the prefix cache that nobody uses; resolves to how many.
@@ -326,9 +340,8 @@ class EngineLoop:
                     events += scheduler.abort(sequence_ids, error, now_s)
                 case Stop():
                     self._stop = message
-                case ClearPrefixes(is_disk_included, done):
-                    count = scheduler.clear_prefixes(is_disk_included=is_disk_included)
-                    done.set_result(count)
+                case ClearPrefixes() | SetPrefixLimits():
+                    _tell_prefixes(message, scheduler)
                 case Rearrange() | SetLimits():
                     pass
         return events
@@ -389,3 +402,11 @@ class EngineLoop:
     def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
         is_rearranging = self._rearrangement.is_pending
         self._snapshots.take(engine, scheduler, idle=idle, is_rearranging=is_rearranging)
+
+
+def _tell_prefixes(message: ClearPrefixes | SetPrefixLimits, scheduler: Scheduler) -> None:
+    match message:
+        case ClearPrefixes(is_disk_included, done):
+            done.set_result(scheduler.clear_prefixes(is_disk_included=is_disk_included))
+        case SetPrefixLimits(limits):
+            scheduler.set_prefix_limits(limits)

@@ -19,7 +19,16 @@ from machd.scheduler.events import Event
 from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
-from machd.serving.inbox import Abort, ClearPrefixes, Message, Rearrange, SetLimits, Stop, Submit
+from machd.serving.inbox import (
+    Abort,
+    ClearPrefixes,
+    Message,
+    Rearrange,
+    SetLimits,
+    SetPrefixLimits,
+    Stop,
+    Submit,
+)
 
 __all__ = ["Rearrangement"]
 
@@ -73,7 +82,7 @@ class Rearrangement:
             case SetLimits(limits):
                 scheduler.set_limits(limits)
                 self._limits = limits
-            case Submit() | Abort() | ClearPrefixes() | Stop():
+            case Submit() | Abort() | ClearPrefixes() | SetPrefixLimits() | Stop():
                 pass
 
     def _is_taken_back(self, engine: Engine, scheduler: Scheduler) -> bool:

@@ -366,7 +366,7 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
 class _ForgetsASlot(SingleFlightScheduler):
     """Nobody reads the decode any more, and it goes on."""
 
-    def _retire(self, decode: Decode, now_s: float) -> None:
+    def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
         """Do nothing."""
         del decode, now_s
 
