@@ -5,7 +5,39 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from raw_client import RawClient
 
-__all__ = ["is_idle", "scrape"]
+from machd.telemetry.metrics import Metrics
+
+__all__ = ["Page", "is_idle", "scrape"]
+
+
+class Page:
+    """A scraped page, by series."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        """Render and parse."""
+        self.text = metrics.render().decode()
+        self.families = {one.name: one for one in text_string_to_metric_families(self.text)}
+        self._values = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One series' value; None while it does not exist."""
+        return self._values.get((name, tuple(sorted(labels.items()))))
+
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """Values of a metric by its label values."""
+        return {
+            tuple(value for _, value in labels): number
+            for (sample, labels), number in self._values.items()
+            if sample == name
+        }
+
+    def counted(self, name: str) -> dict[tuple[str, ...], float]:
+        """Those series that are not at zero."""
+        return {labels: value for labels, value in self.series(name).items() if value}
 
 
 def scrape(url: str, name: str, **labels: str) -> float:

@@ -92,12 +92,17 @@ class ServeProcess:
 
 
 def run_machd(
-    arguments: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = 60.0
+    arguments: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+    *,
+    stdin: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of machd to its end."""
+    """Run a command of machd to its end; ``stdin`` is what it may read."""
     return subprocess.run(
         [sys.executable, "-m", "machd", *arguments],
         env={**_clean_environ(), **(environ or {})},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout_s,

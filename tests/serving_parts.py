@@ -15,7 +15,7 @@ from machd.scheduler.events import (
     SequenceFinished,
     TokenGenerated,
 )
-from machd.serving.fanout import Stream
+from machd.serving.fanout import SequenceEvent, Stream
 from machd.serving.generation import ChoiceDelta, Generation, GenerationIdentity
 from machd.serving.text import CompletionText
 
@@ -61,7 +61,7 @@ class OpenGeneration:
         self,
         *sequence_ids: str,
         stop: Sequence[str] = (),
-        prompt_tokens: int = 4,
+        prompt_tokens: int | Sequence[int] = 4,
         arrived_s: float = 100.0,
     ) -> None:
         """Open it."""
@@ -73,7 +73,7 @@ class OpenGeneration:
             identity_of(arrived_s=arrived_s),
             self.stream,
             [(one, CompletionText(tokenizer.detokenizer(), stop)) for one in sequence_ids],
-            prompt_tokens=[prompt_tokens],
+            prompt_tokens=[prompt_tokens] if isinstance(prompt_tokens, int) else prompt_tokens,
             abort=lambda ids, error: self.aborts.append((ids, error)),
             on_close=self.closed.append,
         )
@@ -82,7 +82,7 @@ class OpenGeneration:
         """Events for its reader, in order."""
         for one in events:
             for event in one if isinstance(one, Sequence) else (one,):
-                assert isinstance(event, SequenceAdmitted | TokenGenerated | SequenceFinished)
+                assert isinstance(event, SequenceEvent)
                 self.stream.push(event)
 
     async def read(self) -> list[ChoiceDelta]:

@@ -286,14 +286,6 @@ def test_stored_responses_are_cleared(tmp_path: Path) -> None:
         assert _post(daemon, "/admin/cache/clear")["responses"] == {"count": 0, "size_bytes": 0}
 
 
-def test_there_is_no_prefix_cache_to_warm(tmp_path: Path) -> None:
-    """Said honestly: 409."""
-    with AdminDaemon(tmp_path) as daemon:
-        error = _post(daemon, "/admin/cache/warm", status=409)["error"]
-        assert error["code"] == "conflict"
-        assert "no prefix cache" in error["message"]
-
-
 def test_a_probe_waits_for_an_idle_moment_and_blocks_nobody(tmp_path: Path) -> None:
     """It answers with verdicts once what ran is finished; meanwhile the daemon answers others."""
     gate = StepGate(at_decode)

@@ -341,14 +341,10 @@ def test_a_setting_that_is_not_there_is_nearly_one_that_is(daemon: AdminDaemon, 
     assert "did you mean limits.max_n?" in done.stderr
 
 
-def test_the_rest(daemon: AdminDaemon, tmp_path: Path) -> None:
-    """The log level, and the caches, one of which is not there yet."""
+def test_the_log_level_is_changed_and_shown(daemon: AdminDaemon) -> None:
+    """As a setting is."""
     assert _ctl(daemon, "log-level", "warning") == "changed logging.level\n"
     assert _ctl(daemon, "log-level") == "warning\n"
-    assert _ctl(daemon, "cache", "clear") == "forgot 0 stored responses\n"
-    file = tmp_path / "prompts"
-    file.write_text("{}")
-    assert "no prefix cache" in _ctl(daemon, "cache", "warm", str(file), code=1)
 
 
 def test_events_are_shown_until_they_end(daemon: AdminDaemon, gate: StepGate) -> None:

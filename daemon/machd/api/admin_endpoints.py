@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from machd.api.admin_cache import CacheCleared, CacheWarmed, WarmRequest
 from machd.api.admin_config import AdminConfig, ConfigChange, ConfigPatch, LogLevelRequest
 from machd.api.admin_errors import AdminErrorBody
 from machd.api.admin_events import AdminEvent
@@ -14,7 +15,6 @@ from machd.api.admin_requests import AbortedRequests, OpenRequestList
 from machd.api.admin_status import (
     AdminState,
     AdminStatus,
-    CacheCleared,
     ModeRequest,
     ModeStatus,
     ProbeReport,
@@ -127,15 +127,16 @@ ADMIN_ENDPOINTS: tuple[AdminEndpoint, ...] = (
         name="clear_cache",
         method="post",
         path="/admin/cache/clear",
-        summary="Forget the stored responses; there is no prefix cache yet",
-        answers=_answers(CacheCleared),
+        summary="Forget the stored responses and the prefix cache, with disk=true also on disk",
+        answers=_answers(CacheCleared, 400),
     ),
     AdminEndpoint(
         name="warm_cache",
         method="post",
         path="/admin/cache/warm",
-        summary="Always 409 so far: there is no prefix cache yet that could be warmed",
-        answers=tuple(Answer(status, AdminErrorBody) for status in (401, 403, 409, 421, 503)),
+        summary="Compute prompts, one after the other, and keep them for later requests",
+        request=WarmRequest,
+        answers=_posted(CacheWarmed, 404, 409),
     ),
     AdminEndpoint(
         name="probe",

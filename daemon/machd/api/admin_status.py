@@ -6,12 +6,12 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from machd.api.cache import CacheStats
 from machd.api.capabilities import DecodeMode, ModelCapabilities
 
 __all__ = [
     "AdminState",
     "AdminStatus",
-    "CacheCleared",
     "ConfigStatus",
     "Faults",
     "KvStatus",
@@ -114,6 +114,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
         waiting: Sequences that wait.
         tokens_per_s: Generated tokens a second over the last ten seconds.
         kv: Null while the model loads.
+        cache: What ``GET /v1/cache/stats`` answers; null while the model loads.
         heartbeat_age_s: Since the engine last began a step or found itself idle.
         event_loop_lag_s: How late the event loop was when last measured.
     """
@@ -127,17 +128,12 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     waiting: int
     tokens_per_s: float
     kv: KvStatus | None
+    cache: CacheStats | None
     responses: StoredResponses
     heartbeat_age_s: float
     event_loop_lag_s: float
     config: ConfigStatus
     faults: Faults
-
-
-class CacheCleared(Struct, frozen=True, kw_only=True):
-    """What was cleared. There is no prefix cache yet."""
-
-    responses: StoredResponses
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from machd.api.anthropic_tools import (
     anthropic_tools,
 )
 from machd.api.anthropic_turns import AnthropicMessageList, read_turns
-from machd.api.bounds import Fraction, Label, MaxTokens
+from machd.api.bounds import CacheSalt, Fraction, Label, MaxTokens
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest, given_or
@@ -185,7 +185,11 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
-    """A conversation to continue, and how."""
+    """A conversation to continue, and how.
+
+    Attributes:
+        cache_salt: An extension, as in chat completions.
+    """
 
     max_tokens: MaxTokens
     stop_sequences: _StopSequences | None = None
@@ -196,6 +200,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
     metadata: MessagesMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    cache_salt: CacheSalt | None = None
     inference_geo: Ignored = UNSET
     diagnostics: Ignored = UNSET
     container: Refused = UNSET
@@ -209,6 +214,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
             top_k=self.top_k or 0,
             stop=tuple(self.stop_sequences or ()),
             stream=bool(self.stream),
+            cache_salt=self.cache_salt,
         )
 
 

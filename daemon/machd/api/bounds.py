@@ -17,6 +17,7 @@ __all__ = [
     "MAX_SCHEMA_BYTES",
     "MAX_TOOLS",
     "MAX_TOOL_SCHEMAS_BYTES",
+    "CacheSalt",
     "CallId",
     "Choices",
     "CompletionLogprobs",
@@ -74,6 +75,9 @@ ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 ContentText = Annotated[str, Meta(max_length=_MAX_TEXT_CHARS)]
 """A prompt or a message's text, in characters."""
+
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
+"""A secret of the client's: prompts are only found again by requests that know it."""
 
 Label = Annotated[str, Meta(max_length=512)]
 """A short text that does not change the answer, such as ``user``."""

@@ -6,11 +6,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-__all__ = ["CacheStats", "KvStats", "PrefixStats"]
+__all__ = ["CacheStats", "DiskStats", "KvStats", "PrefixStats"]
 
 
 class KvStats(Struct, frozen=True, kw_only=True):
-    """The KV budget, what is promised out of it, and what lies there."""
+    """The KV budget of running sequences, what is promised out of it, and what lies there.
+
+    The blocks of the prefix cache are not in it: those are in ``prefix.bytes``, each once however
+    many sequences begin with it.
+    """
 
     budget_bytes: int
     reserved_bytes: int
@@ -21,10 +25,20 @@ class PrefixStats(Struct, frozen=True, kw_only=True):
     """The prefix cache: counts since the start, and what it holds now.
 
     Attributes:
-        hits: Queries that found a whole prompt.
+        queries: Prompts that were looked up; each is a hit, a prefix hit or a miss.
+        hits: Queries that found a whole prompt, but for its last token.
         prefix_hits: Queries that found the beginning of a prompt.
-        shared_blocks: Blocks that more than one entry refers to.
-        bytes_saved: What those blocks would take if nothing were shared.
+        entries: Texts that are kept.
+        blocks: Blocks in memory.
+        shared_blocks: Blocks that more than one entry begins with.
+        pinned_blocks: Blocks that running sequences began with, which stay.
+        bytes: What the blocks take in memory, each counted once.
+        pinned_bytes: What the pinned ones take.
+        bytes_saved: What would be taken besides if nothing were shared.
+        limit_bytes: What the blocks may take now; null where only their number is limited.
+        evictions: Blocks that made room for others.
+        saved_blocks: Blocks in the second tier.
+        saved_bytes: What those would take in memory.
     """
 
     queries: int
@@ -34,9 +48,34 @@ class PrefixStats(Struct, frozen=True, kw_only=True):
     entries: int
     blocks: int
     shared_blocks: int
+    pinned_blocks: int
     bytes: int
+    pinned_bytes: int
     bytes_saved: int
+    limit_bytes: int | None
     evictions: int
+    saved_blocks: int
+    saved_bytes: int
+
+
+class DiskStats(Struct, frozen=True, kw_only=True):
+    """The second tier; counts are since the start.
+
+    Attributes:
+        bytes: What its files take.
+        budget_bytes: What they may take.
+        written: Blocks that were written.
+        loaded: Blocks that were read back.
+        damaged: Files that were not what they should be, and were deleted.
+        dropped: Blocks that were not written, because writing could not keep up or failed.
+    """
+
+    bytes: int
+    budget_bytes: int
+    written: int
+    loaded: int
+    damaged: int
+    dropped: int
 
 
 class CacheStats(Struct, frozen=True, kw_only=True):
@@ -46,8 +85,8 @@ class CacheStats(Struct, frozen=True, kw_only=True):
         status: ``stale_generation_in_flight`` in single-flight mode while a generation runs:
             the numbers are those of the last idle moment.
         as_of: When the numbers were read (RFC 3339).
-        prefix: Null while there is no prefix cache.
-        disk: The second tier; null while there is none.
+        prefix: Null where there is no prefix cache.
+        disk: The second tier; null where there is none.
         expert_bank: Resident experts of a streamed model; null while there is none.
     """
 
@@ -55,5 +94,5 @@ class CacheStats(Struct, frozen=True, kw_only=True):
     as_of: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
     kv: KvStats
     prefix: PrefixStats | None = None
-    disk: None = None
+    disk: DiskStats | None = None
     expert_bank: None = None

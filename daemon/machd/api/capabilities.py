@@ -15,8 +15,10 @@ __all__ = [
     "Evidence",
     "FeatureVerdict",
     "Features",
+    "KvQuantizationReport",
     "ModelCapabilities",
     "ModelSummary",
+    "PrefixCacheReport",
     "PrefixCacheVerdict",
     "SpeculationReport",
     "Versions",
@@ -68,6 +70,28 @@ class PrefixCacheVerdict(FeatureVerdict, frozen=True, kw_only=True):
     """
 
     extent: Literal["full", "snapshot", "none"]
+
+
+class PrefixCacheReport(PrefixCacheVerdict, frozen=True, kw_only=True):
+    """What the daemon does with prompts that begin alike.
+
+    Attributes:
+        active: Whether prompts are kept: the model allows it and ``cache.prefix`` asks for it.
+        disk: Whether they outlive the daemon, in ``cache.disk_dir``.
+    """
+
+    active: bool
+    disk: bool
+
+
+class KvQuantizationReport(FeatureVerdict, frozen=True, kw_only=True):
+    """In how many bits the daemon keeps keys and values.
+
+    Attributes:
+        active: The format in force, whatever the decode mode.
+    """
+
+    active: Literal["none", "affine8", "affine4", "turboquant"]
 
 
 class SpeculationReport(Struct, frozen=True, kw_only=True):
@@ -211,6 +235,8 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
         max_b: Batch width cap, in sequences.
     """
 
+    kv_quantization: KvQuantizationReport | None = None
+    prefix_cache: PrefixCacheReport | None = None
     decode_mode: DecodeModeReport
     max_b: int
     model: ModelSummary

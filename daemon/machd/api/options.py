@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from machd.api.bounds import PriorityName
 
@@ -26,6 +26,8 @@ class GenerationOptions:
         include_usage: Send a last event with the usage; only ever true with ``stream``.
         stream_interval: Tokens in one event; None leaves it to ``streaming.interval``.
         priority: Its place among the requests that wait.
+        cache_salt: Only requests with the same one find each other's prompts; a secret, so that it
+            stands in no repr.
     """
 
     max_tokens: int | None = None
@@ -47,6 +49,7 @@ class GenerationOptions:
     include_usage: bool = False
     stream_interval: int | None = None
     priority: PriorityName = "normal"
+    cache_salt: str | None = field(default=None, repr=False)
 
     @property
     def logprobs(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.api.bounds import (
+    CacheSalt,
     ContentText,
     Fraction,
     Label,
@@ -125,7 +126,7 @@ class ResponsesStreamOptions(Struct, frozen=True, kw_only=True):
 class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     """Something to answer, perhaps after an earlier response. Null means the default throughout.
 
-    From ``seed`` to ``priority`` the fields are extensions, as in chat completions. What follows
+    From ``seed`` to ``cache_salt`` the fields are extensions, as in chat completions. What follows
     are OpenAI's fields that machd refuses, and those of other endpoints that would change the
     answer if they were meant here.
     """
@@ -164,6 +165,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     stop: Stop | None = None
     stream_interval: StreamInterval | None = None
     priority: PriorityName | None = None
+    cache_salt: CacheSalt | None = None
 
     background: _FalseOnly = UNSET
     truncation: _DisabledOnly = UNSET
@@ -248,6 +250,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
             stream=bool(self.stream),
             stream_interval=self.stream_interval,
             priority=self.priority or _TIER_PRIORITIES.get(tier, "normal"),
+            cache_salt=self.cache_salt,
         )
 
     def chain(self, *, previous: tuple[bytes, ...], referenced: dict[str, bytes]) -> ItemChain:

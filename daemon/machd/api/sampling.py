@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct
 
 from machd.api.bounds import (
+    CacheSalt,
     Choices,
     Fraction,
     GrammarText,
@@ -58,7 +59,7 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
     """How to generate. Null means the default throughout, as in OpenAI's API.
 
     From ``top_k`` to ``stop_token_ids`` the fields are extensions that other servers spell the
-    same way; ``priority`` is machd's own. What follows are the ways to say what the answer has to
+    same way; ``priority`` is machd's own, ``cache_salt`` vLLM's. What follows are the ways to say what the answer has to
     look like: OpenAI's, and vLLM's older and newer ones.
     """
 
@@ -82,6 +83,7 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
     stream_interval: StreamInterval | None = None
     stop_token_ids: StopTokenIds | None = None
     priority: PriorityName | None = None
+    cache_salt: CacheSalt | None = None
 
     response_format: ResponseFormat | None = None
     guided_json: ObjectSource = UNSET
@@ -160,6 +162,7 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             stream_interval=self.stream_interval,
             priority=priority or self.priority or "normal",
+            cache_salt=self.cache_salt,
         )
 
 

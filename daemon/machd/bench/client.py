@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from machd.bench.connection import Connection, PieceListener
@@ -60,19 +60,29 @@ class CompletionClient:
 
     async def complete(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         max_tokens: int,
         *,
         schema: Mapping[str, object] | None = None,
         on_piece: PieceListener | None = None,
+        cache_salt: str | None = None,
     ) -> RequestTiming:
         """Stream a completion.
+
+        Args:
+            prompt: A text, or the ids of its tokens where the server takes raw completions.
+            max_tokens: How long the answer is.
+            schema: A JSON schema that the answer is held to.
+            on_piece: Told of every piece of the answer as it comes.
+            cache_salt: Keeps the prompt apart in the server's prefix cache.
 
         Raises:
             EngineFaultError: The server did not give one.
         """
         dialect = self._target.dialect
-        body = dialect.body(self._target.model_id, prompt, max_tokens, schema=schema)
+        body = dialect.body(
+            self._target.model_id, prompt, max_tokens, schema=schema, cache_salt=cache_salt
+        )
         try:
             answer = await self._connection.exchange(
                 "POST", dialect.path, body, timeout_s=COMPLETION_TIMEOUT_S, on_piece=on_piece

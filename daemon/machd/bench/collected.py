@@ -12,9 +12,11 @@ from machd.bench.level import LevelTimings
 from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
-from machd.bench.modes import STATIC
+from machd.bench.modes import STATIC, Mode
 from machd.bench.plan import BenchPlan
+from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
+from machd.bench.server import ServerProcess
 from machd.bench.staggered import StaggeredTimings, staggered_figures
 from machd.bench.structured import StructuredFigures
 from machd.bench.target import Dialect, Target
@@ -52,7 +54,35 @@ class Collected:
     long_prompt: list[LongPromptFigures] = field(default_factory=list)
     coalescing: list[CoalescingFigures] = field(default_factory=list)
     structured: list[StructuredFigures] = field(default_factory=list)
+    prefix: list[PrefixFigures] = field(default_factory=list)
     servers: list[ServerFigures] = field(default_factory=list)
+
+    def add_server(self, mode: Mode, server: ServerProcess, target: Target) -> None:
+        """Note what a server is like that has given its last answer and still runs.
+
+        Args:
+            mode: How it was started.
+            server: Its process.
+            target: What it says of itself.
+
+        Raises:
+            EngineFaultError: It has ended.
+        """
+        ready_rss_bytes, end_rss_bytes = server.ready_rss_bytes, server.rss_bytes()
+        weights_bytes = ModelFacts.of(target.model_id, target.capabilities).weights_bytes
+        decode_mode = target.capabilities.decode_mode if target.capabilities else None
+        self.servers.append(
+            ServerFigures(
+                mode=mode.name,
+                decode_mode=decode_mode.active if decode_mode else None,
+                decode_mode_reason=decode_mode.reason if decode_mode else None,
+                start_to_ready_s=server.start_to_ready_s,
+                ready_rss_bytes=ready_rss_bytes,
+                end_rss_bytes=end_rss_bytes,
+                ready_beyond_weights_bytes=_less(ready_rss_bytes, weights_bytes),
+                end_beyond_weights_bytes=_less(end_rss_bytes, weights_bytes),
+            )
+        )
 
     def report(self, plan: BenchPlan, *, url: str | None) -> BenchReport:
         """Sum up."""
@@ -79,5 +109,10 @@ class Collected:
             long_prompt=self.long_prompt,
             coalescing=self.coalescing,
             structured=self.structured,
+            prefix=self.prefix,
             servers=self.servers,
         )
+
+
+def _less(rss_bytes: int, weights_bytes: int | None) -> int | None:
+    return None if weights_bytes is None else rss_bytes - weights_bytes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,16 @@ from machd.bench.report import BenchReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["can_plot", "write_plot"]
+__all__ = ["COLOURS", "GREY", "can_plot", "report_caption", "saved_figure", "write_plot"]
 
 _SIZE_INCHES = (10.0, 4.4)
 _DOTS_PER_INCH = 150
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 """Of Okabe and Ito: told apart with any kind of colour vision."""
-_GREY = "#666666"
-_CEILING_STYLE: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.2, "color": _GREY}
+GREY = "#666666"
+_CEILING_STYLE: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.2, "color": GREY}
 _LABELS = {STATIC.name: f"{STATIC.name} (no HTTP; first token with the batch's end)"}
 _LOGARITHMIC_FROM = 20.0
 """Between the largest and the smallest of the values: above, a linear scale hides the small."""
@@ -34,16 +36,28 @@ def can_plot() -> bool:
 
 def write_plot(report: BenchReport, path: Path) -> None:
     """Draw a report into a PNG file; needs matplotlib."""
+    with saved_figure(path, _SIZE_INCHES) as figure:
+        _draw(figure, report)
+
+
+@contextmanager
+def saved_figure(path: Path, size_inches: tuple[float, float]) -> Iterator[Figure]:
+    """An empty picture, which is written into a PNG file once it is drawn."""
     # Not pyplot: it keeps global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    figure = Figure(figsize=size_inches, layout="constrained")
     FigureCanvasAgg(figure)
+    yield figure
+    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
+
+
+def _draw(figure: Figure, report: BenchReport) -> None:
     first_token, throughput = figure.subplots(1, 2)
     for axes in (first_token, throughput):
         axes.margins(y=0.12)
-    for colour, mode in zip(_COLOURS, _modes(report), strict=False):
+    for colour, mode in zip(COLOURS, _modes(report), strict=False):
         levels = sorted(
             (level for level in report.levels if level.mode == mode),
             key=lambda level: level.concurrency,
@@ -60,8 +74,9 @@ def write_plot(report: BenchReport, path: Path) -> None:
     _scale_first_token(first_token, report)
     for axes in (first_token, throughput):
         _finish(axes, sorted({level.concurrency for level in report.levels}))
-    figure.suptitle(_caption(report), fontsize=9, color=_GREY, x=0.01, ha="left")
-    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
+    work = report.workload
+    caption = f"{report_caption(report)}; {work.prompt_tokens} prompt tokens, {work.max_tokens} new"
+    figure.suptitle(caption, fontsize=9, color=GREY, x=0.01, ha="left")
 
 
 def _draw_first_token(axes: Axes, levels: list[LevelFigures], label: str, colour: str) -> None:
@@ -134,10 +149,8 @@ def _modes(report: BenchReport) -> list[str]:
     return list(dict.fromkeys(level.mode for level in report.levels))
 
 
-def _caption(report: BenchReport) -> str:
-    model, machine, work = report.model, report.machine, report.workload
+def report_caption(report: BenchReport) -> str:
+    """What was measured, and on what."""
+    model, machine = report.model, report.machine
     parts = (model.id, model.dtype, model.blas, f"{machine.cpu}, {machine.cpu_count} CPUs")
-    return (
-        ", ".join(part for part in parts if part)
-        + f"; {work.prompt_tokens} prompt tokens, {work.max_tokens} new"
-    )
+    return ", ".join(part for part in parts if part)

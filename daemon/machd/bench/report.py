@@ -23,17 +23,33 @@
      "structured":  [{"mode", "streams", "constrained", "rounds", "requests",
                       "completion_tokens", "plain_tps", "mixed_tps", "ratio",
                       "plain_itl": D | null, "mixed_itl": D | null, "kept"}],
+     "prefix": [{"mode",
+                 "steps": [{"step", "description", "expected", "actual", "prompt_tokens",
+                            "cached_tokens", "least_cached_tokens", "ttft_s", "passed"}],
+                 "latency": {"rounds", "prompt_tokens", "new_tokens", "cold": D, "warm": D,
+                             "prefix": D, "restarted": D | null, "warm_ratio", "prefix_ratio",
+                             "restarted_ratio"},
+                 "sharing": {"users", "system_tokens", "shared": S, "separate": S,
+                             "saved_share", "bytes_saved", "shared_blocks", "evictions"} | null,
+                 "full_cache": {"limit_bytes", "prompt_tokens", "pairs", "full": D, "without": D,
+                                "cost_share", "evictions", "highest_bytes", "full_rss_bytes",
+                                "without_rss_bytes"} | null,
+                 "kv_formats": [{"format", "decode_mode", "streams", "rounds",
+                                 "completion_tokens", "generation_tps", "speed_ratio", "itl": D,
+                                 "bytes_per_token", "reserved_bytes", "rows_ratio"}],
+                 "skipped"}],
      "servers":  [{"mode", "decode_mode", "decode_mode_reason", "start_to_ready_s",
                    "ready_rss_bytes", "end_rss_bytes", "ready_beyond_weights_bytes",
                    "end_beyond_weights_bytes"}]}
 
     D = {"count", "mean_s", "p50_s", "p90_s", "p99_s"}
+    S = {"added_bytes", "prompt_tokens", "cached_tokens", "ttft": D}
 
-The classes here, in ``figures``, ``machine``, ``model_facts`` and in the modules of the scenarios
-say what each field means. Levels of the mode ``static`` are mlx-lm's ``batch_generate`` without a
-server; ``machd.bench.static`` says how their times are defined. Seconds, bytes and
-tokens throughout, unrounded. ``schema_version`` grows when a field is renamed or changes its
-meaning; fields may be added at any time. What is not known is null.
+The classes here, in ``figures``, ``machine``, ``model_facts``, in the modules of the scenarios and in
+``prefix`` say what each field means. Levels of the mode ``static`` are mlx-lm's ``batch_generate``
+without a server; ``machd.bench.static`` says how their times are defined. Seconds, bytes and tokens
+throughout, unrounded. ``schema_version`` grows when a field is renamed or changes its meaning;
+fields may be added at any time. What is not known is null.
 """
 
 from __future__ import annotations
@@ -45,6 +61,7 @@ from machd.bench.figures import CeilingFigures, LevelFigures
 from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
+from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.staggered import StaggeredFigures
 from machd.bench.structured import StructuredFigures
 
@@ -102,6 +119,7 @@ class BenchReport(Struct, frozen=True, kw_only=True):
         levels: A row for each mode and concurrency, in the order in which they ran.
         ceilings: The bare loop, one entry for each batch width; empty with ``url``.
         staggered: One entry for each mode that ran this scenario; so are the three that follow.
+        prefix: One entry for each mode of which the prefix cache was measured.
         servers: One entry for each mode that has a server; empty with ``url``.
     """
 
@@ -117,4 +135,5 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     long_prompt: list[LongPromptFigures]
     coalescing: list[CoalescingFigures]
     structured: list[StructuredFigures]
+    prefix: list[PrefixFigures]
     servers: list[ServerFigures]

@@ -13,11 +13,10 @@ from machd.bench.collected import Collected, Subject
 from machd.bench.connection import ServerAddress
 from machd.bench.level import Level, run_level, warm_up
 from machd.bench.long_prompt import run_long_prompt
-from machd.bench.model_facts import ModelFacts
 from machd.bench.modes import REMOTE, Batching, Mode
 from machd.bench.plan import BenchPlan
 from machd.bench.progress import BenchProgress
-from machd.bench.report import BenchReport, ServerFigures
+from machd.bench.report import BenchReport
 from machd.bench.scenarios import Scenario
 from machd.bench.server import ServerProcess
 from machd.bench.staggered import StaggeredTimings, run_staggered
@@ -109,26 +108,11 @@ class Bench:
         plan = self._plan
         args = (*plan.limit_args, *serve_args, *mode.serve_args(plan.max_width))
         async with ServerProcess(args, self._clock) as server:
-            ready_rss_bytes = server.rss_bytes()
             target = await Target.find(ServerAddress.of(server.url), clock=self._clock)
             after_level = partial(self._run_bare_again, bare) if bare else _nothing
             await self._measure(mode, self._http_clients(target), after_level)
-            end_rss_bytes = server.rss_bytes()
+            self._collected.add_server(mode, server, target)
         self._collected.subject = Subject.of(target)
-        weights_bytes = ModelFacts.of(target.model_id, target.capabilities).weights_bytes
-        decode_mode = target.capabilities.decode_mode if target.capabilities else None
-        self._collected.servers.append(
-            ServerFigures(
-                mode=mode.name,
-                decode_mode=decode_mode.active if decode_mode else None,
-                decode_mode_reason=decode_mode.reason if decode_mode else None,
-                start_to_ready_s=server.start_to_ready_s,
-                ready_rss_bytes=ready_rss_bytes,
-                end_rss_bytes=end_rss_bytes,
-                ready_beyond_weights_bytes=_less(ready_rss_bytes, weights_bytes),
-                end_beyond_weights_bytes=_less(end_rss_bytes, weights_bytes),
-            )
-        )
 
     async def _measure_static(self, mode: Mode, bare: CeilingProcess) -> None:
         def clients(width: int, requests: int) -> ClientMaker:
@@ -217,7 +201,3 @@ def _series(concurrency: int) -> str:
 
 async def _nothing(_level: Level) -> None:
     """After a level without a bare loop."""
-
-
-def _less(rss_bytes: int, weights_bytes: int | None) -> int | None:
-    return None if weights_bytes is None else rss_bytes - weights_bytes

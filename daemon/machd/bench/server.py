@@ -51,6 +51,7 @@ class ServerProcess:
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self.url = ""
         self.start_to_ready_s = 0.0
+        self.ready_rss_bytes = 0
 
     async def __aenter__(self) -> Self:
         """Start, and wait until requests are taken.
@@ -75,6 +76,7 @@ class ServerProcess:
             await self._kill()
             raise
         self.start_to_ready_s = self._clock.monotonic_s() - started_s
+        self.ready_rss_bytes = self.rss_bytes()
         return self
 
     async def __aexit__(

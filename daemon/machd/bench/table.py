@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -11,6 +12,7 @@ from rich.text import Text
 from machd.bench.cells import NONE, columns, number, percentiles, plain_table
 from machd.bench.figures import CeilingFigures, LevelFigures
 from machd.bench.modes import CONTINUOUS, STATIC
+from machd.bench.prefix.table import prefix_tables
 from machd.bench.report import BenchReport, ServerFigures
 from machd.bench.scenario_tables import scenario_tables
 from machd.bench.structured import StructuredFigures
@@ -26,7 +28,8 @@ _STEADY = 1.05
 def print_report(report: BenchReport, console: Console) -> None:
     """Write a report."""
     sweep = (_latencies(report), _throughput(report)) if report.levels else ()
-    for part in (_heading(report), *sweep, *scenario_tables(report)):
+    prefix = chain.from_iterable(map(prefix_tables, report.prefix))
+    for part in (_heading(report), *sweep, *scenario_tables(report), *prefix):
         console.print(part)
         console.print()
     console.print(_notes(report))
@@ -38,8 +41,10 @@ def _heading(report: BenchReport) -> RenderableType:
     lines = [
         ", ".join(part for part in (model.id, *kind) if part),
         f"{machine.cpu}, {machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB",
-        f"{work.endpoint or 'no server'}, about {work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens",
+        work.endpoint or "no server",
     ]
+    if not report.prefix or any(one.kv_formats for one in report.prefix):
+        lines[-1] += f", about {work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens"
     if report.url is not None:
         lines.insert(0, report.url)
     if model.versions is not None:

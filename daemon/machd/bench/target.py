@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -51,14 +51,16 @@ class Dialect:
     def body(
         self,
         model_id: str,
-        prompt: str,
+        prompt: str | Sequence[int],
         max_tokens: int,
         *,
         schema: Mapping[str, object] | None = None,
+        cache_salt: str | None = None,
     ) -> bytes:
         """A greedy, streamed request; greedy, because the bare loop is.
 
         One with a schema has no ``ignore_eos``: the end of text is what ends such an answer.
+        Token ids are a prompt of raw completions alone.
         """
         fields: dict[str, object] = {
             "model": model_id,
@@ -74,6 +76,8 @@ class Dialect:
             fields["guided_json"] = schema
         elif self.ignores_eos:
             fields["ignore_eos"] = True
+        if cache_salt is not None:
+            fields["cache_salt"] = cache_salt
         if self.counts_tokens:
             fields["stream_options"] = {"include_usage": True}
         return msgspec.json.encode(fields | dict(self.extra))

@@ -39,9 +39,18 @@ class _Choice(Struct):
         return bool(self.answer or delta.reasoning_content or delta.reasoning)
 
 
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return (self.prompt_tokens_details or _PromptDetails()).cached_tokens
 
 
 class _Event(Struct):
@@ -61,6 +70,8 @@ class RequestTiming:
         leader_id: Whose answer this is a copy of, as machd's ``X-Coalesced`` says; None for one
             that was computed for this request.
         text: The answer, its reasoning left out.
+        cached_tokens: Of the prompt, taken from the server's prefix cache as it says; None if it
+            does not.
     """
 
     sent_s: float
@@ -70,6 +81,7 @@ class RequestTiming:
     completion_tokens: int
     leader_id: str | None = None
     text: str = ""
+    cached_tokens: int | None = None
 
     @property
     def ttft_s(self) -> float:
@@ -126,6 +138,7 @@ class RequestTiming:
             prompt_tokens=usage.prompt_tokens if usage else 0,
             completion_tokens=(usage and usage.completion_tokens) or len(text_s),
             text="".join(answer),
+            cached_tokens=usage.cached_tokens if usage else None,
         )
 
 

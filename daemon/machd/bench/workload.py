@@ -6,10 +6,10 @@ import math
 import random
 from dataclasses import dataclass
 
-__all__ = ["Workload"]
+__all__ = ["COMMON_WORDS", "Workload"]
 
 # Common enough that tokenizers for English take one token for each, the space before it included.
-_WORDS = (
+COMMON_WORDS = (
     *("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"),
     *("as", "with", "his", "they", "at", "be", "this", "have", "from", "or", "one", "had", "by"),
     *("word", "but", "not", "what", "all", "were", "we", "when", "your", "can", "said", "there"),
@@ -48,7 +48,7 @@ class Workload:
             tokens: About how long; ``prompt_tokens`` unless given.
         """
         words = random.Random(f"{self.seed}/{series}/{index}")  # noqa: S311 - wants to be repeatable, not secret
-        return " ".join(words.choice(_WORDS) for _ in range(tokens or self.prompt_tokens))
+        return " ".join(words.choice(COMMON_WORDS) for _ in range(tokens or self.prompt_tokens))
 
     def prompts(self, series: str, count: int) -> list[str]:
         """The first prompts of a series."""

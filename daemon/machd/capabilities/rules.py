@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from machd.capabilities.batching_rules import DraftKind, batched_specdec, continuous_batching
-from machd.capabilities.facts import CacheFacts, KvCacheKind
+from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
 from machd.capabilities.verdict import Source, Support, Verdict, measured
 
 __all__ = [
@@ -109,40 +109,51 @@ def prefix_cache(facts: CacheFacts) -> PrefixVerdict:
             "layers attend in chunks (ChunkedKVCache) and drop the ones before; every prompt is "
             "computed anew",
         )
-    extent = PrefixExtent.SNAPSHOT if KvCacheKind.RECURRENT in kinds else PrefixExtent.FULL
+    is_copied = bool(kinds & {KvCacheKind.RECURRENT, KvCacheKind.ROTATING})
+    extent = PrefixExtent.SNAPSHOT if is_copied else PrefixExtent.FULL
     if not kinds or KvCacheKind.NESTED in kinds:
         unknown = _unknown_kind(facts, "whether they can be kept for another prompt")
         return PrefixVerdict(unknown.support, unknown.reason, extent=extent)
-    if extent is PrefixExtent.SNAPSHOT:
+    if KvCacheKind.RECURRENT in kinds:
         reason = "recurrent state cannot be cut back; it is kept where a copy of it was made"
-    elif facts.window_tokens:
-        reason = f"kept block by block up to the sliding window of {facts.window_tokens[0]} tokens"
+    elif is_copied:
+        reason = "a sliding window cannot be cut back; it is kept where a copy of it was made"
     else:
         reason = "every layer keeps a standard KV cache, which is kept block by block"
     return PrefixVerdict(Support.SUPPORTED, reason, extent=extent)
 
 
 def kv_quantization(facts: CacheFacts) -> Verdict:
-    """Whether keys and values can be kept in fewer bits."""
+    """Whether keys and values can be kept in fewer bits: those of standard caches are."""
     kinds = _kinds(facts)
     if KvCacheKind.COMPRESSED in kinds:
         return _full_size(_own_class(facts))
     if KvCacheKind.CHUNKED in kinds:
         return _full_size("layers attend in chunks (ChunkedKVCache)")
-    if KvCacheKind.ROTATING in kinds:
-        return _full_size("a sliding window (RotatingKVCache) is overwritten in place")
-    if kinds == {KvCacheKind.RECURRENT}:
+    if not kinds:
+        return _unknown_kind(facts, "whether there are keys and values in them")
+    every = facts.innermost
+    count = sum(_kind(one) is KvCacheKind.STANDARD for one in every)
+    if not count and kinds <= {KvCacheKind.RECURRENT, KvCacheKind.NESTED}:
         return _full_size("the model keeps recurrent state and no keys and values")
-    if not kinds or KvCacheKind.NESTED in kinds:
-        return _unknown_kind(facts, "whether the model reads them when they are quantised")
-    if facts.kind is KvCacheKind.HYBRID:
+    if not count:
+        return _full_size("every layer keeps a sliding window (RotatingKVCache) or state")
+    if KvCacheKind.NESTED in kinds or KvCacheKind.RECURRENT in kinds:
         return Verdict(
             Support.UNKNOWN,
-            "attention stands beside recurrent state, and whether the model reads quantised keys "
-            "and values depends on its code; measure it: machd check --measure",
+            f"{count} of {len(every)} caches are standard ones and kept in fewer bits, the others as "
+            "they are; whether the model reads them so depends on its code; measure it: "
+            "machd check --measure",
+        )
+    if count < len(every):
+        return Verdict(
+            Support.SUPPORTED,
+            f"{count} of {len(every)} caches are standard ones and kept in fewer bits; sliding "
+            "windows (RotatingKVCache) are kept as they are",
         )
     return Verdict(
-        Support.SUPPORTED, "the KV caches are standard ones, which mlx-lm quantises one by one"
+        Support.SUPPORTED,
+        f"all {count} caches are standard ones and kept in fewer bits, position by position",
     )
 
 
@@ -158,8 +169,12 @@ _KIND_OF_CLASS = MappingProxyType(
 
 def _kinds(facts: CacheFacts) -> set[KvCacheKind]:
     """The kinds of all caches one by one, those inside lists too, which add ``nested``."""
-    kinds = {_KIND_OF_CLASS.get(one.class_name, KvCacheKind.COMPRESSED) for one in facts.innermost}
+    kinds = {_kind(one) for one in facts.innermost}
     return kinds | {KvCacheKind.NESTED} if facts.kind is KvCacheKind.NESTED else kinds
+
+
+def _kind(one: LayerCacheFacts) -> KvCacheKind:
+    return _KIND_OF_CLASS.get(one.class_name, KvCacheKind.COMPRESSED)
 
 
 def _unknown_kind(facts: CacheFacts, question: str) -> Verdict:

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 from rich.console import Console
 
-from machd.bench.connection import ServerAddress
 from machd.bench.long_prompt import LongPromptLoad
-from machd.bench.modes import MODES, REMOTE, Mode, modes_named
+from machd.bench.modes import CONTINUOUS, MODES, REMOTE, Mode
 from machd.bench.plan import BenchPlan
-from machd.bench.plot import can_plot, write_plot
+from machd.bench.plot import write_plot
+from machd.bench.prefix.kv_formats import KV_STREAMS
+from machd.bench.prefix.plan import PrefixPlan
+from machd.bench.prefix.plot import write_prefix_plot
+from machd.bench.prefix.run import PrefixBench
+from machd.bench.prefix.sharing import SharedPrompt
 from machd.bench.progress import BenchProgress
 from machd.bench.report import BenchReport
 from machd.bench.run import Bench
-from machd.bench.scenarios import Scenario, scenarios_named
+from machd.bench.scenarios import Scenario
 from machd.bench.table import print_report
 from machd.bench.target import TargetHints
 from machd.bench.workload import Workload
+from machd.cli.bench_options import (
+    check_plot,
+    check_prefix,
+    check_scenarios,
+    read_concurrencies,
+    read_fields,
+    read_kv_formats,
+    read_modes,
+    read_output_file,
+    read_scenarios,
+    read_url,
+)
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.clock import SystemClock
 from machd.settings.keys import setting_keys
@@ -33,65 +47,6 @@ __all__ = ["bench"]
 
 _NO_SERVER = 69
 _KEY_VARIABLE = "OPENAI_API_KEY"
-
-
-def _concurrencies(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        levels = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        levels = ()
-    if not levels or min(levels) < 1:
-        raise click.BadParameter(f"{text!r} is not a list of positive numbers such as 1,2,4")
-    return tuple(dict.fromkeys(levels))
-
-
-def _url(_ctx: click.Context, _param: click.Parameter, url: str | None) -> str | None:
-    try:
-        if url is not None:
-            ServerAddress.of(url)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return url
-
-
-def _modes(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[Mode, ...]:
-    if text is None:
-        return ()
-    try:
-        return modes_named(part.strip() for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _scenarios(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Scenario, ...]:
-    try:
-        return scenarios_named(part.strip() for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _fields(
-    _ctx: click.Context, _param: click.Parameter, text: str | None
-) -> dict[str, object] | None:
-    try:
-        return None if text is None else msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise click.BadParameter(f"{text!r} is not a JSON object: {error}") from None
-
-
-def _output_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Make the folder now: a minute of measuring should not end in an error."""
-    if path is None:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.BadParameter(f"cannot make {path.parent}: {error.strerror}") from None
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written")
-    return path
-
-
 _file_type = click.Path(path_type=Path)
 
 
@@ -99,7 +54,7 @@ _file_type = click.Path(path_type=Path)
 @click.option(
     "--url",
     metavar="URL",
-    callback=_url,
+    callback=read_url,
     help="Measure the server at URL, machd or another of the"
     f" OpenAI API, instead of starting one. Its key is read from ${_KEY_VARIABLE}.",
 )
@@ -109,7 +64,7 @@ _file_type = click.Path(path_type=Path)
     default="1,2,4",
     show_default=True,
     metavar="N,...",
-    callback=_concurrencies,
+    callback=read_concurrencies,
     help="Clients of each level of the sweep; each has one request open at any time.",
 )
 @click.option(
@@ -137,7 +92,7 @@ _file_type = click.Path(path_type=Path)
     "--compare",
     "modes",
     metavar="MODE,...",
-    callback=_modes,
+    callback=read_modes,
     help="Ways to decode, one after the other:"
     f" {', '.join(mode.name for mode in MODES)}.  [default: {MODES[0].name}]",
 )
@@ -146,7 +101,7 @@ _file_type = click.Path(path_type=Path)
     default=Scenario.SWEEP.value,
     show_default=True,
     metavar="NAME,...",
-    callback=_scenarios,
+    callback=read_scenarios,
     help=f"What to measure: {', '.join(Scenario)}.",
 )
 @click.option(
@@ -157,6 +112,41 @@ _file_type = click.Path(path_type=Path)
     help="About how long the prompt is that joins running streams.",
 )
 @click.option(
+    "--prefix",
+    "is_prefix",
+    is_flag=True,
+    help="Measure the prefix cache instead: what it finds, what it saves, what it costs.",
+)
+@click.option(
+    "--prefix-tokens",
+    default=PrefixPlan().tokens,
+    show_default=True,
+    type=click.IntRange(2),
+    help="With --prefix: how long prompts are, and the beginning that longer ones share.",
+)
+@click.option(
+    "--users",
+    default=SharedPrompt().users,
+    show_default=True,
+    type=click.IntRange(2),
+    help="With --prefix: how many ask at once with one system prompt.",
+)
+@click.option(
+    "--system-tokens",
+    default=SharedPrompt().system_tokens,
+    show_default=True,
+    type=click.IntRange(1),
+    help="With --prefix: how long that one is.",
+)
+@click.option(
+    "--kv",
+    "kv_formats",
+    metavar="FORMAT,...",
+    callback=read_kv_formats,
+    help=f"With --prefix: compare formats of keys and values with {KV_STREAMS} streams, such as"
+    " none,affine8. Takes minutes.",
+)
+@click.option(
     "--model-id",
     metavar="NAME",
     help="With --url: which of the server's models; its first one unless given.",
@@ -165,21 +155,21 @@ _file_type = click.Path(path_type=Path)
     "--extra-body",
     "extra",
     metavar="JSON",
-    callback=_fields,
+    callback=read_fields,
     help="With --url: fields for every request, such as '{\"ignore_eos\": true}'.",
 )
 @click.option(
     "--json",
     "json_file",
     type=_file_type,
-    callback=_output_file,
+    callback=read_output_file,
     help="Write the figures to this file.",
 )
 @click.option(
     "--plot",
     "plot_file",
     type=_file_type,
-    callback=_output_file,
+    callback=read_output_file,
     help="Draw the figures into this PNG file; needs matplotlib.",
 )
 @model_argument
@@ -195,6 +185,11 @@ def bench(
     modes: tuple[Mode, ...],
     scenarios: tuple[Scenario, ...],
     long_prompt_tokens: int,
+    is_prefix: bool,
+    prefix_tokens: int,
+    users: int,
+    system_tokens: int,
+    kv_formats: tuple[str, ...],
     model_id: str | None,
     extra: dict[str, object] | None,
     json_file: Path | None,
@@ -211,6 +206,9 @@ def bench(
     requests that arrive one after the other; long-prompt, one that joins running streams;
     coalescing, identical requests at once; structured, completions of which every other one is
     held to a JSON schema. The last three need a mode that batches.
+
+    With --prefix it measures the prefix cache instead: what prompts find in it, also after a
+    restart, what a shared system prompt saves, and what a full cache costs.
     """
     arguments = forwarded_arguments(loaded)
     hints = (model_id, extra)
@@ -220,12 +218,14 @@ def bench(
         )
     if url is None and any(hint is not None for hint in hints):
         raise click.UsageError("--model-id and --extra-body are for a server at --url")
-    modes = modes or MODES[:1]
-    _check_scenarios(scenarios, (REMOTE,) if url else modes)
-    if plot_file is not None and not can_plot():
-        raise click.UsageError("--plot needs matplotlib: pip install 'machd[plot]'")
-    if plot_file is not None and Scenario.SWEEP not in scenarios:
-        raise click.UsageError("--plot draws the sweep, which is not among the scenarios")
+    modes = modes or ((CONTINUOUS,) if is_prefix else MODES[:1])
+    measured = (REMOTE,) if url else modes
+    if is_prefix or kv_formats:
+        check_prefix(is_prefix, scenarios, measured, kv_formats)
+    else:
+        check_scenarios(scenarios, measured)
+    if plot_file is not None:
+        check_plot(scenarios)
     clock = SystemClock()
     workload = Workload(requests, prompt_tokens, max_tokens, seed=int(clock.unix_s()))
     plan = BenchPlan(
@@ -234,27 +234,26 @@ def bench(
         scenarios,
         long_prompt=LongPromptLoad(prompt_tokens=long_prompt_tokens),
     )
+    sharing = SharedPrompt(users, system_tokens)
+    prefix_plan = PrefixPlan(prefix_tokens, sharing, kv_formats=kv_formats)
     with BenchProgress() as progress:
-        run = Bench(plan, clock=clock, progress=progress)
+        run: Bench | PrefixBench = Bench(plan, clock=clock, progress=progress)
+        if is_prefix:
+            run = PrefixBench(prefix_plan, workload, clock=clock, progress=progress)
         if url is None:
             report = asyncio.run(run.measure_modes(modes, arguments))
         else:
-            api_key = process_environ().get(_KEY_VARIABLE)
-            report = _run_remote(
-                run.measure_url(url, TargetHints(api_key, model_id, extra or {})), url
-            )
+            report = _run_remote(run, url, *hints)
     print_report(report, Console())
+    _write(report, json_file, plot_file)
+
+
+def _write(report: BenchReport, json_file: Path | None, plot_file: Path | None) -> None:
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if plot_file is not None:
-        write_plot(report, plot_file)
-
-
-def _check_scenarios(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> None:
-    for scenario in scenarios:
-        if not any(scenario in mode.scenarios for mode in modes):
-            able = ", ".join(mode.name for mode in MODES if scenario in mode.scenarios)
-            raise click.UsageError(f"{scenario.value} needs a mode that batches: --compare {able}")
+        draw = write_prefix_plot if report.prefix else write_plot
+        draw(report, plot_file)
 
 
 def forwarded_arguments(loaded: LoadedSettings) -> list[str]:
@@ -279,9 +278,12 @@ def forwarded_arguments(loaded: LoadedSettings) -> list[str]:
     return arguments
 
 
-def _run_remote(measurement: Coroutine[object, object, BenchReport], url: str) -> BenchReport:
+def _run_remote(
+    run: Bench | PrefixBench, url: str, model_id: str | None, extra: dict[str, object] | None
+) -> BenchReport:
+    api_key = process_environ().get(_KEY_VARIABLE)
     try:
-        return asyncio.run(measurement)
+        return asyncio.run(run.measure_url(url, TargetHints(api_key, model_id, extra or {})))
     except OSError as error:
         reason = error.strerror or str(error) or "no answer in time"
         click.echo(f"machd: {url} does not answer: {reason}", err=True)

@@ -164,8 +164,10 @@ def _measured(
 
     # Standard output is the answer's; what loading has to say is not part of it.
     configure_logs(level="warning", log_format=loaded.settings.logging.format)
+    # The second tier is a daemon's alone, and nothing is kept of what probes say.
+    cache = loaded.settings.cache.model_copy(update={"disk_dir": None})
     load = engine_loader(
-        loaded.settings,
+        loaded.settings.model_copy(update={"cache": cache}),
         cache_directory=user_cache_directory(process_environ()),
         set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
         progress=progress,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote
 
 import click
@@ -18,22 +15,19 @@ from msgspec import Struct
 from machd.api.admin_config import AdminConfig, ConfigChange, LogLevelRequest
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import AbortedRequests, OpenRequestList
-from machd.api.admin_status import AdminState, AdminStatus, CacheCleared, ModeStatus
+from machd.api.admin_status import AdminState, AdminStatus, ModeStatus
+from machd.cli.ctl_cache import cache
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_config import config
 from machd.cli.ctl_tables import event_line, print_requests, print_status
 from machd.cli.ctl_target import admin_client, target_options
-from machd.cli.ctl_text import counted, say, say_json, shown_json
+from machd.cli.ctl_text import counted, json_option, say, show_answer, shown_json
 from machd.cli.ctl_wait import wait_until
 from machd.errors import ConflictError, FaultError, UnavailableError
 
 __all__ = ["ctl"]
 
-_S = TypeVar("_S", bound=Struct)
-
 _SEQUENCE_NUMBER = re.compile(r"/[0-9]+\Z")
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")
 
 
 class _Kind(Struct, frozen=True):
@@ -50,38 +44,40 @@ def ctl() -> None:
 
 @ctl.command()
 @target_options
-@_json_option
+@json_option
 def status(*, as_json: bool) -> None:
     """Show the daemon's state, load and settings changes."""
-    _show(admin_client().ask("GET", "/admin/status", AdminStatus), print_status, as_json=as_json)
+    show_answer(
+        admin_client().ask("GET", "/admin/status", AdminStatus), print_status, as_json=as_json
+    )
 
 
 @ctl.command()
 @target_options
-@_json_option
+@json_option
 def requests(*, as_json: bool) -> None:
     """List the open requests."""
     found = admin_client().ask("GET", "/admin/requests", OpenRequestList)
-    _show(found, lambda one: print_requests(one.requests), as_json=as_json)
+    show_answer(found, lambda one: print_requests(one.requests), as_json=as_json)
 
 
 @ctl.command()
 @click.argument("request_id", metavar="ID")
 @target_options
-@_json_option
+@json_option
 def abort(request_id: str, *, as_json: bool) -> None:
     """End the open requests that go by ID: an answer's id, or an X-Request-Id."""
     # Events and the log name sequences: the request's id, a slash, a number.
     whole_id = _SEQUENCE_NUMBER.sub("", request_id)
     path = f"/admin/requests/{quote(whole_id, safe='')}"
     aborted = admin_client().ask("DELETE", path, AbortedRequests)
-    _show(aborted, lambda one: say(f"ended {', '.join(one.aborted)}"), as_json=as_json)
+    show_answer(aborted, lambda one: say(f"ended {', '.join(one.aborted)}"), as_json=as_json)
 
 
 @ctl.command()
 @click.option("--wait", "is_wait", is_flag=True, help="Return when no request is open any more.")
 @target_options
-@_json_option
+@json_option
 def drain(*, is_wait: bool, as_json: bool) -> None:
     """Have the daemon take nothing new and finish what it has; it goes on living."""
     client = admin_client()
@@ -89,25 +85,25 @@ def drain(*, is_wait: bool, as_json: bool) -> None:
     if is_wait:
         status = wait_until(client, _is_drained, _still_open)
         state = msgspec.convert(status, AdminState, from_attributes=True)
-    _show(state, lambda one: say(f"draining, {_open(one)}"), as_json=as_json)
+    show_answer(state, lambda one: say(f"draining, {_open(one)}"), as_json=as_json)
 
 
 @ctl.command()
 @target_options
-@_json_option
+@json_option
 def resume(*, as_json: bool) -> None:
     """Have the daemon take new work again after a drain."""
     state = admin_client().ask("POST", "/admin/resume", AdminState)
-    _show(state, lambda one: say(one.state), as_json=as_json)
+    show_answer(state, lambda one: say(one.state), as_json=as_json)
 
 
 @ctl.command()
 @target_options
-@_json_option
+@json_option
 def reload(*, as_json: bool) -> None:
     """Have the daemon read its settings again."""
     change = admin_client().ask("POST", "/admin/reload", ConfigChange)
-    _show(change, _say_changed, as_json=as_json)
+    show_answer(change, _say_changed, as_json=as_json)
 
 
 @ctl.command()
@@ -116,14 +112,14 @@ def reload(*, as_json: bool) -> None:
 )
 @click.option("--wait", "is_wait", is_flag=True, help="Return when the mode is in force.")
 @target_options
-@_json_option
+@json_option
 def mode(wanted: str | None, *, is_wait: bool, as_json: bool) -> None:
     """Have the daemon decode one request at a time, or in batches; or show which it does."""
     client = admin_client()
     if wanted is None:
         if is_wait:
             raise click.UsageError("Name the mode to wait for.")
-        _show(_mode_now(client), _say_mode, as_json=as_json)
+        show_answer(_mode_now(client), _say_mode, as_json=as_json)
         return
     answer = client.ask("POST", "/admin/mode", ModeStatus, {"mode": wanted})
     if is_wait:
@@ -140,57 +136,29 @@ def mode(wanted: str | None, *, is_wait: bool, as_json: bool) -> None:
         raise ConflictError(
             f"the mode is {answer.active} and not {wanted}: {_why_not(answer, wanted)}"
         )
-    _show(answer, _say_mode, as_json=as_json)
-
-
-@ctl.group()
-def cache() -> None:
-    """What the daemon keeps."""
-
-
-@cache.command()
-@target_options
-@_json_option
-def clear(*, as_json: bool) -> None:
-    """Have the daemon forget its stored responses."""
-    cleared = admin_client().ask("POST", "/admin/cache/clear", CacheCleared)
-    _show(
-        cleared,
-        lambda one: say(f"forgot {counted(one.responses.count, 'stored response')}"),
-        as_json=as_json,
-    )
-
-
-@cache.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@target_options
-@_json_option
-def warm(file: Path, *, as_json: bool) -> None:  # noqa: ARG001 - taken already, for the cache to come
-    """Warm the prefix cache with the prompts in FILE; there is no such cache yet."""
-    cleared = admin_client().ask("POST", "/admin/cache/warm", CacheCleared)
-    _show(cleared, lambda _one: None, as_json=as_json)
+    show_answer(answer, _say_mode, as_json=as_json)
 
 
 @ctl.command()
 @click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
 @target_options
-@_json_option
+@json_option
 def log_level(level: str | None, *, as_json: bool) -> None:
     """Have the daemon log from LEVEL on, until the next reload; or show from where on it does."""
     client = admin_client()
     if level is None:
         shown = client.ask("GET", "/admin/config", AdminConfig).settings["logging"]["level"]
         now = msgspec.convert({"level": shown}, LogLevelRequest)
-        _show(now, lambda one: say(one.level), as_json=as_json)
+        show_answer(now, lambda one: say(one.level), as_json=as_json)
         return
     change = client.ask("PUT", "/admin/log-level", ConfigChange, {"level": level})
-    _show(change, _say_changed, as_json=as_json)
+    show_answer(change, _say_changed, as_json=as_json)
 
 
 @ctl.command()
 @click.option("--steps", "with_steps", is_flag=True, help="Show every step of the engine as well.")
 @target_options
-@_json_option
+@json_option
 def events(*, with_steps: bool, as_json: bool) -> None:
     """Show what happens, as it happens, until Ctrl-C or the daemon's end."""
     try:
@@ -203,14 +171,8 @@ def events(*, with_steps: bool, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+ctl.add_command(cache)
 ctl.add_command(config)
-
-
-def _show(answer: _S, show: Callable[[_S], None], *, as_json: bool) -> None:
-    if as_json:
-        say_json(answer)
-    else:
-        show(answer)
 
 
 def _event_line(data: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
-import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -98,8 +97,17 @@ class AdminClient:
         body: object = None,
         *,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> _S:
         """Send a request and read its answer.
+
+        Args:
+            method: In capitals.
+            path: With its query.
+            type_: Of the answer.
+            body: To be sent as JSON; None for none.
+            headers: Besides those of every request.
+            timeout_s: That the daemon may take for this answer; None for the client's own.
 
         Raises:
             NoDaemonError: Nobody answers, it is no machd, or the token is not the right one.
@@ -109,9 +117,9 @@ class AdminClient:
         sent = dict(self._headers) | dict(headers or {})
         data = None
         if body is not None:
-            data = json.dumps(body).encode()
+            data = msgspec.json.encode(body)
             sent["Content-Type"] = "application/json"
-        connection = self._connected(self._timeout_s)
+        connection = self._connected(timeout_s or self._timeout_s)
         try:
             connection.request(method, path, data, sent)
             answer = connection.getresponse()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 import click
@@ -11,16 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from machd.api.admin_cache import WarmedPrompt
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import OpenRequest
 from machd.api.admin_status import AdminStatus, ModeStatus
+from machd.api.cache import CacheStats, DiskStats, PrefixStats
 from machd.cli.ctl_text import counted, plain, say
 from machd.clock import SystemClock
 
-__all__ = ["event_line", "print_requests", "print_status"]
+__all__ = ["event_line", "print_cache", "print_requests", "print_status", "print_warmed"]
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
-_WORDS = {"STATE", "MODE"}
+_WORDS = {"STATE", "MODE", "PROMPT"}
 _MB = 1_000_000
 _LARGEST_MB = 1000
 """From here on a size is shown in GB."""
@@ -28,11 +30,24 @@ _LARGEST_MB = 1000
 
 def print_status(status: AdminStatus) -> None:
     """Write a line for each thing."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
+    _print_lines(_status_lines(status))
+
+
+def print_cache(stats: CacheStats) -> None:
+    """Write a line for each thing that is kept."""
+    _print_lines(_cache_lines(stats))
+
+
+def print_warmed(warmed: Sequence[tuple[str, WarmedPrompt]]) -> None:
+    """Write a line for each prompt under its name, and one for all of them together."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("PROMPT", "TOKENS", "CACHED", "TIME"):
+        table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
     table.add_column(overflow="fold")
-    for label, text in _status_lines(status):
-        table.add_row(label, text if isinstance(text, Text) else plain(text))
+    for name, one in warmed:
+        failure = plain("" if one.error is None else one.error.message, "red")
+        table.add_row(plain(name), *_warmed_cells([one]), failure)
+    table.add_row(plain("all"), *_warmed_cells([one for _, one in warmed]), plain(""))
     _print(table)
 
 
@@ -88,6 +103,8 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
     if status.kv is not None:
         used, reserved = _size(status.kv.used_bytes), _size(status.kv.reserved_bytes)
         yield "KV cache", f"{used} used, {reserved} reserved of {_size(status.kv.budget_bytes)}"
+    if status.cache is not None:
+        yield "prefix cache", _kept(status.cache.prefix)
     responses = status.responses
     yield "responses", f"{responses.count} stored, {_size(responses.size_bytes)}"
     lag_ms = status.event_loop_lag_s * 1000
@@ -97,6 +114,45 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
         keys = ", ".join(status.config.overrides)
         yield "overrides", f"{keys}; changed over the admin API, until the next reload"
     yield "faults", f"{status.faults.row} of sequences, {status.faults.engine} of the engine"
+
+
+def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
+    prefix = stats.prefix
+    if prefix is not None:
+        found = f"{prefix.hits} found whole, {prefix.prefix_hits} in part, {prefix.misses} not"
+        yield "prompts", f"{prefix.queries} looked up: {found}"
+        shared = f"{prefix.shared_blocks} shared, {prefix.pinned_blocks} in use"
+        yield "texts", f"{prefix.entries} in {counted(prefix.blocks, 'block')}: {shared}"
+        yield "evictions", counted(prefix.evictions, "block")
+        yield "sharing", f"saves {_size(prefix.bytes_saved)}"
+    yield "prefix cache", _kept(prefix)
+    yield "disk", "none" if stats.disk is None else _on_disk(stats.disk)
+    used, reserved = _size(stats.kv.used_bytes), _size(stats.kv.reserved_bytes)
+    yield "KV cache", f"{used} used, {reserved} reserved of {_size(stats.kv.budget_bytes)}"
+    stale = "" if stats.status == "ok" else "; a generation runs, and what it changes shows later"
+    yield "as of", f"{_moment(stats.as_of)}{stale}"
+
+
+def _kept(prefix: PrefixStats | None) -> str:
+    if prefix is None:
+        return "off"
+    limit = "" if prefix.limit_bytes is None else f" of {_size(prefix.limit_bytes)}"
+    found = f"{prefix.hits + prefix.prefix_hits} of {counted(prefix.queries, 'prompt')} found"
+    return f"{_size(prefix.bytes)}{limit} in {counted(prefix.blocks, 'block')}; {found}"
+
+
+def _on_disk(disk: DiskStats) -> str:
+    files = f"{disk.written} written, {disk.loaded} loaded, {disk.dropped} dropped"
+    return f"{_size(disk.bytes)} of {_size(disk.budget_bytes)}; {files}, {disk.damaged} damaged"
+
+
+def _warmed_cells(warmed: Sequence[WarmedPrompt]) -> tuple[Text, Text, Text]:
+    duration_s = sum(one.duration_s for one in warmed)
+    return (
+        plain(str(sum(one.prompt_tokens for one in warmed))),
+        plain(str(sum(one.cached_tokens for one in warmed))),
+        plain(f"{duration_s:.2f} s"),
+    )
 
 
 def _state(status: AdminStatus) -> Text:
@@ -148,6 +204,15 @@ def _fact(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "-"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _print_lines(lines: Iterable[tuple[str, Text | str]]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(label, text if isinstance(text, Text) else plain(text))
+    _print(table)
 
 
 def _print(table: Table) -> None:

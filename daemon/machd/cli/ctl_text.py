@@ -8,14 +8,22 @@ here.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 import msgspec
+from msgspec import Struct
 from rich.text import Text
 
 from machd.settings.problems import printable
 
-__all__ = ["counted", "plain", "say", "say_json", "shown_json"]
+__all__ = ["counted", "json_option", "plain", "say", "say_json", "show_answer", "shown_json"]
+
+_S = TypeVar("_S", bound=Struct)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")
+"""Of every command that shows an answer; see :func:`show_answer`."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -36,6 +44,14 @@ def say(line: str, *, err: bool = False) -> None:
 def say_json(answer: object) -> None:
     """Print an answer of the daemon's for a program."""
     click.echo(shown_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()))
+
+
+def show_answer(answer: _S, show: Callable[[_S], None], *, as_json: bool) -> None:
+    """Print an answer for a program, or have ``show`` print it for a person."""
+    if as_json:
+        say_json(answer)
+    else:
+        show(answer)
 
 
 def shown_json(text: str) -> str:

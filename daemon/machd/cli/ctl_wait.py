@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from machd.api.admin_status import AdminStatus
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_text import plain, say
 from machd.clock import SystemClock
 
-__all__ = ["wait_until"]
+__all__ = ["Countdown", "wait_until"]
 
 _POLL_S = 0.2
 _SAY_EVERY_S = 2.0
@@ -54,3 +58,62 @@ def wait_until(
             if not console.is_terminal and is_due and text != said:
                 say(text, err=True)
                 said, said_s = text, clock.monotonic_s()
+
+
+class Countdown:
+    """How many of a known number of things are done, once that takes longer than two seconds.
+
+    On a terminal it is a bar on standard error; elsewhere a line is written there every other second.
+    """
+
+    def __init__(self, what: str, *, total: int) -> None:
+        """Count to ``total``; entering the context starts the clock."""
+        console = Console(stderr=True)
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._is_terminal = console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(what, total=total)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="machd-countdown", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Take the bar away."""
+        self._ended.set()
+        self._thread.join()
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._done += 1
+        self._progress.advance(self._task)
+
+    def _show(self) -> None:
+        if self._is_terminal:
+            if not self._ended.wait(_SAY_EVERY_S):
+                self._progress.start()
+            return
+        said = 0
+        while not self._ended.wait(_SAY_EVERY_S):
+            if self._done != said:
+                said = self._done
+                say(f"{said} of {self._total} {self._what}", err=True)

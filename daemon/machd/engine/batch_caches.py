@@ -1,6 +1,6 @@
 """The caches of a decoding batch: rows come and go, each layer in the form its model expects.
 
-Standard caches become a :class:`~machd.engine.slab.SlabCache`. Rotating caches and recurrent state
+Standard caches become a :class:`~machd.engine.slab.SlabCache`, in the format that they are in. Rotating caches and recurrent state
 become mlx-lm's own batch caches, which copy the whole batch when a row joins or leaves. Lists of
 caches are opened and treated inside.
 """
@@ -14,6 +14,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from machd.engine.kv_format import PLAIN, KvFormat
+from machd.engine.row_planes import format_of, planes_of
 from machd.engine.slab import RowPositions, SlabCache
 from machd.engine.untyped import Cache
 
@@ -181,21 +182,20 @@ class BatchCaches:
                 cache.wipe(row)
 
     def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
-        from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # noqa: PLC0415 - after import_mlx_lm()
+        from mlx_lm.models.cache import ArraysCache, CacheList  # noqa: PLC0415 - after import_mlx_lm()
 
         if isinstance(single, CacheList):
             inner = batch.caches if batch is not None else [None] * len(single.caches)
             pairs = zip(inner, single.caches, strict=True)
             return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
-        if isinstance(single, SlabCache) or type(single) is KVCache:
-            slab = batch if batch is not None else SlabCache(self._positions, self._max_rows)
-            one = slice(row.index, row.index + 1)
-            if row.length and single.keys is not None:
-                keys, values = (
-                    single.keys[one, :, : row.length],
-                    single.values[one, :, : row.length],
-                )
-                slab.place(place, keys, values)
+        planes = planes_of(single)
+        if planes is not None:
+            slab = batch
+            if slab is None:
+                slab = SlabCache(self._positions, self._max_rows, format_of(single))
+            if row.length and planes:
+                one = slice(row.index, row.index + 1)
+                slab.place(place, [plane[one, :, : row.length] for plane in planes])
             else:
                 # Without positions there need not be arrays yet, and a layer may never have any.
                 slab.place_empty(place)
@@ -249,7 +249,6 @@ def padded_caches(
     Returns:
         One cache a layer, opened for the pass, and token ids int32 [rows, longest].
     """
-    assert kv_format is PLAIN, "no other format exists yet"
     positions = RowPositions()
     lengths = [len(prompt) for prompt in prompts]
     for length in lengths:
@@ -257,7 +256,9 @@ def padded_caches(
     positions.open_step(lengths)
     longest = max(lengths)
     padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
-    caches: list[Cache] = [SlabCache(positions, len(prompts)) for _ in range(layer_count)]
+    caches: list[Cache] = [
+        SlabCache(positions, len(prompts), kv_format) for _ in range(layer_count)
+    ]
     return caches, mx.array(padded, dtype=mx.int32)
 
 

@@ -20,10 +20,19 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.kv_format import PLAIN, KvFormat
+from machd.engine.row_planes import innermost, make_row_caches, planes_of
 from machd.engine.untyped import Cache, LanguageModel
 from machd.errors import ModelArchitectureError
 
-__all__ = ["MeasuredModel", "TracedModel", "cache_facts", "measure_model", "trace_model"]
+__all__ = [
+    "MeasuredModel",
+    "TracedModel",
+    "cache_facts",
+    "layer_facts",
+    "measure_model",
+    "trace_model",
+]
 
 _PROMPT_TOKENS = 8
 
@@ -45,7 +54,7 @@ def cache_facts(model: Module) -> CacheFacts:
     return measure_model(model).cache
 
 
-def measure_model(model: Module) -> MeasuredModel:
+def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     """Run twice eight tokens through the model and look at what its caches hold.
 
     A cache of keys and values tells its cost by their shapes. A cache of another class costs a
@@ -54,15 +63,19 @@ def measure_model(model: Module) -> MeasuredModel:
     upper bound for sequences longer than its window.
 
     The run also compiles what mlx compiles at run time, which the first request would wait for.
+
+    Args:
+        model: Of any class of mlx-lm's.
+        kv_format: How keys and values are kept: costs are of this, classes are the model's own.
     """
-    caches = _make_caches(model)
-    layers = _layers(model, caches)
+    layers = layer_facts(model)
+    caches = make_row_caches(model, kv_format)
     prompt = _prompt(model)
     logits = _run(model, prompt, caches)
-    first_bytes = [_held_bytes(cache) for cache in _innermost(caches)]
+    first_bytes = [_held_bytes(cache) for cache in innermost(caches)]
     _run(model, prompt, caches)
     costs = [
-        _cost(cache, before) for cache, before in zip(_innermost(caches), first_bytes, strict=True)
+        _cost(cache, before) for cache, before in zip(innermost(caches), first_bytes, strict=True)
     ]
     return MeasuredModel(_cache_facts(layers, costs), int(logits.shape[-1]))
 
@@ -92,9 +105,9 @@ def trace_model(model: LanguageModel) -> TracedModel:
     Raises:
         ModelArchitectureError: The forward pass fails here, before a layer shows its cost.
     """
-    caches = _make_caches(model)
-    layers = _layers(model, caches)
-    opened = _innermost(caches)
+    layers = layer_facts(model)
+    caches = make_row_caches(model)
+    opened = innermost(caches)
     prompt = _prompt(model)
     first_bytes: list[int] = []
     failures: list[Exception] = []
@@ -145,8 +158,12 @@ def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[
     return [by_class[type(cache)] for cache in caches], len(filled)
 
 
-def _layers(model: Module, caches: Sequence[Cache]) -> tuple[LayerCacheFacts, ...]:
-    """Facts of empty caches: trimmable is said of those, because a short window fills at once."""
+def layer_facts(model: Module) -> tuple[LayerCacheFacts, ...]:
+    """Facts of empty caches: trimmable is said of those, because a short window fills at once.
+
+    No weight is read for them.
+    """
+    caches = make_row_caches(model)
     owners = _owners(model, caches)
     return tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
 
@@ -172,33 +189,20 @@ class _Cost:
 
 def _cost(cache: Cache, first_bytes: int) -> _Cost:
     """What one cache costs, seen after 16 tokens; ``first_bytes`` is what it held after 8."""
-    keys, values = getattr(cache, "keys", None), getattr(cache, "values", None)
-    if isinstance(keys, mx.array) and isinstance(values, mx.array):
-        # (1, heads, positions, head_dim); positions may be allocated ahead.
-        return _Cost((keys.nbytes + values.nbytes) // keys.shape[-2], 0)
+    arrays = planes_of(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
+    planes = [array for array in arrays if isinstance(array, mx.array)]
+    if len(planes) == len(arrays):
+        # (1, heads, positions, n); positions may be allocated ahead.
+        return _Cost(sum(plane.nbytes // plane.shape[-2] for plane in planes), 0)
     per_token_bytes = max(_held_bytes(cache) - first_bytes, 0) // _PROMPT_TOKENS
     return _Cost(per_token_bytes, max(first_bytes - per_token_bytes * _PROMPT_TOKENS, 0))
-
-
-def _innermost(caches: Sequence[Cache]) -> list[Cache]:
-    """The caches themselves, lists opened."""
-    opened: list[Cache] = []
-    for cache in caches:
-        opened.extend(_innermost(cache.caches) if _is_list(cache) else [cache])
-    return opened
-
-
-def _make_caches(model: Module) -> list[Cache]:
-    from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415 - imported by the loader
-
-    return list(make_prompt_cache(model))
 
 
 def _run(model: LanguageModel, tokens: mx.array, caches: list[Cache]) -> mx.array:
     """Logits (1, tokens, vocabulary) of one more chunk; the caches grow by it."""
     output = model(tokens, cache=caches)
     logits: mx.array = getattr(output, "logits", output)
-    mx.eval(logits, [array for cache in _innermost(caches) for array in _arrays(cache)])
+    mx.eval(logits, [array for cache in innermost(caches) for array in _arrays(cache)])
     return logits
 
 

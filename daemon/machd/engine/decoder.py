@@ -22,10 +22,11 @@ from machd.engine.batch_caches import PrefilledRow, RowCaches
 from machd.engine.masks import TokenMasks
 from machd.engine.mixed import mixed_caches
 from machd.engine.protocol import RowFault, SampledToken
+from machd.engine.row_planes import StandingRow
 from machd.engine.sampling import RowSampling, Sampler, Selection
 from machd.engine.untyped import Cache
 
-__all__ = ["Chunk", "Decoder", "DecoderRow", "Forward", "worthwhile_tokens"]
+__all__ = ["Chunk", "Decoder", "DecoderRow", "Forward", "SeeLeaving", "worthwhile_tokens"]
 
 _PASS_TOKENS = 20
 """What a pass costs before its first token, in tokens of one row: 52 ms against 2.6 ms on the CPU
@@ -43,6 +44,9 @@ _MAX_STRETCH = 2.0
 Forward = Callable[[mx.array, list[Any]], mx.array]
 """Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
 
+SeeLeaving = Callable[[int, StandingRow], None]
+"""Told a slot whose row is about to leave by itself, while its caches are still there."""
+
 
 @dataclass(slots=True, eq=False)
 class DecoderRow:
@@ -55,6 +59,7 @@ class DecoderRow:
         steps: Dispatched with it.
         sound_steps: Of these, read and found to be numbers.
         certain: Tokens that follow the last one without being sampled: part of the next pass.
+        length: Positions in the caches, those of a pass under way included.
     """
 
     slot_index: int
@@ -64,6 +69,7 @@ class DecoderRow:
     steps: int = 0
     sound_steps: int = 0
     certain: tuple[int, ...] = ()
+    length: int = 0
 
     @property
     def has_next(self) -> bool:
@@ -81,10 +87,12 @@ class _Pass:
     """A forward pass under way.
 
     Attributes:
+        lengths: Tokens that it takes of each row.
         logits: [rows, vocabulary], after each row's last token.
     """
 
     rows: list[DecoderRow]
+    lengths: list[int]
     logits: mx.array
 
 
@@ -129,6 +137,7 @@ class Decoder:
         *,
         looks_ahead: bool,
         masks: TokenMasks | None = None,
+        see_leaving: SeeLeaving | None = None,
     ) -> None:
         """Begin without rows.
 
@@ -138,12 +147,15 @@ class Decoder:
             vocabulary_tokens: Width of the logits.
             looks_ahead: Whether a pass is dispatched before the last one's tokens are read.
             masks: Makes the masks of guided rows; there are none unless given.
+            see_leaving: Sees rows that leave by themselves, as those do that have all their tokens
+                when looking ahead.
         """
         self._forward = forward
         self._caches = caches
         self._vocabulary_tokens = vocabulary_tokens
         self._looks_ahead = looks_ahead
         self._masks = masks
+        self._see_leaving = see_leaving
         self._rows: list[DecoderRow] = []
         self._token_ids = mx.zeros((0,), dtype=mx.int32)
         self._sampler: Sampler | None = None
@@ -165,11 +177,26 @@ class Decoder:
         """Whether the next pass takes one token of each row, so that others may share it."""
         return not any(row.certain for row in self._rows)
 
+    def standing(self, slot_index: int) -> StandingRow | None:
+        """Where a slot's row is and how far; None if it has left.
+
+        What a pass under way computes does not count: nobody has seen yet whether it is numbers.
+        """
+        under_way = self._ahead
+        for index, row in enumerate(self._rows):
+            if row.slot_index == slot_index:
+                ahead = 0
+                if under_way is not None and row in under_way.rows:
+                    ahead = under_way.lengths[under_way.rows.index(row)]
+                return StandingRow(self._caches.layers, index, row.length - ahead, not ahead)
+        return None
+
     def join(self, row: DecoderRow, prefilled: PrefilledRow) -> None:
         """Add a row whose prompt is computed but for its last token."""
         self._caches.join(prefilled)
         token_id = mx.array([prefilled.last_token_id], dtype=mx.int32)
         self._token_ids = mx.concatenate([self._token_ids, token_id])
+        row.length = prefilled.length
         self._rows.append(row)
 
     def leave(self, slot_indices: Collection[int]) -> None:
@@ -196,9 +223,18 @@ class Decoder:
         step = self._sample(current)
         if self._looks_ahead:
             step.certain = self._foresee(step.rows)
-            self._remove([row for row in self._rows if not row.has_next])
+            self._let_leave()
             self._ahead = self._dispatch() if self._rows else None
         return self._read(step)
+
+    def _let_leave(self) -> None:
+        """Rows that have all their tokens leave before the next pass computes them for nobody."""
+        leaving = [row for row in self._rows if not row.has_next]
+        for row in leaving:
+            standing = self.standing(row.slot_index)
+            if standing is not None and self._see_leaving is not None:
+                self._see_leaving(row.slot_index, standing)
+        self._remove(leaving)
 
     def _dispatch(self, beside: Chunk | None = None) -> _Pass:
         rows = list(self._rows)
@@ -221,12 +257,13 @@ class Decoder:
             logits = logits[mx.arange(len(rows)), last]
         else:
             logits = logits[:, -1, :]
-        for row in rows:
+        for row, length in zip(rows, lengths, strict=True):
             row.steps += 1
+            row.length += length
             row.certain = ()
         if self._looks_ahead or any(row.sampling.guide is not None for row in rows):
             mx.async_eval(logits)
-        return _Pass(rows, logits)
+        return _Pass(rows, lengths, logits)
 
     def _sample(self, current: _Pass) -> _Step:
         """All rows in one call; if it fails, each row alone, to find out whose fault it is."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.block_protocol import SavedBlock
+from machd.engine.fake_blocks import BYTES_PER_STATE, BYTES_PER_TOKEN, FakeBlocks, FakeDisk
 from machd.engine.fake_tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.guide import RowGuide, guide_of
@@ -32,7 +33,6 @@ from machd.errors import GrammarError
 
 __all__ = ["FakeEngine", "FakeFaults", "Script", "lettered", "spelled"]
 
-_BYTES_PER_TOKEN = 1024
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
 """What a row says where its grammar does not allow what the script says."""
 
@@ -61,11 +61,13 @@ class FakeFaults:
         step_errors: Step number to what ``run`` raises there.
         row_errors: (slot index, position) to the row's fault there.
         reset_error: What ``reset`` raises.
+        lost_loads: Digests of blocks that the second tier has and cannot read.
     """
 
     step_errors: dict[int, Exception] = field(default_factory=dict)
     row_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
     reset_error: Exception | None = None
+    lost_loads: set[bytes] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,7 +76,14 @@ class _Row:
     guide: RowGuide | None
     reserved_tokens: int
     prompt: tuple[int, ...] = ()
+    completion: list[int] = field(default_factory=list)
     position: int = 0
+    computed_tokens: int = 0
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """The tokens that went through the made-up model: never those of the last result."""
+        return (*self.prompt, *self.completion)[: self.computed_tokens]
 
     @property
     def room_tokens(self) -> int:
@@ -91,6 +100,8 @@ class FakeEngine:
         faults: FakeFaults | None = None,
         before_step: Callable[[StepPlan], None] = lambda _plan: None,
         context_tokens: int = 4096,
+        is_stateful: bool = False,
+        disk: FakeDisk | None = None,
     ) -> None:
         """Start with no rows.
 
@@ -99,6 +110,9 @@ class FakeEngine:
             faults: What goes wrong, and when.
             before_step: Called at the start of every ``run``; sleeping here is a slow model.
             context_tokens: Positions that prompt and completion share.
+            is_stateful: Whether the model has state besides positions, so that a row can only be
+                opened where a block has it.
+            disk: The second tier of blocks; what an engine leaves in it, another one finds.
         """
         self._script = script
         self._faults = faults or FakeFaults()
@@ -106,7 +120,10 @@ class FakeEngine:
         self._rows: dict[int, _Row] = {}
         self._step = 0
         self._tokenizer = FakeTokenizer()
-        self._model = _description(context_tokens)
+        self._model = _description(context_tokens, is_stateful=is_stateful)
+        self._blocks = FakeBlocks(
+            is_stateful=is_stateful, disk=disk, lost_loads=self._faults.lost_loads
+        )
         self._grammars = LlguidanceCompiler(
             self._tokenizer, self._model.vocabulary_tokens, self._model.eos_token_ids
         )
@@ -127,11 +144,12 @@ class FakeEngine:
         return self._grammars
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Free, prefill, decode, as the script says and grammars allow."""
+        """See to blocks, free, prefill, decode, as the script says and grammars allow."""
+        held, lost = self._blocks.apply(plan.blocks, self._computed)
         for slot_index in plan.release:
             self._rows.pop(slot_index, None)
         if not (plan.prefill or plan.decode):
-            return StepResult()
+            return StepResult(held_blocks=held, lost_blocks=lost)
         self._before_step(plan)
         step, self._step = self._step, self._step + 1
         if step in self._faults.step_errors:
@@ -141,36 +159,47 @@ class FakeEngine:
         return StepResult(
             tuple(one for one in outcomes if isinstance(one, SampledToken)),
             tuple(one for one in outcomes if isinstance(one, RowFault)),
+            held,
+            lost,
         )
 
     def memory(self) -> MemoryReading:
         """A kibibyte a token."""
         used = sum(len(row.prompt) + row.position for row in self._rows.values())
-        return MemoryReading(used * _BYTES_PER_TOKEN, used * _BYTES_PER_TOKEN, 0, 0)
+        used_bytes = used * BYTES_PER_TOKEN
+        return MemoryReading(used_bytes, used_bytes, 0, 0, disk=self._blocks.reading())
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """There is no second tier yet."""
-        return ()
+        """The blocks that the second tier has."""
+        return self._blocks.saved()
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every row."""
+        """Forget every row; blocks stay."""
         del max_rows  # its rows take no room
         if self._faults.reset_error is not None:
             raise self._faults.reset_error
         self._rows.clear()
 
     def close(self) -> None:
-        """Forget every row."""
+        """Forget every row and every block in memory."""
         self._rows.clear()
+        self._blocks.close()
+
+    def _computed(self, slot_index: int) -> tuple[int, ...]:
+        return self._rows[slot_index].computed if slot_index in self._rows else ()
 
     def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
         if chunk.opens:
             assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
             guide = guide_of(chunk.sampling)
-            self._rows[chunk.slot_index] = _Row(chunk.sampling, guide, chunk.reserved_tokens)
+            prompt = () if chunk.reused is None else self._blocks.open(chunk.reused)
+            self._rows[chunk.slot_index] = _Row(
+                chunk.sampling, guide, chunk.reserved_tokens, prompt
+            )
         row = self._rows[chunk.slot_index]
         assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
         row.prompt += chunk.token_ids
+        row.computed_tokens = len(row.prompt)
         return self._next(chunk.slot_index, row) if chunk.is_last else []
 
     def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
@@ -178,12 +207,17 @@ class FakeEngine:
 
     def _next(self, slot_index: int, row: _Row) -> list[SampledToken | RowFault]:
         fault = self._faults.row_errors.get((slot_index, row.position))
+        computed_tokens, row.computed_tokens = len(row.prompt) + row.position, 0
         if fault is not None:
             return [RowFault(slot_index, fault)]
         try:
-            return [self._token(slot_index, row, one) for one in self._choose(row)]
+            tokens: list[SampledToken | RowFault] = [
+                self._token(slot_index, row, one) for one in self._choose(row)
+            ]
         except GrammarError as error:
             return [RowFault(slot_index, error)]
+        row.computed_tokens = computed_tokens
+        return tokens
 
     def _choose(self, row: _Row) -> list[int]:
         """The script's token or what comes nearest to it, and those that are certain after it."""
@@ -202,6 +236,7 @@ class FakeEngine:
 
     def _token(self, slot_index: int, row: _Row, token_id: int) -> SampledToken:
         row.position += 1
+        row.completion.append(token_id)
         asked = row.sampling.top_logprobs
         if asked is None:
             return SampledToken(slot_index, token_id)
@@ -218,7 +253,10 @@ def _nearest(wanted: int, guide: RowGuide) -> int:
     return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
 
 
-def _description(context_tokens: int) -> ModelDescription:
+def _description(context_tokens: int, *, is_stateful: bool) -> ModelDescription:
+    layers: tuple[LayerCacheFacts, ...] = (LayerCacheFacts("KVCache"),)
+    if is_stateful:
+        layers += (LayerCacheFacts("ArraysCache", trimmable=False),)
     return ModelDescription(
         model_id="fake",
         architecture="fake",
@@ -231,6 +269,7 @@ def _description(context_tokens: int) -> ModelDescription:
         backend="cpu",
         blas=None,
         eos_token_ids=frozenset({END_OF_TEXT}),
-        cache=CacheFacts((LayerCacheFacts("KVCache"),), _BYTES_PER_TOKEN, 0),
+        cache=CacheFacts(layers, BYTES_PER_TOKEN, BYTES_PER_STATE if is_stateful else 0),
         created_unix_s=0,
+        block_key=b"fake, stateful" if is_stateful else b"fake",
     )

@@ -141,10 +141,7 @@ class _Attention(Module):
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)
-            if hasattr(cache, "bits"):
-                mixed = _attend_quantised(queries, keys, values, cache, self._scale, mask)
-            else:
-                mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
+            mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 
@@ -161,25 +158,6 @@ class _FeedForward(Module):
     def __call__(self, x: mx.array) -> mx.array:
         down: mx.array = self.down_proj(silu_product(self.gate_proj(x), self.up_proj(x)))
         return down
-
-
-def _attend_quantised(
-    queries: mx.array,
-    keys: object,
-    values: object,
-    cache: Cache,
-    scale: float,
-    mask: mx.array | str | None,
-) -> mx.array:
-    """Attention over keys and values that are no arrays but packed integers and their scales."""
-    from mlx_lm.models.base import (  # noqa: PLC0415 - after import_mlx_lm()
-        scaled_dot_product_attention,
-    )
-
-    mixed: mx.array = scaled_dot_product_attention(
-        queries, keys, values, cache=cache, scale=scale, mask=mask
-    )
-    return mixed
 
 
 def _projections(attention: Layer) -> list[Layer]:

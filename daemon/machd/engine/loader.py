@@ -13,9 +13,11 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 
+from machd.capabilities.facts import CacheFacts
+from machd.capabilities.rules import Support, kv_quantization
 from machd.engine.architecture import architecture_name, check_architecture
 from machd.engine.batchable import make_batchable
-from machd.engine.caches import measure_model
+from machd.engine.caches import layer_facts, measure_model
 from machd.engine.checkpoint import Checkpoint, read_checkpoint
 from machd.engine.context import context_tokens
 from machd.engine.device import available_memory_bytes, backend_name, device_memory_bytes
@@ -35,7 +37,7 @@ from machd.engine.progress import LoadProgress, SilentProgress
 from machd.engine.protocol import ModelDescription, Tokenizer
 from machd.engine.source import ModelSource, SourceKind
 from machd.engine.tokenizer_files import directory_tokenizer, gguf_tokenizer
-from machd.errors import ModelError, ModelFormatError
+from machd.errors import ModelError, ModelFormatError, SettingsError
 
 __all__ = ["LoadedModel", "describe_model", "load_model"]
 
@@ -84,7 +86,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
-        SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
+        SettingsError: ``max_context_tokens``, ``chat_template`` or ``kv_format`` do not fit the
+            model.
     """
     import_mlx_lm()
     progress = progress or SilentProgress()
@@ -95,6 +98,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         check_gguf(header)
         tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
         context = context_tokens(llama_config(header), max_context_tokens)
+        # Always a llama, whose caches are standard ones: every format fits.
         model = _load_gguf(header, dtype, progress)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
@@ -107,7 +111,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             (),
         )
         context = context_tokens(checkpoint.config, max_context_tokens)
-        model = _load_directory(checkpoint, dtype, progress, trust_remote_code=trust_remote_code)
+        model = _built(checkpoint, trust_remote_code=trust_remote_code)
+        _check_kv_format(model, kv_format)
+        _read_weights(model, checkpoint, dtype, progress)
         architecture = architecture_name(model, checkpoint.model_type)
         weight_files = tuple(checkpoint.weight_files)
     progress.stage("trying the model", None)
@@ -118,6 +124,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         context_tokens=context,
         eos_token_ids=tokenizer.eos_token_ids,
         blas=blas,
+        kv_format=kv_format,
     )
     written_unix_s = int(weight_files[0].stat().st_mtime)
     description = replace(description, created_unix_s=written_unix_s)
@@ -157,15 +164,12 @@ def _quantization(bits: int | None) -> bool | dict[str, int]:
     return False if bits is None else {"group_size": GGUF_GROUP_SIZE, "bits": bits}
 
 
-def _load_directory(
-    checkpoint: Checkpoint, dtype: str, progress: LoadProgress, *, trust_remote_code: bool
-) -> Module:
+def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
+    """The model with arrays that know their shapes; nothing of the weights is read yet."""
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
-    available_bytes = available_memory_bytes()
-    refuse_if_too_big(checkpoint.stored_bytes, available_bytes)
+    refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     try:
-        # Lazy: arrays know their shapes and nothing is read yet.
         model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)
     except ModelError:
         raise
@@ -175,22 +179,46 @@ def _load_directory(
             f"{checkpoint.path.name}: weights and config.json do not fit together: "
             f"{type(error).__name__}: {error}"
         ) from error
+    built: Module = model
+    return built
+
+
+def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
+    """Refuse what would silently be kept in full size.
+
+    Raises:
+        SettingsError: The model has no cache that can be in the format.
+    """
+    if kv_format is PLAIN:
+        return
+    verdict = kv_quantization(CacheFacts(layer_facts(model), 0, 0))
+    if verdict.support is Support.BLOCKED:
+        problem = (
+            f"cache.kv_quantization: {kv_format.name} does not work with the model at model.path: "
+            f"{verdict.reason}. Set cache.kv_quantization to none, or model.path to another model"
+        )
+        raise SettingsError([problem])
+
+
+def _read_weights(
+    model: Module, checkpoint: Checkpoint, dtype: str, progress: LoadProgress
+) -> None:
+    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
+
     plain_dtype = choose_dtype(
         dtype,
         backend=backend_name(),
         parameters=int(utils.get_total_parameters(model)),
-        available_bytes=available_bytes,
+        available_bytes=available_memory_bytes(),
     )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:
         materialise(model, plain_dtype, progress)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
-    loaded: Module = model
-    return loaded
 
 
-def describe_model(
+def describe_model(  # noqa: PLR0913 - one argument for each thing that files or settings tell
     model: Module,
     *,
     model_id: str,
@@ -198,12 +226,13 @@ def describe_model(
     context_tokens: int,
     eos_token_ids: frozenset[int],
     blas: str | None = None,
+    kv_format: KvFormat = PLAIN,
 ) -> ModelDescription:
     """Mend a model in memory where it needs it, run a short prompt, and say what is known of it."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
     make_batchable(model)
-    measured = measure_model(model)
+    measured = measure_model(model, kv_format)
     backend = backend_name()
     return ModelDescription(
         model_id=model_id,

@@ -29,7 +29,7 @@ class MixedCache:
 
         Args:
             slab: Of the rows that decode, opened for a step of one token.
-            prompt: mlx-lm's standard cache, of the prompt so far.
+            prompt: Of the prompt so far, mlx-lm's standard cache or one in the slab's format.
             positions: int32 [rows + tokens], where each of the pass's tokens stands in its row.
         """
         self._slab = slab

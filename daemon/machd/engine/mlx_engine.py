@@ -9,13 +9,17 @@ from typing import Any
 import mlx.core as mx
 
 from machd.capabilities.facts import KvCacheKind
+from machd.capabilities.rules import PrefixExtent, prefix_cache
 from machd.clock import SystemClock
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
 from machd.engine.block_key import block_key
-from machd.engine.block_protocol import SavedBlock
+from machd.engine.block_protocol import DropBlocks, SavedBlock, StoreBlock
+from machd.engine.block_store import BlockStore, SecondTier
 from machd.engine.decoder import Chunk, Decoder, DecoderRow
+from machd.engine.device import available_memory_bytes
 from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.grammar import LlguidanceCompiler
+from machd.engine.left_rows import LeftRows
 from machd.engine.loader import LoadedModel
 from machd.engine.masks import TokenMasks
 from machd.engine.prefill import Prefill, fill_together, padded_groups
@@ -32,7 +36,7 @@ from machd.engine.protocol import (
     StepResult,
     Tokenizer,
 )
-from machd.engine.row_planes import make_row_caches
+from machd.engine.row_planes import StandingRow, make_row_caches
 from machd.engine.sampling import RowSampling
 from machd.engine.untyped import Cache
 
@@ -45,7 +49,13 @@ class MlxEngine:
     """A model in memory. Made, used and closed on one thread."""
 
     def __init__(
-        self, loaded: LoadedModel, *, max_rows: int = 256, looks_ahead: bool | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        max_rows: int = 256,
+        looks_ahead: bool | None = None,
+        leaves_blocks: bool = True,
+        block_files: SecondTier | None = None,
     ) -> None:
         """Take over a loaded model and compute a first token that nobody waits for.
 
@@ -54,6 +64,9 @@ class MlxEngine:
             max_rows: Rows of the batch lane that there can ever be.
             looks_ahead: Whether steps are dispatched before the last one's tokens are read;
                 where the device works beside the program unless given.
+            leaves_blocks: Whether blocks may be wanted of rows that have left by themselves.
+            block_files: The second tier of blocks, which the engine closes; there is none unless
+                given.
         """
         self._loaded: LoadedModel | None = loaded
         self._model: Any = loaded.model
@@ -70,6 +83,10 @@ class MlxEngine:
         )
         self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
         self._prefills: dict[int, Prefill] = {}
+        self._blocks = BlockStore(block_files)
+        self._left = LeftRows(self._make_caches)
+        has_blocks = prefix_cache(loaded.description.cache).extent is not PrefixExtent.NONE
+        self._see_leaving = self._left.take if leaves_blocks and has_blocks else None
         self._batch = self._decoder(BatchCaches(max_rows))
         self._serial: dict[int, Decoder] = {}
         if is_cpu:
@@ -95,7 +112,8 @@ class MlxEngine:
         return self._grammars
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Free, prefill, decode. A row's sampler may fail alone; the forward pass may not."""
+        """See to blocks, free, prefill, decode. A row's sampler may fail alone, a pass may not."""
+        blocks = self._blocks.apply(plan.blocks, self._standing)
         self._release(plan.release)
         tokens: list[SampledToken] = []
         faults: list[RowFault] = []
@@ -113,37 +131,45 @@ class MlxEngine:
             lane_tokens, lane_faults = lane.decode()
             tokens += lane_tokens
             faults += lane_faults
+        self._left.forget(fault.slot_index for fault in faults)
         if self._is_idle:
             mx.clear_cache()
-        return StepResult(tuple(tokens), tuple(faults))
+        return StepResult(
+            tuple(tokens), tuple(faults), tuple(blocks.held.values()), tuple(blocks.lost)
+        )
 
     def memory(self) -> MemoryReading:
         """Bytes right now."""
         lanes = [self._batch, *self._serial.values()]
         return MemoryReading(
             kv_used_bytes=sum(lane.kv_bytes for lane in lanes)
-            + sum(prefill.kv_bytes for prefill in self._prefills.values()),
+            + sum(prefill.kv_bytes for prefill in self._prefills.values())
+            + self._left.nbytes,
             active_bytes=mx.get_active_memory(),
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=mx.get_cache_memory(),
+            available_bytes=available_memory_bytes(),
+            disk=self._blocks.reading(),
         )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """There is no second tier yet."""
-        return ()
+        """The blocks that the second tier has."""
+        return self._blocks.saved()
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every row, and perhaps how many there can be."""
+        """Forget every row, and perhaps how many there can be; blocks stay."""
         if max_rows is not None:
             self._max_rows = max_rows
         self._prefills.clear()
         self._serial.clear()
+        self._left.clear()
         self._batch = self._decoder(BatchCaches(self._max_rows))
         mx.clear_cache()
 
     def close(self) -> None:
-        """Drop the weights."""
+        """Drop the weights and all blocks."""
         self.reset()
+        self._blocks.close()
         self._model = None
         self._loaded = None
         mx.clear_cache()
@@ -156,7 +182,15 @@ class MlxEngine:
         for slot_index in slot_indices:
             self._prefills.pop(slot_index, None)
             self._serial.pop(slot_index, None)
+        self._left.forget(slot_indices)
         self._batch.leave(slot_indices)
+
+    def _standing(self, slot_index: int) -> StandingRow | None:
+        """The row of a slot, wherever it is."""
+        if slot_index in self._prefills:
+            return self._prefills[slot_index].standing
+        running = self._serial.get(slot_index, self._batch).standing(slot_index)
+        return running or self._left.find(slot_index)
 
     def _lanes(self, slot_indices: Iterable[int]) -> list[Decoder]:
         """The decoders of these rows, each once."""
@@ -184,7 +218,10 @@ class MlxEngine:
     def _open(self, chunk: PrefillChunk) -> None:
         if chunk.opens:
             assert chunk.slot_index not in self._prefills, "a slot is freed before it is taken"
-            self._prefills[chunk.slot_index] = Prefill(chunk, self._make_caches())
+            caches = self._make_caches()
+            if chunk.reused is not None:
+                self._blocks.fill(caches, chunk.reused)
+            self._prefills[chunk.slot_index] = Prefill(chunk, caches)
 
     def _prefill(self, chunks: Sequence[PrefillChunk], faults: list[RowFault]) -> list[int]:
         """Compute chunks; returns the slots of the rows whose prompt is whole now."""
@@ -241,6 +278,7 @@ class MlxEngine:
             self._description.vocabulary_tokens,
             looks_ahead=self._looks_ahead,
             masks=self._masks,
+            see_leaving=self._see_leaving,
         )
 
     def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
@@ -249,7 +287,7 @@ class MlxEngine:
 
     def _warm_up(self) -> None:
         """Run once what a first request would wait for."""
-        chunk = PrefillChunk(
+        whole = PrefillChunk(
             slot_index=0,
             token_ids=(0,) * _WARM_UP_TOKENS,
             start=0,
@@ -258,6 +296,12 @@ class MlxEngine:
             reserved_tokens=_WARM_UP_TOKENS + 1,
             lane=Lane.SERIAL,
         )
-        self.run(StepPlan(prefill=(chunk,)))
+        self.run(StepPlan(prefill=(whole,)))
         self.run(StepPlan(release=(0,)))
+        if self._blocks.has_files:
+            # What is loaded has to look like what this model leaves.
+            self.run(StepPlan(prefill=(replace(whole, is_last=False),)))
+            self.run(StepPlan(blocks=(StoreBlock(0, 0, 0, _WARM_UP_TOKENS, has_state=True),)))
+            self._blocks.learn(0)
+            self.run(StepPlan(release=(0,), blocks=(DropBlocks((0,)),)))
         mx.reset_peak_memory()

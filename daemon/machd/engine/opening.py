@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.block_directory import check_block_directory
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.progress import LoadProgress
 from machd.engine.protocol import Engine
 from machd.engine.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.source import resolve_model
 from machd.settings.model import Settings
+
+if TYPE_CHECKING:
+    from machd.engine.loader import LoadedModel  # imports mlx
 
 __all__ = ["engine_loader"]
 
@@ -42,7 +47,11 @@ def engine_loader(
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
+        SettingsError: The directory for blocks cannot be used.
     """
+    block_directory = _block_directory(settings)
+    if block_directory is not None:
+        check_block_directory(block_directory)
     choice = choose_blas(settings.engine.blas)
     use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
 
@@ -57,7 +66,6 @@ def engine_loader(
 
         from machd.engine.kv_format import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
-        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = measure_blas(choice)
@@ -86,9 +94,32 @@ def engine_loader(
         )
         for note in loaded.notes:
             log.warning("model.note", note=note)
-        return MlxEngine(loaded, max_rows=settings.continuous_batching.max_b)
+        return _engine(loaded, settings, block_directory)
 
     return load
+
+
+def _engine(loaded: LoadedModel, settings: Settings, block_directory: Path | None) -> Engine:
+    from machd.engine.block_files import BlockFiles  # noqa: PLC0415 - for those who have a directory
+    from machd.engine.block_key import block_key  # noqa: PLC0415 - imports mlx
+    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+    max_rows = settings.continuous_batching.max_b
+    if block_directory is None:
+        return MlxEngine(loaded, max_rows=max_rows)
+    budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
+    block_files = BlockFiles(block_directory, block_key(loaded), budget_bytes=budget_bytes)
+    try:
+        return MlxEngine(loaded, max_rows=max_rows, block_files=block_files)
+    except BaseException:
+        block_files.close(within_s=0)
+        raise
+
+
+def _block_directory(settings: Settings) -> Path | None:
+    """Where the second tier of the prefix cache is; None without one."""
+    cache = settings.cache
+    return Path(cache.disk_dir).expanduser() if cache.prefix and cache.disk_dir else None
 
 
 def _rounded(milliseconds: float | None) -> float | None:

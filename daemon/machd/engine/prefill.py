@@ -14,6 +14,7 @@ from machd.engine.batch_caches import PrefilledRow, padded_caches
 from machd.engine.decoder import Forward
 from machd.engine.kv_format import KvFormat
 from machd.engine.protocol import PrefillChunk
+from machd.engine.row_planes import StandingRow
 from machd.engine.untyped import Cache
 
 __all__ = ["Prefill", "fill_together", "padded_groups"]
@@ -35,10 +36,10 @@ class Prefill:
     """
 
     def __init__(self, opening: PrefillChunk, caches: Sequence[Cache]) -> None:
-        """Begin with the model's own caches, empty."""
-        assert opening.start == 0, "the first chunk opens the row"
+        """Begin with the model's own caches, which hold what the opening chunk reuses."""
+        assert opening.opens, "the first chunk opens the row"
         self.opening = opening
-        self.prompt: list[int] = []
+        self.prompt: list[int] = [] if opening.reused is None else [*opening.reused.token_ids]
         self.caches = caches
         self._index = 0
 
@@ -46,6 +47,11 @@ class Prefill:
     def kv_bytes(self) -> int:
         """Bytes that the prompt's caches hold."""
         return sum(int(cache.nbytes) for cache in self.caches)
+
+    @property
+    def standing(self) -> StandingRow:
+        """How far it is: all that came is computed, until the last chunk."""
+        return StandingRow(self.caches, self._index, len(self.prompt), is_exact=True)
 
     def fill(self, forward: Forward, chunk: PrefillChunk) -> None:
         """Compute a chunk, and wait for it."""

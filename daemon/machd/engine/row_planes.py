@@ -7,22 +7,58 @@ together. All others (windows, recurrent state) are known only as they are now.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
+from machd.engine.coded_cache import CodedCache
 from machd.engine.kv_format import PLAIN, KvFormat
 from machd.engine.slab import SlabCache
 from machd.engine.untyped import Cache, LanguageModel
 
-__all__ = ["fill_planes", "innermost", "make_row_caches", "planes_of"]
+__all__ = [
+    "StandingRow",
+    "fill_planes",
+    "format_of",
+    "innermost",
+    "make_row_caches",
+    "planes_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRow:
+    """A row and how far it is computed.
+
+    Attributes:
+        caches: One for each cache of the model, of this row or of several.
+        index: Its row in them.
+        length: Positions that are computed and known to be sound.
+        is_exact: Whether the caches have no more than these, so that their state is of there.
+    """
+
+    caches: Sequence[Cache]
+    index: int
+    length: int
+    is_exact: bool
 
 
 def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[Cache]:
     """Empty caches for one row, as the model makes them, standard ones in the format."""
     from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415 - after import_mlx_lm()
 
-    assert kv_format is PLAIN, "no other format exists yet"
-    return list(make_prompt_cache(model))
+    return [_in_format(cache, kv_format) for cache in make_prompt_cache(model)]
+
+
+def _in_format(cache: Cache, kv_format: KvFormat) -> Cache:
+    """The empty cache, or a coded one where the format is of its class."""
+    from mlx_lm.models.cache import CacheList, KVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    if kv_format is PLAIN:
+        return cache
+    if type(cache) is CacheList:
+        return CacheList(*(_in_format(inner, kv_format) for inner in cache.caches))
+    return CodedCache(kv_format) if type(cache) is KVCache else cache
 
 
 def innermost(caches: Iterable[Cache]) -> list[Cache]:
@@ -42,9 +78,18 @@ def planes_of(cache: Cache) -> tuple[mx.array, ...] | None:
     """
     from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
-    if isinstance(cache, SlabCache) or type(cache) is KVCache:
+    if isinstance(cache, SlabCache | CodedCache):
+        return tuple(cache.planes)
+    if type(cache) is KVCache:
         return () if cache.keys is None else (cache.keys, cache.values)
     return None
+
+
+def format_of(cache: Cache) -> KvFormat:
+    """The format of a cache's planes."""
+    is_coded = isinstance(cache, SlabCache | CodedCache)
+    kv_format: KvFormat = cache.kv_format if is_coded else PLAIN
+    return kv_format
 
 
 def fill_planes(cache: Cache, planes: Sequence[mx.array], length: int) -> None:
@@ -56,6 +101,8 @@ def fill_planes(cache: Cache, planes: Sequence[mx.array], length: int) -> None:
             never has any.
         length: Positions.
     """
-    if planes:
+    if isinstance(cache, CodedCache):
+        cache.planes = list(planes)
+    elif planes:
         cache.keys, cache.values = planes
     cache.offset = length

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import mlx.core as mx
 
+from machd.engine.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
 from machd.engine.protocol import slab_rows
 
 __all__ = ["RowPositions", "SlabCache", "Span"]
@@ -27,6 +28,9 @@ _TOKENS_STEP = 256
 _SPAN_COLUMNS = 1536
 """Columns read for nothing, over all rows, that a call of its own is worth: at 9 heads each takes
 about 0.1 us in a layer, and the operations of another call 0.15 ms."""
+
+_SLICED_COST = 3
+"""How many times longer the CPU takes to make floats of a column if it has to pick columns out."""
 
 _MAX_SPARE = 2
 """When rows leave, an array is laid out anew if it is more than so many times what those that stay
@@ -150,20 +154,48 @@ class RowPositions:
 
 
 class SlabCache:
-    """One layer's keys and values, in the shape that mlx-lm's models expect of a cache."""
+    """One layer's keys and values, in the shape that mlx-lm's models expect of a cache.
 
-    def __init__(self, positions: RowPositions, max_rows: int) -> None:
+    They are kept as planes of a format; the model gets what it would get of the plain ones, or near
+    it, so no model needs to know.
+    """
+
+    def __init__(self, positions: RowPositions, max_rows: int, kv_format: KvFormat = PLAIN) -> None:
         """Begin without rows.
 
         Args:
             positions: The batch's, shared by its layers.
             max_rows: Rows that there can ever be.
+            kv_format: How keys and values are kept.
         """
         self._positions = positions
         self._max_rows = max_rows
         self._written_step = 0
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self._widths: KvWidths | None = None
+        self.kv_format = kv_format
+        self.planes: list[mx.array] = []
+        """[rows, heads, columns, n] each, with room to spare; none before anything was written."""
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The first plane. Models that tie arrays together with ``mx.depends`` ask for it."""
+        return self.planes[0] if self.planes else None
+
+    @keys.setter
+    def keys(self, plane: mx.array) -> None:
+        self.planes[0] = plane
+
+    @property
+    def values(self) -> mx.array | None:
+        """The last plane; see :attr:`keys`."""
+        return self.planes[-1] if self.planes else None
+
+    @values.setter
+    def values(self, plane: mx.array) -> None:
+        # A model that never reads its values may put others in their place, to have no graph of
+        # them. Elsewhere than in plain planes they are part of what the keys are computed with.
+        if self.kv_format is PLAIN:
+            self.planes[-1] = plane
 
     @property
     def offset(self) -> mx.array:
@@ -182,18 +214,18 @@ class SlabCache:
         return self._positions.spans()
 
     @property
-    def state(self) -> tuple[mx.array | None, mx.array | None]:
+    def state(self) -> tuple[mx.array, ...]:
         """What a forward pass has to compute."""
-        return self.keys, self.values
+        return tuple(self.planes)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, room to spare included."""
-        return sum(array.nbytes for array in self.state if array is not None)
+        return sum(plane.nbytes for plane in self.planes)
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""
-        return self.keys is None
+        return not self.planes
 
     def size(self) -> int:
         """Positions of the longest row."""
@@ -230,41 +262,55 @@ class SlabCache:
         Returns:
             Keys and values [rows, heads, width, head_dim].
         """
-        positions = self._positions
-        rows = keys.shape[0]
-        self._make_room(keys, values, rows, positions.width)
-        self.keys = self._write(_present(self.keys), keys)
-        self.values = self._write(_present(self.values), values)
-        self._written_step = positions.step
+        self.write(keys, values)
         return self.keys_and_values()
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        """Write the step's tokens; see :meth:`update_and_fetch`."""
+        positions = self._positions
+        new = self.kv_format.encode(keys, values)
+        self._make_room(new, keys.shape[0], positions.width)
+        self.planes = [self._written(*pair) for pair in zip(self.planes, new, strict=True)]
+        self._widths = KvWidths.of(keys, values)
+        self._written_step = positions.step
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What the rows may look at; see :meth:`update_and_fetch`."""
-        rows, width = self.rows, self._positions.width
-        return _present(self.keys)[:rows, :, :width], _present(self.values)[:rows, :, :width]
+        return self.decoded(0, self.rows, self._positions.width)
 
-    def place(self, row: int, keys: mx.array, values: mx.array) -> None:
+    def decoded(self, begin: int, end: int, width: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of some rows up to a column [rows, heads, width, head_dim]."""
+        seen = [plane[begin:end, :, :width] for plane in self.planes]
+        return self.kv_format.decode(seen, self._known_widths)
+
+    def folded(self, begin: int, end: int, width: int) -> FoldedKv | None:
+        """The same as sums of products; of more columns where those are cheaper than fewer."""
+        columns = self.planes[0].shape[2]
+        if columns > width * _SLICED_COST:
+            columns = width
+        seen = [plane[begin:end, :, :columns] for plane in self.planes]
+        return self.kv_format.fold(seen, self._known_widths)
+
+    def place(self, row: int, planes: Sequence[mx.array]) -> None:
         """Copy a row in.
 
         Args:
             row: Where it goes, behind all others.
-            keys: [1, heads, length, head_dim].
-            values: The same, with a head_dim of its own.
+            planes: [1, heads, length, n] each, of this cache's format.
         """
-        length = keys.shape[2]
-        self._make_room(keys, values, row + 1, length)
-        slab_keys, slab_values = _present(self.keys), _present(self.values)
-        slab_keys[row : row + 1, :, :length] = keys
-        slab_values[row : row + 1, :, :length] = values
-        self.keys, self.values = slab_keys, slab_values
+        length = planes[0].shape[2]
+        self._make_room(planes, row + 1, length)
+        for slab, plane in zip(self.planes, planes, strict=True):
+            if plane.size:
+                slab[row : row + 1, :, :length] = plane
 
     def place_empty(self, row: int) -> None:
         """Make room for a row without positions, behind all others.
 
         Before anything was written there is nothing to make room in: the first step does.
         """
-        if self.keys is not None and self.values is not None:
-            self._make_room(self.keys, self.values, row + 1, 0)
+        if self.planes:
+            self._make_room(self.planes, row + 1, 0)
 
     def keep(self, order: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep the rows of ``order``: a row is copied only if it changes its place.
@@ -273,15 +319,16 @@ class SlabCache:
             order: The old place of each row that stays.
             lengths: Their positions.
         """
-        if self.keys is None or self.values is None:
+        if not self.planes:
             return
+        held_rows, held_columns = self.planes[0].shape[0::2]
         rows = slab_rows(len(order), self._max_rows)
-        columns = min(self.keys.shape[2], max(self._positions.limits))
-        if rows * columns * _MAX_SPARE < self.keys.shape[0] * self.keys.shape[2]:
+        columns = min(held_columns, max(self._positions.limits))
+        if rows * columns * _MAX_SPARE < held_rows * held_columns:
             self._shrink(order, rows, columns)
             return
         moves = [(old, new) for new, old in enumerate(order) if old != new]
-        for slab in (self.keys, self.values):
+        for slab in self.planes:
             copies = [mx.contiguous(slab[old : old + 1, :, : lengths[new]]) for old, new in moves]
             # Before the slab is written, or all of it would be copied to keep what they read.
             mx.eval(copies)
@@ -290,11 +337,16 @@ class SlabCache:
 
     def wipe(self, row: int) -> None:
         """Zero a row: what is no number would reach later rows of the place even through a mask."""
-        for slab in (self.keys, self.values):
-            if slab is not None and row < slab.shape[0]:
+        for slab in self.planes:
+            if row < slab.shape[0]:
                 slab[row : row + 1] = 0
 
-    def _write(self, slab: mx.array, new: mx.array) -> mx.array:
+    @property
+    def _known_widths(self) -> KvWidths:
+        assert self._widths is not None, "a layer is written before it is read"
+        return self._widths
+
+    def _written(self, slab: mx.array, new: mx.array) -> mx.array:
         positions = self._positions
         if not new.size:
             return slab
@@ -309,8 +361,8 @@ class SlabCache:
             slab[positions.rows[:, None], :, columns] = new.transpose(0, 2, 1, 3)
         return slab
 
-    def _make_room(self, keys: mx.array, values: mx.array, rows: int, tokens: int) -> None:
-        held_rows, held_tokens = (0, 0) if self.keys is None else self.keys.shape[0::2]
+    def _make_room(self, like: Sequence[mx.array], rows: int, tokens: int) -> None:
+        held_rows, held_tokens = self.planes[0].shape[0::2] if self.planes else (0, 0)
         if rows <= held_rows and tokens <= held_tokens:
             return
         new_rows = max(held_rows, slab_rows(rows, self._max_rows))
@@ -320,16 +372,17 @@ class SlabCache:
         if tokens > held_tokens:
             wanted = _columns(max(tokens, held_tokens * 3 // 2))
         new_tokens = min(wanted, max(tokens, *self._positions.limits))
-        self.keys = _laid_out(self.keys, keys, new_rows, new_tokens)
-        self.values = _laid_out(self.values, values, new_rows, new_tokens)
+        held: Sequence[mx.array | None] = self.planes or [None] * len(like)
+        self.planes = [
+            _laid_out(old, one, new_rows, new_tokens) for old, one in zip(held, like, strict=True)
+        ]
 
     def _shrink(self, order: Sequence[int], rows: int, columns: int) -> None:
         index = mx.array(list(order), dtype=mx.int32)
-        for name in ("keys", "values"):
-            slab = _present(getattr(self, name))
+        for place, slab in enumerate(self.planes):
             kept = slab[:, :, :columns][index]
-            setattr(self, name, _laid_out(kept, kept, rows, columns))
-        mx.eval(self.keys, self.values)
+            self.planes[place] = _laid_out(kept, kept, rows, columns)
+        mx.eval(self.planes)
 
 
 def _laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> mx.array:
@@ -346,8 +399,3 @@ def _columns(tokens: int) -> int:
 
 def _int32(values: Sequence[int]) -> mx.array:
     return mx.array(list(values), dtype=mx.int32)
-
-
-def _present(array: mx.array | None) -> mx.array:
-    assert array is not None, "a layer is written before it is read"
-    return array

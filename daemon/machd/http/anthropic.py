@@ -34,7 +34,6 @@ async def create_message(
         AnthropicDialect(
             identity,
             service.model.model_id,
-            prompt_tokens=len(prepared.prompt),
             shows_thoughts=body.shows_thoughts,
         ),
         prompt_param="messages",

@@ -40,7 +40,6 @@ class AnthropicDialect:
         identity: GenerationIdentity,
         model_id: str,
         *,
-        prompt_tokens: int,
         shows_thoughts: bool,
     ) -> None:
         """Begin an answer.
@@ -48,22 +47,20 @@ class AnthropicDialect:
         Args:
             identity: Whose answer it is.
             model_id: The served model.
-            prompt_tokens: Which the first event of a stream tells before anything is computed.
             shows_thoughts: Whether thoughts are told; where not, an empty block stands for them.
         """
         self._identity = identity
         self._model_id = model_id
-        self._prompt_tokens = prompt_tokens
         self._shows_thoughts = shows_thoughts
         self._encoder = msgspec.json.Encoder()
         self._blocks = BlockEvents(shows_thoughts=shows_thoughts)
         self._ending = MessageDelta(stop_reason="end_turn", stop_sequence=None)
         self.keep_alive = self._frame(PingEvent())
 
-    def opening(self) -> bytes:
-        """The message without content, and a ping, as Anthropic does it."""
-        usage = MessageUsage(input_tokens=self._prompt_tokens, output_tokens=0)
-        return self._frame(MessageStartEvent(message=self._message([], None, usage))) + (
+    def opening(self, usage: GenerationUsage) -> bytes:
+        """The message without content, but with the prompt's tokens, and a ping, as Anthropic does."""
+        begun = msgspec.structs.replace(_usage(usage), output_tokens=0)
+        return self._frame(MessageStartEvent(message=self._message([], None, begun))) + (
             self.keep_alive
         )
 

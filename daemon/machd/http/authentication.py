@@ -93,6 +93,11 @@ class ApiKeys:
         """Whether requests need a key."""
         return bool(self._digests)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all keys."""
+        return frozenset(self._digests)
+
     def authenticate(self, authorizations: Sequence[str], x_api_keys: Sequence[str]) -> str:
         """The name behind a request's key.
 

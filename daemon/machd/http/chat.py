@@ -99,7 +99,7 @@ class _ChatDialect:
 
     keep_alive = COMMENT_KEEP_ALIVE
 
-    def opening(self) -> bytes:
+    def opening(self, _usage: GenerationUsage) -> bytes:
         return b"".join(
             self._chunk(
                 [ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]

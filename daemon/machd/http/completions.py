@@ -104,7 +104,7 @@ class _CompletionDialect:
 
     keep_alive = COMMENT_KEEP_ALIVE
 
-    def opening(self) -> bytes:
+    def opening(self, _usage: GenerationUsage) -> bytes:
         return b"".join(
             self._object([CompletionChoice(index=index, text=echo, finish_reason=None)])
             for index in range(len(self._echoes) * self._options.n)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import msgspec
 from litestar import Response, get
 from litestar.di import NamedDependency
 
-from machd.api.cache import CacheStats, KvStats
+from machd.api.cache import CacheStats
 from machd.api.capabilities import (
     Capabilities,
     DecodeModeReport,
     Device,
     Features,
+    KvQuantizationReport,
     ModelCapabilities,
     ModelSummary,
+    PrefixCacheReport,
     SpeculationReport,
 )
 from machd.api.openapi import openapi_document
 from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
 from machd.engine.protocol import Tokenizer
+from machd.http.cache_stats import cache_stats
 from machd.http.context import ServerContext
-from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import decide_decode_mode
-from machd.serving.kv_memory import kv_memory
 from machd.telemetry.metrics import CONTENT_TYPE
 
 __all__ = ["get_cache_stats", "get_capabilities", "get_metrics", "get_openapi"]
@@ -44,7 +43,12 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
     row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
     return Capabilities(
-        **msgspec.structs.asdict(row) | {"speculation": _speculation(row)},
+        **msgspec.structs.asdict(row)
+        | {
+            "speculation": _speculation(row),
+            "kv_quantization": _kv_quantization(row, context),
+            "prefix_cache": _prefix_cache(row, context),
+        },
         decode_mode=DecodeModeReport(
             requested=decision.requested.value,
             active=context.loop.snapshot.mode.value,
@@ -75,20 +79,7 @@ async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats
 
     One generation at a time: while one runs, what they held at the last idle moment.
     """
-    loop = context.loop
-    is_live = loop.snapshot.mode is DecodeMode.BATCHED
-    is_stale = not is_live and loop.snapshot.active_loops > 0
-    snapshot = loop.snapshot if is_live else loop.idle_snapshot
-    kv = kv_memory(snapshot, context.service.model)
-    return CacheStats(
-        status="stale_generation_in_flight" if is_stale else "ok",
-        as_of=datetime.fromtimestamp(snapshot.taken_unix_s, UTC).isoformat(timespec="milliseconds"),
-        kv=KvStats(
-            budget_bytes=kv.budget_bytes,
-            reserved_bytes=kv.reserved_bytes,
-            used_bytes=kv.used_bytes,
-        ),
-    )
+    return cache_stats(context.loop, context.service.model, context.settings)
 
 
 @get("/metrics")
@@ -114,6 +105,25 @@ def _features(tokenizer: Tokenizer) -> Features:
         tool_format=chat_format.tool_format,
         reasoning=chat_format.reasoning_markers is not None,
         structured_output=True,
+    )
+
+
+def _kv_quantization(row: ModelCapabilities, context: ServerContext) -> KvQuantizationReport:
+    """The verdict, and the format in force: settings that a model does not allow end the start."""
+    verdict = row.kv_quantization
+    assert verdict is not None, "every model is judged"
+    active = context.settings.cache.kv_quantization
+    return KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
+
+
+def _prefix_cache(row: ModelCapabilities, context: ServerContext) -> PrefixCacheReport:
+    """The verdict, and whether prompts are kept, in memory and on disk."""
+    verdict, snapshot = row.prefix_cache, context.loop.snapshot
+    assert verdict is not None, "every model is judged"
+    return PrefixCacheReport(
+        **msgspec.structs.asdict(verdict),
+        active=snapshot.prefix is not None,
+        disk=snapshot.memory.disk is not None,
     )
 
 

@@ -83,7 +83,7 @@ class ResponsesDialect:
         self._output = ResponseOutput(self._frames, custom_tools=_custom_tools(opened))
         self._is_cut_short = False
 
-    def opening(self) -> bytes:
+    def opening(self, _usage: GenerationUsage) -> bytes:
         """The response without any item, twice, as OpenAI's clients want it."""
         frames = self._frames
         created = ResponseCreated(sequence_number=frames.number(), response=self._opened)

@@ -16,6 +16,7 @@ import structlog
 from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientStalledError, MachdError, RowFaultError
+from machd.http.departure import departed
 from machd.http.pacing import Pacer, merge_deltas
 from machd.http.server import cut_connection
 from machd.scheduler.events import SequenceAdmitted
@@ -39,8 +40,8 @@ class Dialect(Protocol):
         """The frame that is sent while there is no news."""
         ...
 
-    def opening(self) -> bytes:
-        """Events that come before any token."""
+    def opening(self, usage: GenerationUsage) -> bytes:
+        """Events that come before any text; of the usage, the prompt's part is known."""
         ...
 
     def event(self, delta: ChoiceDelta) -> bytes:
@@ -96,7 +97,7 @@ class GenerationResponse:
         error: MachdError | None = None
         write = self._write_events if self._is_stream else self._write_whole
         writer = asyncio.create_task(write(_Sender(send, self._policy.stall_timeout_s)))
-        watcher = asyncio.create_task(_disconnected(receive))
+        watcher = asyncio.create_task(departed(receive))
         try:
             await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
@@ -186,7 +187,7 @@ class GenerationResponse:
                 *_mode_headers(admission),
             ]
         )
-        if opening := self._dialect.opening():
+        if opening := self._dialect.opening(self._generation.usage):
             await sender.send(opening)
 
 
@@ -215,12 +216,6 @@ class _Sender:
         # Neither sending nor taking has to wait while there is a backlog; others want their turn,
         # and so does the watcher that sees this client leave.
         await asyncio.sleep(0)
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _mode_headers(admission: SequenceAdmitted) -> _Headers:

@@ -36,10 +36,12 @@ class Block:
         nbytes: What it takes in memory, or would.
         pins: Running rows whose text goes on after it, or ends in it.
         uses: How often a prompt began with it.
-        priority: What it is worth; see :mod:`machd.scheduler.kept_blocks`.
+        memory_children: Blocks after it that are in memory.
+        priority: What it is worth; see :mod:`machd.scheduler.eviction`.
     """
 
     __slots__ = (
+        "_digest",
         "_hash",
         "block_id",
         "children",
@@ -58,9 +60,22 @@ class Block:
     )
 
     def __init__(
-        self, block_id: int, parent: Block | None, start: int, token_ids: tuple[int, ...]
+        self,
+        block_id: int,
+        parent: Block | None,
+        start: int,
+        token_ids: tuple[int, ...],
+        digest: bytes | None = None,
     ) -> None:
-        """Begin as nothing but tokens."""
+        """Begin as nothing but tokens.
+
+        Args:
+            block_id: What the engine is to know it by.
+            parent: What it follows; None for a root.
+            start: Position of its first token.
+            token_ids: Its tokens.
+            digest: Where it is known; a root's always is.
+        """
         self.block_id = block_id
         self.parent = parent
         self.start = start
@@ -69,6 +84,7 @@ class Block:
         self.is_held = self.is_pending = self.is_saved = self.has_state = False
         self.nbytes = self.pins = self.uses = self.memory_children = 0
         self.priority = 0.0
+        self._digest = digest
         self._hash: hashlib.blake2b | None = None
 
     @property
@@ -82,26 +98,47 @@ class Block:
         return self.is_held or self.is_pending
 
     @property
+    def is_evictable(self) -> bool:
+        """Whether it can leave memory: no row needs it, and nothing there follows it."""
+        return self.is_held and not self.pins and not self.memory_children
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it stands for something that is kept anywhere; what does not is in no tree."""
+        return self.is_root or self.is_in_memory or self.is_saved
+
+    @property
     def is_root(self) -> bool:
         """Whether it stands for no tokens at all."""
         return self.parent is None
 
     @property
+    def before(self) -> Block:
+        """What it follows, which a root has not."""
+        assert self.parent is not None, "nothing comes before a root"
+        return self.parent
+
+    @property
     def digest(self) -> bytes:
         """Of the model, the namespace and all tokens to its end, however they are cut into blocks."""
-        return self._hashed().digest()
+        if self._digest is None:
+            self._digest = self._hashed().digest()
+        return self._digest
 
     def _hashed(self) -> hashlib.blake2b:
-        if self._hash is None:
-            assert self.parent is not None, "a root is named when it is first asked for"
-            self._hash = self.parent._hashed().copy()  # noqa: SLF001 - of its own class
-            self._hash.update(array("I", self.token_ids).tobytes())
-        return self._hash
-
-    def name(self, key: bytes) -> None:
-        """Say what a root's digest is made of."""
-        assert self.is_root, "what follows a root is named by it"
-        self._hash = hashlib.blake2b(key, digest_size=_DIGEST_BYTES)
+        """What the digests of those after it begin with."""
+        unhashed: list[Block] = []
+        block = self
+        while block._hash is None and not block.is_root:
+            unhashed.append(block)
+            block = block.before
+        # A root's digest has one length, whatever its namespace is called.
+        known = block._hash or _hash_of(block.digest)  # noqa: SLF001
+        for one in reversed(unhashed):
+            known = known.copy()
+            known.update(array("I", one.token_ids).tobytes())
+            one._hash = known  # noqa: SLF001
+        return known
 
     def path(self) -> list[Block]:
         """The blocks from the first one to this one."""
@@ -126,12 +163,17 @@ class Walk:
     """How far a text goes down the tree.
 
     Attributes:
-        blocks: Those it goes through; of the last one it may have only the beginning.
+        block: The last one that it goes through, of which it may have only the beginning.
         tokens: How many of its tokens are there.
     """
 
-    blocks: tuple[Block, ...]
+    block: Block
     tokens: int
+
+    @property
+    def whole_block(self) -> Block:
+        """The last one that it has all of."""
+        return self.block if self.block.stop <= self.tokens else self.block.before
 
 
 class BlockTree:
@@ -157,56 +199,58 @@ class BlockTree:
 
     def root(self, namespace: str) -> Block:
         """Where the texts of a namespace begin."""
-        own = namespace.encode()
-        key = len(self._model_key).to_bytes(4, "little") + self._model_key + own
-        digest = hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
         if len(self._roots) >= self._max_roots:
             self.forget_empty_roots()
-        root = self.root_of(digest)
-        root.name(key)
-        return root
+        key = len(self._model_key).to_bytes(4, "little") + self._model_key + namespace.encode()
+        return self.root_of(_hash_of(key).digest())
 
     def root_of(self, digest: bytes) -> Block:
         """Where the texts of the namespace with that digest begin, whoever's it is."""
-        return self._roots.setdefault(digest, Block(-1, None, 0, ()))
+        root = self._roots.get(digest)
+        if root is None:
+            root = self._roots[digest] = Block(-1, None, 0, (), digest)
+        return root
 
-    def walk(self, root: Block, token_ids: tuple[int, ...]) -> Walk:
-        """Follow a text as far as it goes."""
-        block, blocks, at = root, [], 0
-        while at < len(token_ids):
-            child = block.children.get(token_ids[at])
+    def walk(self, start: Block, text: tuple[int, ...]) -> Walk:
+        """Follow a text as far as it goes.
+
+        Args:
+            start: Where it goes through for sure: a root, or what an earlier walk had all of.
+            text: From position 0 on.
+        """
+        block, at = start, start.stop
+        while at < len(text):
+            child = block.children.get(text[at])
             if child is None:
                 break
-            common = common_tokens(child.token_ids, token_ids, at)
-            blocks.append(child)
-            at += common
-            if common < len(child.token_ids):
+            common = common_tokens(child.token_ids, text, at)
+            block, at = child, at + common
+            if at < child.stop:
                 break
-            block = child
-        return Walk(tuple(blocks), at)
+        return Walk(block, at)
 
-    def add(self, parent: Block, token_ids: tuple[int, ...]) -> Block:
-        """Let a block follow another."""
+    def add(
+        self, parent: Block, token_ids: tuple[int, ...], *, digest: bytes | None = None
+    ) -> Block:
+        """Let a block follow another; ``digest`` is given where it is known already."""
         assert token_ids, "a block has tokens"
         assert token_ids[0] not in parent.children, "texts that begin alike share a block"
-        block = Block(self.new_id(), parent, parent.stop, token_ids)
+        block = Block(self.new_id(), parent, parent.stop, token_ids, digest)
         parent.children[token_ids[0]] = block
         return block
 
     def split(self, block: Block, at: int) -> Block:
         """Cut a block; it keeps what comes from ``at`` on. Returns the new one before it."""
         assert 0 < at < len(block.token_ids), "both halves have tokens"
-        assert block.parent is not None, "a root has no tokens to cut"
-        head = Block(self.new_id(), block.parent, block.start, block.token_ids[:at])
-        block.parent.children[head.token_ids[0]] = head
+        head = Block(self.new_id(), block.before, block.start, block.token_ids[:at])
+        block.before.children[head.token_ids[0]] = head
         block.start, block.token_ids, block.parent = head.stop, block.token_ids[at:], head
         head.children[block.token_ids[0]] = block
         return head
 
     def remove(self, block: Block) -> list[Block]:
         """Take a block out, and all that follow it; returns them."""
-        assert block.parent is not None, "a root stays"
-        del block.parent.children[block.token_ids[0]]
+        del block.before.children[block.token_ids[0]]
         return list(block.under())
 
     def new_id(self) -> int:
@@ -228,3 +272,7 @@ def common_tokens(block: tuple[int, ...], text: tuple[int, ...], at: int = 0) ->
     if block[:length] == text[at : at + length]:
         return length  # the usual case, compared at once
     return next(i for i in range(length) if block[i] != text[at + i])
+
+
+def _hash_of(key: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(key, digest_size=_DIGEST_BYTES)

@@ -11,7 +11,7 @@ seen to part. There a prompt's chunk ends, so that the row stands there for a mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from machd.engine.block_protocol import BlockChange, ReusedPrefix, SavedBlock
@@ -25,8 +25,6 @@ from machd.scheduler.prefix_reading import PrefixReading
 __all__ = ["PrefixCache", "PrefixShape"]
 
 _MIN_GAIN_TOKENS = 16
-"""Tokens that another row's prompt has to save before it is waited for, and that texts have to share
-before state is kept where they part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +35,38 @@ class PrefixShape:
         model_key: Of all that decides what a block of given tokens holds.
         block_tokens: The most that a block has.
         costs: What blocks take.
+        min_gain_tokens: What another row's prompt has to save before it is waited for, and what
+            texts have to share before state is kept where they part.
     """
 
     model_key: bytes
     block_tokens: int
     costs: BlockCosts
+    min_gain_tokens: int = _MIN_GAIN_TOKENS
 
 
 class _Row:
     """A running decode, and how far its text is in the tree.
 
     Attributes:
-        tip: The last block of its text that is in the tree whole, from the root on without a gap.
-        pinned: What it holds: the tip, or what it will begin from.
+        beginning: What of its prompt could be reused: all but the last token.
+        known: The last block that it was found to go through, to look on from there.
+        tip: The last block of its text that is in memory whole, from the root on without a gap.
+        pinned: What it holds: what it begins from until the tip is as far, then the tip.
         found_tokens: Tokens that it will begin from.
         leader: The row that computes what this one waits for; None while there is none.
         leader_tokens: How far that one has to be.
         parting: Where its text leaves others, if state is wanted there.
+        common_tokens: With whom it was compared, and how many of its tokens that one begins with.
     """
 
     __slots__ = (
+        "beginning",
+        "common_tokens",
         "decode",
         "found_tokens",
         "is_open",
+        "known",
         "leader",
         "leader_tokens",
         "parting",
@@ -70,7 +77,9 @@ class _Row:
 
     def __init__(self, decode: Decode, root: Block) -> None:
         self.decode = decode
-        self.root = self.tip = self.pinned = root
+        self.beginning = decode.request.prompt[:-1]
+        self.root = self.known = self.tip = self.pinned = root
+        self.common_tokens: dict[_Row, int] = {}
         self.found_tokens = 0
         self.is_open = False
         self.leader: _Row | None = None
@@ -86,6 +95,7 @@ class PrefixCache:
     ) -> None:
         """Begin with what the second tier has kept."""
         self._block_tokens = shape.block_tokens
+        self._min_gain_tokens = shape.min_gain_tokens
         self._is_stateful = shape.costs.is_stateful
         self._tree = BlockTree(shape.model_key)
         self._kept = KeptBlocks(self._tree, shape.costs, limits)
@@ -100,7 +110,7 @@ class PrefixCache:
 
     @property
     def reading(self) -> PrefixReading:
-        """Counts, and what is there; it looks at every block."""
+        """Counts, and what is there; it looks at every block in memory."""
         kept = self._kept
         pinned = {id(one): one for row in self._rows.values() for one in row.pinned.path()}
         shared, saved_bytes = self._sharing()
@@ -118,8 +128,8 @@ class PrefixCache:
             bytes_saved=saved_bytes,
             limit_bytes=kept.limit_bytes,
             evictions=kept.evictions,
-            saved_blocks=kept.saved_count,
-            saved_bytes=kept.saved_bytes,
+            saved_blocks=kept.second_tier.count,
+            saved_bytes=kept.second_tier.bytes,
         )
 
     def set_limits(self, limits: PrefixLimits) -> None:
@@ -139,7 +149,8 @@ class PrefixCache:
         assert decode.slot_index is not None, "a row has a slot"
         root = self._tree.root(decode.request.cache_namespace)
         row = self._rows[decode.slot_index] = _Row(decode, root)
-        self._kept.pin(root)
+        self._kept.pin(root)  # for as long as it runs, whatever it holds besides
+        self._kept.pin(row.pinned)
         self._look_up(row)
 
     def leave(self, decode: Decode, *, keeps: bool) -> None:
@@ -149,8 +160,9 @@ class PrefixCache:
         if keeps and row.is_open:
             position = decode.computed_tokens
             self._extend(row, decode.text, position, position=position, is_end=True)
-        self._kept.unpin(row.pinned)
+        self._let_go(row)
         for other in self._rows.values():
+            other.common_tokens.pop(row, None)
             if other.leader is row:
                 self._look_up(other)
 
@@ -178,7 +190,7 @@ class PrefixCache:
     def fail(self) -> None:
         """The engine has failed and forgotten its rows, and who knows what it did with blocks."""
         for row in self._rows.values():
-            self._kept.unpin(row.pinned)
+            self._let_go(row)
         self._rows.clear()
         self._kept.lose_memory()
 
@@ -197,7 +209,7 @@ class PrefixCache:
         if row.is_open or not row.found_tokens:
             return None
         return ReusedPrefix(
-            decode.request.prompt[: row.found_tokens],
+            row.beginning[: row.found_tokens],
             tuple(block.block_id for block in row.pinned.path()),
         )
 
@@ -221,6 +233,9 @@ class PrefixCache:
             pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
         for block in self._tree:
             assert block.pins == pins.get(id(block), 0), "rows hold blocks, and nobody else does"
+        for row in self._rows.values():
+            assert row.is_open or row.pinned in self._kept, "what a row begins from is in memory"
+            assert row.leader is None or row.leader in self._rows.values(), "who leads runs"
 
     def _count(self, row: _Row) -> None:
         self._queries += 1
@@ -234,55 +249,61 @@ class PrefixCache:
     def _look_up(self, row: _Row) -> None:
         """Find what a row can begin from, now or soon."""
         decode = row.decode
-        prompt = decode.request.prompt[:-1]
-        walk = self._tree.walk(row.root, prompt)
-        blocks, tokens = self._usable(walk.blocks, walk.tokens)
-        missing = [block for block in blocks if not block.is_in_memory]
-        if missing:
-            self._kept.load(missing)
-            blocks, tokens = self._whole(blocks, tokens)
-        row.parting = walk.tokens if walk.tokens - tokens >= _MIN_GAIN_TOKENS else 0
+        walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
+        row.known = walk.whole_block
+        block = self._usable(walk.block, walk.tokens)
+        if block not in self._kept:
+            self._kept.load(_missing(block))
+            while block not in self._kept:
+                block = self._usable(block.before, walk.tokens)
+        tokens = min(block.stop, walk.tokens)
+        row.parting = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
         row.leader, row.leader_tokens = self._leader_of(row, tokens)
         row.found_tokens = decode.prefilled_tokens = tokens
-        self._hold(row, blocks[-1] if blocks else row.root)
-        row.tip = next((one for one in blocks[::-1] if one.stop <= tokens), row.root)
+        self._hold(row, block)
+        row.tip = block if block.stop <= tokens else block.before
 
-    def _usable(self, blocks: tuple[Block, ...], tokens: int) -> tuple[tuple[Block, ...], int]:
-        """As much of a walk as a row could begin from, if all of it were in memory."""
-        if not self._is_stateful:
-            return blocks, tokens
-        for count in range(len(blocks), 0, -1):
-            block = blocks[count - 1]
-            if block.has_state and block.stop <= tokens:
-                return blocks[:count], block.stop
-        return (), 0
-
-    def _whole(self, blocks: tuple[Block, ...], tokens: int) -> tuple[tuple[Block, ...], int]:
-        """The same, as far as all of it is in memory or on its way there."""
-        count = next((i for i, one in enumerate(blocks) if not one.is_in_memory), len(blocks))
-        kept = blocks[:count]
-        return self._usable(kept, min(tokens, kept[-1].stop if kept else 0))
+    def _usable(self, block: Block, tokens: int) -> Block:
+        """How far a text that goes to a block can begin with it, if all of it were in memory."""
+        if self._is_stateful:
+            while not block.is_root and not (block.has_state and block.stop <= tokens):
+                block = block.before
+        return block
 
     def _leader_of(self, row: _Row, found_tokens: int) -> tuple[_Row | None, int]:
         """Who computes more of this prompt's beginning right now, and how much of it."""
-        best, best_tokens = None, found_tokens + _MIN_GAIN_TOKENS - 1
+        best, best_tokens = None, found_tokens + self._min_gain_tokens - 1
+        if not self._kept.can_keep(self._min_gain_tokens):
+            return None, 0
         for other in self._rows.values():
             if other is row:
                 break  # those that got their slots later may wait for this one
-            decode = other.decode
-            if other.root is not row.root or decode.is_prefilled or not self._is_keeping(other):
+            if other.root is not row.root or not self._is_leading(other):
                 continue
-            common = common_tokens(decode.request.prompt[:-1], row.decode.request.prompt[:-1])
-            # A block that is not full is kept later than computed; state only where a row stands.
-            passed_tokens = decode.prefilled_tokens - (0 if self._is_stateful else 1)
-            if common > max(best_tokens, passed_tokens):
+            common = self._common_tokens(row, other)
+            # State is only kept where a row stands; a block without it some time after that.
+            kept_tokens = other.decode.prefilled_tokens if self._is_stateful else other.tip.stop
+            if common > max(best_tokens, kept_tokens):
                 best, best_tokens = other, common
         return best, best_tokens if best is not None else 0
 
-    def _is_keeping(self, row: _Row) -> bool:
-        """Whether what a row computes is kept: nothing before it is gone, and there was room."""
-        is_behind = row.decode.prefilled_tokens - row.tip.stop > self._block_tokens
-        return row.tip in self._kept and not is_behind
+    def _common_tokens(self, row: _Row, other: _Row) -> int:
+        """How many tokens two prompts begin with that are the same; compared once."""
+        known = row.common_tokens.get(other)
+        if known is None:
+            known = row.common_tokens[other] = common_tokens(other.beginning, row.beginning)
+        return known
+
+    def _is_leading(self, row: _Row) -> bool:
+        """Whether a row computes its prompt, and what it computes is kept: there was room so far."""
+        if row.decode.is_prefilled or row.tip not in self._kept:
+            return False
+        boundary = (row.tip.stop // self._block_tokens + 1) * self._block_tokens
+        return row.decode.prefilled_tokens < boundary
+
+    def _let_go(self, row: _Row) -> None:
+        self._kept.unpin(row.pinned)
+        self._kept.unpin(row.root)
 
     def _hold(self, row: _Row, block: Block) -> None:
         if block is not row.pinned:
@@ -324,8 +345,11 @@ class PrefixCache:
             if block is None:
                 break
             row.tip = block
-        # What is held lies behind the tip as long as the row's own text has not gone that far.
-        if row.tip.stop >= row.pinned.stop or row.pinned is row.root:
+        is_at_end = is_end and row.tip.stop == upto and not row.tip.is_root
+        if is_at_end and self._lacks_state(row.tip, stand):
+            self._kept.store_anew(row.tip, stand)
+        # What it began from lies behind the tip until its own text has gone that far.
+        if row.tip.stop >= row.found_tokens:
             self._hold(row, row.tip)
 
     def _next_block(
@@ -347,9 +371,13 @@ class PrefixCache:
             if not child.is_held or not (is_parting or is_state_wanted):
                 return None
             child = self._kept.split(child, common)
-        if not child.is_in_memory or (stand.position == child.stop and not child.has_state):
+        if not child.is_in_memory or self._lacks_state(child, stand):
             return child if self._kept.store_anew(child, stand) else None
         return child
+
+    def _lacks_state(self, block: Block, stand: RowStand) -> bool:
+        """Whether a row stands where a block ends, and the block could have state from there."""
+        return stand.position == block.stop and not block.has_state
 
     def _slot_of(self, row: _Row) -> int:
         assert row.decode.slot_index is not None, "a row has a slot"
@@ -357,18 +385,21 @@ class PrefixCache:
 
     def _sharing(self) -> tuple[int, int]:
         """Blocks in memory that several entries begin with, and the bytes that this saves."""
-        entries: dict[int, int] = {}
+        entries: dict[Block, int] = {}
         shared = saved_bytes = 0
-        for block in _children_first(self._tree):
-            if not block.is_in_memory:
-                continue
-            below = sum(entries.get(id(one), 0) for one in block.children.values())
-            entries[id(block)] = max(below, 1)
-            if below > 1:
+        for block in self._kept.children_first():
+            own = max(entries.pop(block, 0), 1)
+            if own > 1:
                 shared += 1
-                saved_bytes += (below - 1) * block.nbytes
+                saved_bytes += (own - 1) * block.nbytes
+            entries[block.before] = entries.get(block.before, 0) + own
         return shared, saved_bytes
 
 
-def _children_first(tree: BlockTree) -> Iterator[Block]:
-    return reversed(list(tree))
+def _missing(block: Block) -> list[Block]:
+    """What is not in memory of what leads to a block, from the first one on."""
+    missing: list[Block] = []
+    while not (block.is_root or block.is_in_memory):
+        missing.append(block)
+        block = block.before
+    return missing[::-1]

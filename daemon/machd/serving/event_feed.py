@@ -27,6 +27,7 @@ from machd.scheduler.events import (
     EngineFaulted,
     Event,
     InvariantBroken,
+    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -150,9 +151,9 @@ class EventFeed:
 
 
 def _shown(event: Event, at: float) -> AdminEvent | None:
-    """An event as operators see it; tokens they do not see."""
+    """An event as operators see it; tokens they do not see, and what was reused at the end."""
     match event:
-        case TokenGenerated():
+        case TokenGenerated() | PromptReused():
             return None
         case SequenceQueued(sequence_id, position):
             return RequestQueued(at=at, sequence_id=sequence_id, position=position)

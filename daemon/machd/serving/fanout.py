@@ -16,6 +16,7 @@ from machd.scheduler.events import (
     EngineFaulted,
     Event,
     InvariantBroken,
+    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -31,7 +32,7 @@ MAX_PENDING_EVENTS = 16_384
 MAX_TAKEN_EVENTS = 512
 """Events handed to a reader at one look, so that writing them never keeps the event loop long."""
 
-SequenceEvent = SequenceAdmitted | TokenGenerated | SequenceFinished
+SequenceEvent = SequenceAdmitted | PromptReused | TokenGenerated | SequenceFinished
 
 
 class EventObserver(Protocol):
@@ -107,6 +108,8 @@ class Stream:
                 # A final stop token was made, too, and is no event.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
+            case PromptReused():
+                pass
 
 
 class Fanout:

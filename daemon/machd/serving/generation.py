@@ -10,6 +10,7 @@ from machd.engine.protocol import SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
 from machd.scheduler.events import (
     FinishReason,
+    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     TokenGenerated,
@@ -49,6 +50,8 @@ class GenerationIdentity:
         created_unix_s: Whole seconds, as the answer carries it.
         model: The served model's id.
         trace: The trace that the request is part of, if any.
+        is_limited: Whether it counts for the client's own limits, which what an operator does in
+            its name does not.
     """
 
     generation_id: str
@@ -59,6 +62,7 @@ class GenerationIdentity:
     created_unix_s: int
     model: str = ""
     trace: TraceContext | None = None
+    is_limited: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,13 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class GenerationUsage:
-    """Tokens that a request took, over all its prompts and choices."""
+    """Tokens that a request took, over all its prompts and choices.
+
+    Attributes:
+        prompt_tokens: Each prompt counts once, however many choices it has.
+        cached_tokens: Of those, what was there before the request came. The first choice of each
+            prompt tells: the others find what it has just computed.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -95,6 +105,7 @@ class _Choice:
     """One sequence on its way to the client."""
 
     __slots__ = (
+        "cached_tokens",
         "completion_tokens",
         "finish_reason",
         "has_called",
@@ -112,6 +123,7 @@ class _Choice:
         self.sequence_id = sequence_id
         self.text = text
         self.parser = parser
+        self.cached_tokens = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
@@ -157,7 +169,7 @@ class Generation:
         self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._first_prompt_tokens = prompt_tokens[0]
-        self._cached_tokens = 0
+        self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
         self._on_close = on_close
         self._on_tokens = on_tokens
@@ -270,6 +282,7 @@ class Generation:
             prompt_tokens=self._prompt_tokens,
             first_prompt_tokens=self._first_prompt_tokens,
             cached_tokens=self._cached_tokens,
+            first_cached_tokens=first.cached_tokens,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=None if token_s is None else token_s - started_s,
@@ -282,6 +295,14 @@ class Generation:
             coalesced_with=self._admission.coalesced_with if self._admission else None,
             model=identity.model,
             trace=identity.trace,
+        )
+
+    @property
+    def _cached_tokens(self) -> int:
+        return sum(
+            choice.cached_tokens
+            for choice in self._choices.values()
+            if choice.index % self._choices_per_prompt == 0
         )
 
     def _running(self) -> tuple[str, ...]:
@@ -314,6 +335,8 @@ class Generation:
             match event:
                 case SequenceAdmitted():
                     self._admission = self._admission or event
+                case PromptReused(sequence_id, cached_tokens):
+                    self._choices[sequence_id].cached_tokens = cached_tokens
                 case TokenGenerated(sequence_id, token):
                     if self._first_token_s is None:
                         self._first_token_s = event.at_s
@@ -332,7 +355,7 @@ class Generation:
         self, choice: _Choice, tokens: list[SampledToken], finished: SequenceFinished | None
     ) -> ChoiceDelta | None:
         if finished is not None:
-            self._cached_tokens += finished.cached_tokens
+            choice.cached_tokens = finished.cached_tokens
         if choice.finish_reason is not None:
             return None  # a stop string ended it; what the engine made meanwhile is not wanted
         texts: list[str] = []

@@ -20,6 +20,7 @@ class RequestRecord:
         decode_mode: None when no sequence was ever admitted.
         completion_tokens: Over all choices.
         first_prompt_tokens: Of the first prompt alone, which ``prefill_s`` is about.
+        cached_tokens: Of all prompts, what was not computed again.
         queue_s: From arrival to the first admission, or to the end if there was none.
         prefill_s: From admission to the first token; None without one.
         ttft_s: From arrival to the first token; None without one.
@@ -31,6 +32,7 @@ class RequestRecord:
         coalesced_with: Id of the request whose decode the first admission shared; None for a
             request that was decoded for itself.
         model: The served model's id.
+        first_cached_tokens: Of the first prompt alone.
         trace: The trace that the request is part of, if any.
     """
 
@@ -51,6 +53,7 @@ class RequestRecord:
     client: str
     coalesced_with: str | None = None
     model: str = ""
+    first_cached_tokens: int = 0
     trace: TraceContext | None = None
 
 

@@ -33,6 +33,7 @@ from machd.serving.inbox import Abort, Submit
 from machd.serving.key_limits import KeyLimits
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
+from machd.serving.namespaces import cache_namespace, decode_namespace
 from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
 
@@ -54,6 +55,7 @@ class GenerationLimits:
             together could never be admitted.
         max_requests_per_key: Generations that one client may have open; None for no limit.
         max_tokens_per_minute_per_key: Tokens that one client may use; None for no limit.
+        shares_prefixes: Whether clients find each other's prompts in the prefix cache.
     """
 
     max_tokens_default: int
@@ -61,6 +63,7 @@ class GenerationLimits:
     max_queue: int
     max_requests_per_key: int | None = None
     max_tokens_per_minute_per_key: int | None = None
+    shares_prefixes: bool = False
 
 
 class GenerationService:
@@ -198,7 +201,8 @@ class GenerationService:
             KeyLimitError: Whoever asks has reached a limit of its own.
         """
         self.lifecycle.check_accepting()
-        self.check_client(identity.client)
+        if identity.is_limited:
+            self.check_client(identity.client)
         if options.n > self._limits.max_n:
             raise InvalidRequestError(
                 f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
@@ -223,9 +227,10 @@ class GenerationService:
             output=guidance.output,
             abort=self._abort,
             on_close=self._closed,
-            on_tokens=lambda tokens: self._key_limits.spend(identity.client, tokens),
+            on_tokens=lambda tokens: self._spend(identity, tokens),
         )
-        self._key_limits.enter(identity.client)
+        if identity.is_limited:
+            self._key_limits.enter(identity.client)
         self._open[identity.generation_id] = generation
         self._all_closed.clear()
         self._loop.inbox.put(Submit(tuple(requests)))
@@ -281,6 +286,7 @@ class GenerationService:
         if not options.ignore_eos:
             stop_token_ids |= self.model.eos_token_ids
         seeds = _seeds(options)
+        client, salt = identity.client, options.cache_salt
         return [
             SequenceRequest(
                 sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
@@ -291,7 +297,10 @@ class GenerationService:
                 stop_token_ids=stop_token_ids,
                 arrived_s=identity.arrived_s,
                 request_id=identity.request_id,
-                namespace=identity.client,
+                namespace=decode_namespace(client, salt),
+                cache_namespace=cache_namespace(
+                    client, salt, is_shared=self._limits.shares_prefixes
+                ),
                 priority=Priority(options.priority),
             )
             for prompt_index, prompt in enumerate(prompts)
@@ -315,10 +324,15 @@ class GenerationService:
     def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
         self._loop.inbox.put(Abort(sequence_ids, error))
 
+    def _spend(self, identity: GenerationIdentity, tokens: int) -> None:
+        if identity.is_limited:
+            self._key_limits.spend(identity.client, tokens)
+
     def _closed(self, generation: Generation) -> None:
         self._fanout.close(generation.sequence_ids)
         self._open.pop(generation.identity.generation_id, None)
-        self._key_limits.leave(generation.identity.client)
+        if generation.identity.is_limited:
+            self._key_limits.leave(generation.identity.client)
         if not self._open:
             self._all_closed.set()
         record = generation.record(self._clock.monotonic_s())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 
-from machd.telemetry.engine_panels import CACHES, ENGINE, FAILURES, INFOS
+from machd.telemetry.cache_panels import CACHES
+from machd.telemetry.engine_panels import ENGINE, FAILURES, INFOS
 from machd.telemetry.grafana import PanelRow, Variable, grafana_dashboard
 from machd.telemetry.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
 

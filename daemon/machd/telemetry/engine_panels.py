@@ -1,73 +1,11 @@
-"""The panels about the machine room: caches, failures, the engine, and what runs."""
+"""The panels about the machine room: failures, the engine, and what runs."""
 
 from __future__ import annotations
 
 from machd.telemetry.grafana import Panel, PanelKind, PanelRow, Query
-from machd.telemetry.promql import of, rate, rates_by, total, total_rate
+from machd.telemetry.promql import of, rate, rates_by, total
 
-__all__ = ["CACHES", "ENGINE", "FAILURES", "INFOS"]
-
-CACHES = PanelRow(
-    "KV cache, prefix cache, speculation",
-    (
-        Panel(
-            "KV cache",
-            "Bytes that running sequences hold and were promised, and the budget. Requests wait "
-            "while what they need is more than the budget has left.",
-            "bytes",
-            tuple(
-                total("machd_kv_cache_bytes", state, f'state="{state}"')
-                for state in ("budget", "reserved", "used")
-            ),
-        ),
-        Panel(
-            "Prompt tokens that were cached",
-            "The share of prompt tokens that were not computed again.",
-            "percentunit",
-            (
-                Query(
-                    f"sum({rate('machd_prompt_tokens_cached_total')}) / "
-                    f"sum({rate('machd_prompt_tokens_total')})",
-                    "cached",
-                ),
-            ),
-            maximum=1,
-        ),
-        Panel(
-            "Prefix cache",
-            "Prompts that were looked up, and found whole or in part. 0 until there is one.",
-            "reqps",
-            (
-                total_rate("machd_prefix_cache_queries_total", "looked up"),
-                rates_by("kind", "machd_prefix_cache_hits_total"),
-            ),
-        ),
-        Panel(
-            "Prefix cache and stored responses",
-            "Bytes that are kept for later requests.",
-            "bytes",
-            (
-                total("machd_prefix_cache_bytes", "prefix cache"),
-                total("machd_stored_response_bytes", "stored responses"),
-            ),
-        ),
-        Panel(
-            "Stored responses",
-            "Responses that later requests may refer to.",
-            "short",
-            (total("machd_stored_responses", "responses"),),
-        ),
-        Panel(
-            "Speculation",
-            "Tokens guessed ahead, and those that were right. 0 until there is speculation.",
-            "short",
-            (
-                total_rate("machd_speculation_draft_tokens_total", "guessed"),
-                total_rate("machd_speculation_accepted_tokens_total", "right"),
-            ),
-        ),
-    ),
-)
+__all__ = ["ENGINE", "FAILURES", "INFOS"]
 
 FAILURES = PanelRow(
     "Faults and aborts",

@@ -11,6 +11,7 @@ from machd.serving.kv_memory import KvMemory, kv_memory
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
+from machd.telemetry.cache_readings import watch_caches
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
@@ -48,6 +49,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     metrics.watch_state(lambda: lifecycle.state)
     _watch_requests(metrics, loop, configuration)
     _watch_memory(metrics, loop)
+    watch_caches(metrics, loop, configuration)
     metrics.watch("machd_http_requests_in_flight", in_flight)
     metrics.watch("machd_generations_open", open_generations)
     metrics.watch("machd_stored_responses", lambda: len(responses))

@@ -226,7 +226,40 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "An operator ended requests.",
     ),
     LogEvent(
-        "cache.cleared", ("info",), ("responses",), "An operator had the stored responses dropped."
+        "cache.cleared",
+        ("info",),
+        ("responses", "blocks", "disk"),
+        "An operator had the stored responses and the prefix cache dropped.",
+    ),
+    LogEvent(
+        "cache.warmed",
+        ("info",),
+        ("prompts", "failed", "prompt_tokens", "cached_tokens", "duration_s"),
+        "An operator had prompts computed and kept.",
+    ),
+    # The second tier of the prefix cache
+    LogEvent(
+        "blocks.found",
+        ("info",),
+        ("count", "bytes", "damaged", "useless", "stale"),
+        "What `cache.disk_dir` had at the start, and what was deleted there: files that are damaged, "
+        "those that no text leads to, and those of other models or versions that the budget has no "
+        "room for.",
+    ),
+    LogEvent(
+        "blocks.not_written",
+        ("warning",),
+        ("count", "cause", "advice"),
+        "Blocks did not get to the disk; once a minute at most, with their number.",
+        "Do what `advice` says; requests are not affected.",
+    ),
+    LogEvent(
+        "blocks.damaged",
+        ("warning",),
+        ("count", "advice"),
+        "A file was not what had been written, and was deleted; once a minute at most, with their "
+        "number since the start.",
+        "Do what `advice` says; the prompt was computed instead.",
     ),
     # The engine
     LogEvent(

@@ -112,7 +112,9 @@ class RequestLog:
             completion_tokens=record.completion_tokens,
             queue_ms=_ms(record.queue_s),
             ttft_ms=_ms(record.ttft_s),
-            prompt_tps=_rate(record.first_prompt_tokens - record.cached_tokens, record.prefill_s),
+            prompt_tps=_rate(
+                record.first_prompt_tokens - record.first_cached_tokens, record.prefill_s
+            ),
             generation_tps=_rate(record.completion_tokens - 1, record.decode_s),
             latency_ms=_ms(record.duration_s),
             finish_reason=record.finish_reason,

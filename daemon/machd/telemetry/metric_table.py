@@ -43,6 +43,7 @@ class MetricSpec:
         name: As exported, except that a counter's ``_total`` is part of the name here.
         labels: Names of the labels.
         buckets: Upper bounds of a histogram, in the metric's unit.
+        is_read: Whether a counter is counted elsewhere, and read at a scrape as gauges are.
     """
 
     name: str
@@ -50,10 +51,16 @@ class MetricSpec:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    is_read: bool = False
 
 
 def _counter(name: str, text: str, *labels: str) -> MetricSpec:
     return MetricSpec(name, MetricKind.COUNTER, text, labels)
+
+
+def _reading(name: str, text: str, *labels: str) -> MetricSpec:
+    """A counter that another part counts."""
+    return MetricSpec(name, MetricKind.COUNTER, text, labels, is_read=True)
 
 
 def _gauge(name: str, text: str, *labels: str) -> MetricSpec:
@@ -135,18 +142,36 @@ METRICS: tuple[MetricSpec, ...] = (
     _histogram(
         "machd_step_tokens", "Tokens computed in a step, prompt and decode.", _STEP_TOKEN_BUCKETS
     ),
-    _gauge("machd_kv_cache_bytes", "Bytes of KV cache by state.", "state"),
+    _gauge("machd_kv_cache_bytes", "Bytes of KV cache of running sequences by state; the prefix cache is not in it.", "state"),
     _gauge("machd_kv_cache_usage_ratio", "Bytes of KV cache in use, of the budget."),
-    _counter(
-        "machd_prefix_cache_queries_total",
-        "Prompts looked up in the prefix cache; 0 until there is one.",
-    ),
-    _counter(
+    _reading("machd_prefix_cache_queries_total", "Prompts looked up in the prefix cache."),
+    _reading(
         "machd_prefix_cache_hits_total",
-        "Prompts found in the prefix cache, whole or in part; 0 until there is one.",
+        "Prompts found in the prefix cache: full but for the last token, or a prefix of them.",
         "kind",
     ),
-    _gauge("machd_prefix_cache_bytes", "Bytes of the prefix cache; 0 until there is one."),
+    _gauge("machd_prefix_cache_bytes", "Bytes of the prefix cache in memory; shared blocks count once."),
+    _gauge(
+        "machd_prefix_cache_limit_bytes",
+        "Bytes that it may take now; +Inf where only the number of texts is limited.",
+    ),
+    _gauge("machd_prefix_cache_saved_bytes", "Bytes that it would take besides if nothing were shared."),
+    _gauge("machd_prefix_cache_entries", "Texts that it keeps."),
+    _gauge(
+        "machd_prefix_cache_blocks",
+        "Its blocks: held in memory; of those pinned by running sequences, and shared by texts; and "
+        "those on disk.",
+        "state",
+    ),
+    _reading("machd_prefix_cache_evictions_total", "Blocks that made room for others."),
+    _gauge("machd_block_files_bytes", "Bytes of the prefix cache on disk."),
+    _gauge("machd_block_files_budget_bytes", "Bytes that it may take there; 0 without a directory."),
+    _reading(
+        "machd_block_files_total",
+        "Blocks written to disk and loaded from there, files found damaged and deleted, and blocks "
+        "dropped because writing could not keep up or failed.",
+        "outcome",
+    ),
     _counter(
         "machd_speculation_draft_tokens_total",
         "Tokens guessed ahead; 0 until there is speculation.",

@@ -33,6 +33,7 @@ from machd.scheduler.events import (
 from machd.serving.lifecycle import State
 from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
+from machd.telemetry.read_counter import ReadCounter
 from machd.telemetry.vllm_names import VllmNames
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -52,13 +53,17 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each counter's birth doubles the page for nobody
         self.registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
+        self._read_counters: dict[str, ReadCounter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         for spec in METRICS:
             self._make(spec)
         for name, values in _known_values().items():
             for value in values:
-                self._counters[name].labels(value)
+                if name in self._counters:
+                    self._counters[name].labels(value)
+                else:
+                    self._read_counters[name].add(value)
         ProcessCollector(registry=self.registry)  # shows nothing where there is no /proc
         GCCollector(registry=self.registry)
         self._vllm_names = VllmNames({**self._counters, **self._gauges, **self._histograms})
@@ -88,7 +93,10 @@ class Metrics:
         self._gauges[name].clear()
 
     def watch(self, name: str, read: Callable[[], float], **labels: str) -> None:
-        """Read a gauge's value at every scrape."""
+        """Read the value of a gauge, or of a counter of that kind, at every scrape."""
+        if name in self._read_counters:
+            self._read_counters[name].watch(read, **labels)
+            return
         gauge = self._gauges[name]
         (gauge.labels(**labels) if labels else gauge).set_function(read)
 
@@ -183,6 +191,10 @@ class Metrics:
 
     def _make(self, spec: MetricSpec) -> None:
         match spec.kind:
+            case MetricKind.COUNTER if spec.is_read:
+                counter = ReadCounter(spec.name, spec.help, spec.labels)
+                self.registry.register(counter)
+                self._read_counters[spec.name] = counter
             case MetricKind.COUNTER:
                 self._counters[spec.name] = Counter(
                     spec.name, spec.help, spec.labels, registry=self.registry
@@ -202,6 +214,7 @@ def _known_values() -> dict[str, list[str]]:
     return {
         "machd_faults_total": ["row", "engine"],
         "machd_prefix_cache_hits_total": ["full", "prefix"],
+        "machd_block_files_total": ["written", "loaded", "damaged", "dropped"],
         "machd_rejections_total": _codes(UnavailableError),
         "machd_aborts_total": [*_codes(AbortError), _UNKNOWN],
     }

@@ -16,6 +16,7 @@ __all__ = [
     "quantile",
     "rate",
     "rates_by",
+    "share_of_rates",
     "total",
     "total_rate",
 ]
@@ -37,6 +38,11 @@ def rate(name: str, *matchers: str) -> str:
 def rates_by(label: str, name: str) -> Query:
     """A line for each value of a label."""
     return Query(f"sum by ({label}) ({rate(name)})", f"{{{{{label}}}}}")
+
+
+def share_of_rates(legend: str, part: str, whole: str) -> Query:
+    """How much of one counter's growth another's is."""
+    return Query(f"sum({rate(part)}) / sum({rate(whole)})", legend)
 
 
 def total(name: str, legend: str, *matchers: str) -> Query:

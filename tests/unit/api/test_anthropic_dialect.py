@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,9 +38,7 @@ _CALL: tuple[OutputPiece, ...] = (
 
 
 def _dialect(*, shows_thoughts: bool = True) -> AnthropicDialect:
-    return AnthropicDialect(
-        identity_of("msg_1"), "fake", prompt_tokens=10, shows_thoughts=shows_thoughts
-    )
+    return AnthropicDialect(identity_of("msg_1"), "fake", shows_thoughts=shows_thoughts)
 
 
 def _delta(
@@ -65,7 +64,8 @@ def _stream(
     *deltas: ChoiceDelta, usage: GenerationUsage = _USAGE, shows_thoughts: bool = True
 ) -> list[dict[str, Any]]:
     dialect = _dialect(shows_thoughts=shows_thoughts)
-    frames = [dialect.opening(), *map(dialect.event, deltas), dialect.closing(usage)]
+    opened = dialect.opening(replace(usage, completion_tokens=0))
+    frames = [opened, *map(dialect.event, deltas), dialect.closing(usage)]
     events = _events(b"".join(frames))
     assert all(name == data["type"] for name, data in events)
     return [data for _, data in events]
@@ -101,9 +101,9 @@ def test_the_exact_events_of_an_answer_with_everything() -> None:
         _delta(*_CALL[2:], finish_reason="tool_calls"),
     )
     usage = {
-        "input_tokens": 10,
+        "input_tokens": 6,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": 4,
         "output_tokens": 0,
     }
     message: dict[str, object] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from machd.api.cache import CacheStats, KvStats, PrefixStats
+from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
 from machd.api.capabilities import (
     Capabilities,
     DecodeModeReport,
@@ -21,6 +21,8 @@ from machd.api.capabilities import (
     Versions,
 )
 from machd.api.health import Health
+from machd.engine.protocol import DiskReading
+from machd.scheduler.prefix_reading import PrefixReading
 
 
 def _wire(value: object) -> Any:
@@ -45,8 +47,8 @@ def test_cache_stats_have_the_contract_s_keys() -> None:
 
 
 def test_prefix_stats_have_the_contract_s_keys() -> None:
-    """The ten numbers of the contract, under their names."""
-    assert PrefixStats.__struct_fields__ == (
+    """The ten numbers of the contract, under their names; and what is told besides."""
+    promised = {
         "queries",
         "hits",
         "prefix_hits",
@@ -57,7 +59,16 @@ def test_prefix_stats_have_the_contract_s_keys() -> None:
         "bytes",
         "bytes_saved",
         "evictions",
-    )
+    }
+    added = {"pinned_blocks", "pinned_bytes", "limit_bytes", "saved_blocks", "saved_bytes"}
+    assert set(PrefixStats.__struct_fields__) == promised | added
+    assert set(PrefixStats.__struct_fields__) == set(PrefixReading.__dataclass_fields__)
+
+
+def test_disk_stats_are_what_the_engine_counts_and_the_budget() -> None:
+    """No count of the second tier is lost on its way out."""
+    counted = set(DiskReading.__dataclass_fields__)
+    assert set(DiskStats.__struct_fields__) == counted | {"budget_bytes"}
 
 
 def test_a_measured_row_has_the_contract_s_shape() -> None:

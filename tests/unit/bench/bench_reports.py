@@ -10,12 +10,21 @@ from machd.bench.level import Level, LevelTimings
 from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
+from machd.bench.prefix.figures import PrefixFigures
+from machd.bench.prefix.full_cache import FullCacheFigures
+from machd.bench.prefix.kv_formats import KvFormatFigures
+from machd.bench.prefix.latency import PrefixLatencyFigures
+from machd.bench.prefix.lookup import Lookup
+from machd.bench.prefix.server import CacheReading
+from machd.bench.prefix.sharing import SharedPrompt, SharingFigures
+from machd.bench.prefix.steps import StepFigures
 from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
 from machd.bench.staggered import Arrivals, StaggeredFigures, StaggeredTimings, staggered_figures
+from machd.bench.statistics import Distribution
 from machd.bench.structured import StructuredFigures, StructuredRound
 from machd.bench.timing import RequestTiming
 
-__all__ = ["made_report", "made_timing"]
+__all__ = ["made_prefix", "made_report", "made_timing"]
 
 
 def made_timing(sent_s: float, *, first_s: float, gap_s: float, tokens: int) -> RequestTiming:
@@ -78,6 +87,7 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
             )
         ],
         structured=[_structured(slowness)],
+        prefix=[] if url else [made_prefix(slowness)],
         servers=[]
         if url
         else [
@@ -128,3 +138,91 @@ def _structured(slowness: float) -> StructuredFigures:
 
     one = StructuredRound(answers(4, 0.04), answers(2, 0.05), answers(2, 0.05))
     return StructuredFigures.of("continuous", [one])
+
+
+def made_prefix(slowness: float = 1.0) -> PrefixFigures:
+    """A cache that finds what it should but for one step, and reaches its goals but for two."""
+    timings = [made_timing(0, first_s=slowness, gap_s=slowness, tokens=8)] * 10
+    readings = [
+        CacheReading(bytes=size * 1_000_000, bytes_saved=saved * 1_000_000, shared_blocks=saved)
+        for size, saved in ((300, 0), (340, 200), (590, 200))
+    ]
+    return PrefixFigures(
+        mode="continuous",
+        steps=[
+            _step("1a", "first request", Lookup.MISS, 0, slowness),
+            _step("4a", "restarted, same prompt", Lookup.HIT, 999, slowness / 10),
+            _step("4b", "restarted, longer prompt", Lookup.PREFIX_HIT, 17, slowness),
+        ],
+        latency=PrefixLatencyFigures(
+            rounds=4,
+            prompt_tokens=1000,
+            new_tokens=20,
+            cold=_seconds(4.0 * slowness),
+            warm=_seconds(0.2 * slowness),
+            prefix=_seconds(0.6 * slowness),
+            restarted=_seconds(2.0 * slowness),
+            warm_ratio=0.05,
+            prefix_ratio=0.15,
+            restarted_ratio=0.5,
+        ),
+        sharing=SharingFigures.of(
+            SharedPrompt(), (timings, timings), (readings[0], readings[1], readings[2])
+        ),
+        full_cache=FullCacheFigures(
+            limit_bytes=92_000_000,
+            prompt_tokens=500,
+            pairs=12,
+            full=_seconds(2.0 * slowness),
+            without=_seconds(1.9 * slowness),
+            cost_share=0.05,
+            evictions=144,
+            highest_bytes=89_900_000,
+            full_rss_bytes=11_906_900_000,
+            without_rss_bytes=11_815_100_000,
+        ),
+        kv_formats=[
+            _kv_format("none", 0.0123, 1.0, 1.0, slowness),
+            _kv_format("turboquant", 0.1, 0.123, 6.04, slowness),
+            _kv_format("affine8", 0.01, 0.91, 1.88, slowness),
+        ],
+        skipped=["affine4: the model has no such caches"],
+    )
+
+
+def _step(
+    step: str, description: str, expected: Lookup, cached_tokens: int, ttft_s: float
+) -> StepFigures:
+    return StepFigures(
+        step=step,
+        description=description,
+        expected=expected,
+        actual=expected,
+        prompt_tokens=1000,
+        cached_tokens=cached_tokens,
+        least_cached_tokens=900 if expected is Lookup.PREFIX_HIT else 0,
+        ttft_s=ttft_s,
+        passed=expected is not Lookup.PREFIX_HIT,
+    )
+
+
+def _kv_format(
+    name: str, gap_s: float, speed_ratio: float, rows_ratio: float, slowness: float
+) -> KvFormatFigures:
+    return KvFormatFigures(
+        format=name,
+        decode_mode="batched",
+        streams=16,
+        rounds=3,
+        completion_tokens=3072,
+        generation_tps=speed_ratio * 1000 / slowness,
+        speed_ratio=speed_ratio,
+        itl=_seconds(gap_s * slowness),
+        bytes_per_token=round(131_072 / rows_ratio),
+        reserved_bytes=round(2**30 / rows_ratio),
+        rows_ratio=rows_ratio,
+    )
+
+
+def _seconds(value_s: float) -> Distribution:
+    return Distribution(count=4, mean_s=value_s, p50_s=value_s, p90_s=value_s, p99_s=value_s)

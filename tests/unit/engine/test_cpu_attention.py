@@ -118,7 +118,7 @@ def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> N
         for row, length in enumerate(lengths):
             positions.append(length, 500)
             _, keys, values = _tensors(1, 4, 2, 1, length)
-            cache.place(row, keys, values)
+            cache.place(row, [keys, values])
         positions.open_step()
         queries, keys, values = _tensors(len(lengths), 4, 2, 1, 1)
         mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))

@@ -27,7 +27,7 @@ class _Slab:
         self.positions.append(length, limit)
         if length:
             keys = mx.full((1, _HEADS, length, _HEAD_DIM), name)
-            self.cache.place(len(self.names), keys, -keys)
+            self.cache.place(len(self.names), [keys, -keys])
         else:
             self.cache.place_empty(len(self.names))
         self.names.append(name)

@@ -83,7 +83,7 @@ class _Written:
         )
 
     def stream(self, *deltas: ChoiceDelta) -> list[dict[str, Any]]:
-        frames = self.dialect.opening()
+        frames = self.dialect.opening(_USAGE)
         frames += b"".join(self.dialect.event(delta) for delta in deltas)
         return _events(frames + self.dialect.closing(_USAGE))
 
@@ -269,7 +269,7 @@ def test_nothing_said_is_an_empty_message() -> None:
 def test_a_failure_ends_the_stream(error: MachdError, code: str) -> None:
     """With the finished items, an error of OpenAI's codes, and nothing stored."""
     written = _Written()
-    frames = written.dialect.opening()
+    frames = written.dialect.opening(_USAGE)
     frames += written.dialect.event(_delta(Reasoning("hm"), Content("so")))
     events = _events(frames + written.dialect.failure(error))
     assert events[-1]["type"] == "response.failed"

@@ -15,7 +15,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.scheduler.events import DecodeMode, FinishReason
+from machd.scheduler.events import DecodeMode, FinishReason, PromptReused
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.record import RequestRecord
 
@@ -259,7 +259,11 @@ async def test_closing_a_finished_generation_aborts_nothing() -> None:
 
 
 async def test_usage_adds_up_over_choices() -> None:
-    """Prompt tokens are told from the start, completion tokens as they come, cached ones at the end."""
+    """Prompt tokens are told from the start, completion tokens as they come, cached ones at the end.
+
+    The prompt counts once, and so does what was cached of it: the second choice found what the
+    first had computed.
+    """
     opened = OpenGeneration("a", "b", prompt_tokens=10)
     assert opened.generation.usage == GenerationUsage(10, 0, 0)
     opened.push(tokens("a", "xy"), tokens("b", "z"))
@@ -267,9 +271,30 @@ async def test_usage_adds_up_over_choices() -> None:
     assert opened.generation.usage == GenerationUsage(10, 0, 3)
 
     opened.push(finished("a", completion_tokens=3, cached_tokens=2))
-    opened.push(finished("b", FinishReason.LENGTH, completion_tokens=1, cached_tokens=4))
+    opened.push(finished("b", FinishReason.LENGTH, completion_tokens=1, cached_tokens=9))
     await opened.read()
-    assert opened.generation.usage == GenerationUsage(10, 6, 4)
+    assert opened.generation.usage == GenerationUsage(10, 2, 4)
+
+
+async def test_what_is_cached_is_known_before_the_first_token() -> None:
+    """A choice that a stop string ends, and whose end nobody waits for, has its cached tokens too."""
+    opened = OpenGeneration("a", stop=["x"], prompt_tokens=10)
+    opened.push(admitted("a"), PromptReused("a", 8), tokens("a", "yx"))
+    deltas = await opened.read()
+    assert deltas[-1].finish_reason == "stop"
+    assert opened.generation.usage == GenerationUsage(10, 8, 2)
+    assert opened.generation.record(110.0).first_cached_tokens == 8
+
+
+async def test_each_prompt_has_its_own_cached_tokens() -> None:
+    """Of two prompts with two choices each, the first choice of either tells."""
+    opened = OpenGeneration("a0", "a1", "b0", "b1", prompt_tokens=[10, 20])
+    for one, cached in (("a0", 3), ("a1", 9), ("b0", 16), ("b1", 19)):
+        opened.push(finished(one, completion_tokens=1, cached_tokens=cached))
+    await opened.read()
+    assert opened.generation.usage == GenerationUsage(30, 19, 4)
+    record = opened.generation.record(110.0)
+    assert (record.first_prompt_tokens, record.first_cached_tokens) == (10, 3)
 
 
 async def test_the_record_holds_the_figures_of_the_request() -> None:
@@ -296,6 +321,7 @@ async def test_the_record_holds_the_figures_of_the_request() -> None:
         finish_reason="length",
         error_code=None,
         client="anonymous",
+        first_cached_tokens=1,
     )
 
 

@@ -83,13 +83,15 @@ class _Serving:
         """What the engine thread would find."""
         return self.loop.inbox.drain(wait_s=0)
 
-    def submitted(self, options: GenerationOptions, *prompts: int) -> tuple[SequenceRequest, ...]:
+    def submitted(
+        self, options: GenerationOptions, *prompts: int, client: str = "anonymous"
+    ) -> tuple[SequenceRequest, ...]:
         """The sequences of a request with prompts of these lengths."""
         number = self.service.open_count
         self.service.open(
             [(1,) * one for one in prompts],
             options,
-            identity_of(f"gen{number}"),
+            replace(identity_of(f"gen{number}"), client=client),
             prompt_param="prompt",
         )
         (message,) = self.messages()
@@ -248,12 +250,78 @@ async def test_greedy_choices_are_equal_so_that_they_can_share(serving: _Serving
 
 
 async def test_the_scheduler_learns_who_asks_and_how_urgently(serving: _Serving) -> None:
-    """A sequence carries its request's id, its client's name as the namespace, and its priority."""
+    """A sequence carries its request's id and its priority."""
     (plain,) = serving.submitted(OPTIONS, 3)
     (urgent,) = serving.submitted(replace(OPTIONS, priority="interactive"), 3)
 
-    assert (plain.request_id, plain.namespace) == ("req", "anonymous")
+    assert plain.request_id == "req"
     assert (plain.priority, urgent.priority) == (Priority.NORMAL, Priority.INTERACTIVE)
+
+
+async def test_clients_and_salts_keep_prompts_apart(serving: _Serving) -> None:
+    """Neither a decode nor a block is shared with another client, nor with another salt."""
+    requests = [
+        serving.submitted(replace(OPTIONS, cache_salt=salt), 3, client=client)[0]
+        for client, salt in (("a", None), ("a", "b"), ("a", "c"), ("b", None), ("a", "b"))
+    ]
+    for name in ("namespace", "cache_namespace"):
+        seen = [getattr(one, name) for one in requests]
+        assert len(set(seen[:-1])) == 4
+        assert seen[-1] == seen[1]
+
+
+async def test_shared_prompts_are_kept_apart_by_salt_alone(serving: _Serving) -> None:
+    """``cache.namespace`` is shared from one request to the next; decodes stay a client's own."""
+
+    def namespaces(client: str, salt: str | None) -> SequenceRequest:
+        (request,) = serving.submitted(replace(OPTIONS, cache_salt=salt), 3, client=client)
+        return request
+
+    before = namespaces("a", None)
+    serving.service.set_limits(
+        GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4, shares_prefixes=True)
+    )
+    one, other, salted = namespaces("a", None), namespaces("b", None), namespaces("b", "s")
+    assert one.cache_namespace == other.cache_namespace
+    assert len({before.cache_namespace, one.cache_namespace, salted.cache_namespace}) == 3
+    assert len({one.namespace, other.namespace, salted.namespace}) == 3
+
+
+async def test_a_salt_is_in_no_repr() -> None:
+    """What is logged of options by mistake tells no secret."""
+    assert "s3cret" not in repr(replace(OPTIONS, cache_salt="s3cret"))
+
+
+async def test_an_operator_s_requests_do_not_count_for_the_client(serving: _Serving) -> None:
+    """They are let in beyond the client's limits, and leave it what it has."""
+    serving.service.set_limits(
+        GenerationLimits(
+            max_tokens_default=50,
+            max_n=3,
+            max_queue=4,
+            max_requests_per_key=1,
+            max_tokens_per_minute_per_key=10,
+        )
+    )
+    mine = replace(identity_of("mine"), is_limited=False)
+    opened = [
+        serving.service.open(
+            [(1,) * 50],
+            OPTIONS,
+            replace(mine, generation_id=f"mine{number}"),
+            prompt_param="prompt",
+        )
+        for number in range(3)
+    ]
+    for one in opened:
+        serving.fanout.publish([admitted(f"{one.identity.generation_id}/0")])
+    await asyncio.sleep(0)
+    for one in opened:
+        one.close()
+    serving.messages()
+    serving.submitted(OPTIONS, 3)
+    with pytest.raises(KeyLimitError):
+        serving.submitted(OPTIONS, 3)
 
 
 async def test_stop_tokens_are_the_models_and_the_clients(serving: _Serving) -> None:

@@ -53,6 +53,7 @@ RECORD = RequestRecord(
     finish_reason="stop",
     error_code=None,
     client="alice",
+    first_cached_tokens=10,
 )
 
 

@@ -11,9 +11,10 @@ from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp
 
+from machd.http.admin.cache import clear_cache, warm_cache
 from machd.http.admin.configuration import get_config, patch_config, reload, set_log_level
 from machd.http.admin.context import AdminContext
-from machd.http.admin.control import clear_cache, drain, probe, resume, set_mode, warm_cache
+from machd.http.admin.control import drain, probe, resume, set_mode
 from machd.http.admin.events import watch_events
 from machd.http.admin.failures import ADMIN_EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from machd.http.admin.gate import AdminGate

@@ -30,6 +30,7 @@ class AdminContext:
 
     Attributes:
         decide: How the model is decoded under some settings, and why; None while it loads.
+        client_names: Reads the names of the API keys; none where requests need no key.
         probe: Measures the model at the next idle moment and then schedules as the verdict allows.
     """
 
@@ -46,6 +47,7 @@ class AdminContext:
     versions: Versions
     started_unix_s: float
     decide: Callable[[Settings], DecodeModeDecision | None]
+    client_names: Callable[[], frozenset[str]]
     probe: Callable[[], Future[None]]
 
     def public(self) -> ServerContext:

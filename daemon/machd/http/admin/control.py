@@ -1,4 +1,4 @@
-"""What an operator has the daemon do: drain, resume, switch its mode, clear, measure."""
+"""What an operator has the daemon do: drain, resume, switch its mode, measure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from litestar.di import NamedDependency
 
 from machd.api.admin_status import (
     AdminState,
-    CacheCleared,
     ModeRequest,
     ModeStatus,
     ProbeReport,
 )
 from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
-from machd.errors import ConflictError, ModeUnavailableError, NotReadyError
+from machd.errors import ModeUnavailableError, NotReadyError
 from machd.http.admin.configuration import body_timeout_s
 from machd.http.admin.context import AdminContext
-from machd.http.admin.status import admin_state, mode_status, stored_responses
+from machd.http.admin.status import admin_state, mode_status
 from machd.http.bodies import read_body
 from machd.scheduler.events import DecodeMode
 from machd.settings.model import Settings
 
-__all__ = ["clear_cache", "drain", "probe", "resume", "set_mode", "warm_cache"]
+__all__ = ["drain", "probe", "resume", "set_mode"]
 
 _LOAD_RETRY_S = 5
 
@@ -65,25 +64,6 @@ async def set_mode(
         raise ModeUnavailableError(f"this model cannot be batched: {decision.reason}")
     await admin.configuration.patch({"continuous_batching": {"enabled": enabled}})
     return _mode(admin)
-
-
-@post("/admin/cache/clear", status_code=200)
-async def clear_cache(admin: NamedDependency[AdminContext]) -> CacheCleared:
-    """Forget the stored responses. There is no prefix cache yet."""
-    cleared = stored_responses(admin)
-    admin.responses.clear()
-    structlog.get_logger("machd.admin").info("cache.cleared", responses=cleared.count)
-    return CacheCleared(responses=cleared)
-
-
-@post("/admin/cache/warm", status_code=200)
-async def warm_cache() -> None:
-    """There is no prefix cache yet, and so nothing to warm.
-
-    Raises:
-        ConflictError: Always.
-    """
-    raise ConflictError("this version has no prefix cache, so there is nothing to warm")
 
 
 @post("/admin/probe", status_code=200)

@@ -11,6 +11,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
+from machd.api.admin_cache import MAX_WARM_BODY_BYTES
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS
 from machd.api.admin_errors import admin_error_body
 from machd.errors import (
@@ -30,10 +31,14 @@ __all__ = ["ADMIN_EXCEPTION_HANDLERS", "MAX_BODY_BYTES"]
 MAX_BODY_BYTES = 64 * 1024
 """Of an admin request: settings are small."""
 
-_HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
-    404: lambda: NotFoundError("nothing is served at this path"),
-    405: lambda: MethodNotAllowedError("this path does not take this method"),
-    413: lambda: BodyTooLargeError(f"the body is longer than {MAX_BODY_BYTES} bytes"),
+_BODY_BYTES_BY_PATH = {"/admin/cache/warm": MAX_WARM_BODY_BYTES}
+
+_HTTP_ERRORS: dict[int, Callable[[str], RequestError]] = {
+    404: lambda _path: NotFoundError("nothing is served at this path"),
+    405: lambda _path: MethodNotAllowedError("this path does not take this method"),
+    413: lambda path: BodyTooLargeError(
+        f"the body is longer than {_BODY_BYTES_BY_PATH.get(path, MAX_BODY_BYTES)} bytes"
+    ),
 }
 
 
@@ -63,7 +68,7 @@ def _on_machd_error(_request: Request[Any, Any, Any], error: MachdError) -> Resp
 def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     make = _HTTP_ERRORS.get(error.status_code)
     if make is not None:
-        response = _response(make())
+        response = _response(make(request.url.path))
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             response.set_header("Allow", allowed_methods(request.url.path, ADMIN_ENDPOINTS))
         return response

@@ -16,8 +16,10 @@ from machd.api.admin_status import (
     ModeStatus,
     StoredResponses,
 )
+from machd.api.cache import CacheStats
 from machd.errors import MachdError
 from machd.http.admin.context import AdminContext
+from machd.http.cache_stats import cache_stats
 from machd.serving.configuration import Configuration
 from machd.serving.kv_memory import kv_memory
 from machd.telemetry.metrics import Metrics
@@ -44,6 +46,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         waiting=snapshot.waiting_count,
         tokens_per_s=round(admin.throughput.tokens_per_s, 3),
         kv=_kv_status(admin),
+        cache=_cache_stats(admin),
         responses=stored_responses(admin),
         heartbeat_age_s=round(admin.loop.heartbeat_age_s, 3),
         event_loop_lag_s=round(admin.lag.last_s, 6),
@@ -105,6 +108,13 @@ def _kv_status(admin: AdminContext) -> KvStatus | None:
         reserved_bytes=kv.reserved_bytes,
         used_bytes=kv.used_bytes,
     )
+
+
+def _cache_stats(admin: AdminContext) -> CacheStats | None:
+    loaded = admin.loop.loaded
+    if not loaded.done() or loaded.exception() is not None:
+        return None
+    return cache_stats(admin.loop, loaded.result().model, admin.configuration.settings)
 
 
 def _config_status(configuration: Configuration) -> ConfigStatus:

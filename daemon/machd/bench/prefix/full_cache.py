@@ -1,0 +1,184 @@
+"""What a full cache costs a prompt that is not in it, against a server that has no cache.
+
+Two servers run side by side, and each new prompt is asked of both, in turns of who is first. The
+cache of the one is so small that every prompt drives out another. Meanwhile it is looked at from
+outside: what it says that it holds, and what its process takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from machd.bench.prefix.prompts import PromptSource
+from machd.bench.prefix.server import CachingServer, Question
+from machd.bench.server import ServerProcess
+from machd.bench.statistics import Distribution
+from machd.errors import MachdError
+
+__all__ = [
+    "FULL_CACHE_GOAL",
+    "FULL_CACHE_REQUESTS",
+    "FullCacheFigures",
+    "WatchedServer",
+    "run_full_cache",
+]
+
+FULL_CACHE_GOAL = 0.03
+"""The most that a full cache may add to the time to first token, over what it takes without."""
+
+PROMPT_TOKENS = 500
+PROMPTS_IN_CACHE = 4
+"""About so many fit into the small cache."""
+
+_FILLING = PROMPTS_IN_CACHE + 2
+_PAIRS = 12
+_ANSWER_TOKENS = 2
+FULL_CACHE_REQUESTS = _FILLING + 2 + 2 * _PAIRS
+_LOOKED_AT_EVERY_S = 0.25
+
+
+class FullCacheFigures(Struct, frozen=True, kw_only=True):
+    """The same new prompts of both servers.
+
+    Attributes:
+        limit_bytes: What the small cache may hold.
+        pairs: Prompts that were asked of both while the cache was full.
+        full: Seconds to the first token of the server whose cache is full.
+        without: Of the one that has none.
+        cost_share: What the full cache adds, over what it takes without; the median of the pairs.
+        evictions: Blocks that were driven out while the pairs ran.
+        highest_bytes: The most that the cache said it held, at any time.
+        full_rss_bytes: Most memory of the process with the cache, seen from outside.
+        without_rss_bytes: Of the other one.
+    """
+
+    limit_bytes: int
+    prompt_tokens: int
+    pairs: int
+    full: Distribution
+    without: Distribution
+    cost_share: float
+    evictions: int | None
+    highest_bytes: int | None
+    full_rss_bytes: int
+    without_rss_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        limit_bytes: int,
+        pairs: Sequence[tuple[float, float]],
+        full: WatchedServer,
+        without: WatchedServer,
+    ) -> FullCacheFigures:
+        """Sum up at least one pair of times, the full cache's first."""
+        times = (Distribution.of(one) for one in zip(*pairs, strict=True))
+        full_ttft, without_ttft = times
+        assert full_ttft is not None, "there is a pair"
+        assert without_ttft is not None, "there is a pair"
+        return cls(
+            limit_bytes=limit_bytes,
+            prompt_tokens=PROMPT_TOKENS,
+            pairs=len(pairs),
+            full=full_ttft,
+            without=without_ttft,
+            cost_share=statistics.median(one / other for one, other in pairs) - 1.0,
+            evictions=full.evictions,
+            highest_bytes=full.highest_bytes,
+            full_rss_bytes=full.highest_rss_bytes,
+            without_rss_bytes=without.highest_rss_bytes,
+        )
+
+
+@dataclass(slots=True)
+class WatchedServer:
+    """A server's process, looked at while it works.
+
+    Attributes:
+        highest_bytes: The most that its cache held; None while it does not say.
+        highest_rss_bytes: The most memory that its process took.
+        evictions: Since ``count_evictions`` was called; None while it does not say.
+    """
+
+    process: ServerProcess
+    server: CachingServer
+    highest_bytes: int | None = None
+    highest_rss_bytes: int = 0
+    evictions: int | None = None
+    _earlier_evictions: int = field(default=0)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look at it every now and then, and once more at the end."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+        await self.look()
+
+    async def look(self) -> None:
+        """Note what there is now."""
+        self.highest_rss_bytes = max(self.highest_rss_bytes, self.process.rss_bytes())
+        if (reading := await self.server.reading()) is not None:
+            self.highest_bytes = max(self.highest_bytes or 0, reading.bytes)
+            self.evictions = reading.evictions - self._earlier_evictions
+
+    async def count_evictions(self) -> None:
+        """Begin to count."""
+        if (reading := await self.server.reading()) is not None:
+            self._earlier_evictions = reading.evictions
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except MachdError:
+                return  # it has ended; who asks it will say so
+            await asyncio.sleep(_LOOKED_AT_EVERY_S)
+
+
+async def run_full_cache(
+    full: WatchedServer, without: WatchedServer, source: PromptSource, limit_bytes: int
+) -> FullCacheFigures:
+    """Fill the cache, then ask for new prompts.
+
+    Raises:
+        EngineFaultError: One of them was not answered.
+    """
+    pairs: list[tuple[float, float]] = []
+    async with full.watched(), without.watched():
+        for _ in range(_FILLING):
+            await full.server.ask(_question(source))
+        # A pair that does not count: the other server has done nothing as long yet.
+        await _ask_both((full, without), source)
+        await full.count_evictions()
+        for number in range(_PAIRS):
+            # Whoever is asked second may find the machine warmer, or busier.
+            if number % 2:
+                without_s, full_s = await _ask_both((without, full), source)
+            else:
+                full_s, without_s = await _ask_both((full, without), source)
+            pairs.append((full_s, without_s))
+    return FullCacheFigures.of(limit_bytes, pairs, full, without)
+
+
+async def _ask_both(
+    servers: tuple[WatchedServer, WatchedServer], source: PromptSource
+) -> tuple[float, float]:
+    """A new prompt of one and then of the other; the seconds that each took to its first token."""
+    question = _question(source)
+    first, second = servers
+    first_timing = await first.server.ask(question)
+    return first_timing.ttft_s, (await second.server.ask(question)).ttft_s
+
+
+def _question(source: PromptSource) -> Question:
+    return Question(source.text(PROMPT_TOKENS), _ANSWER_TOKENS)

@@ -1,0 +1,201 @@
+"""The prefix cache's figures as a person reads them: what was found, and what it saves and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from machd.bench.cells import NONE, number, plain_table
+from machd.bench.prefix.figures import PrefixFigures
+from machd.bench.prefix.full_cache import FULL_CACHE_GOAL, FullCacheFigures
+from machd.bench.prefix.kv_formats import KV_ROWS_GOAL, KV_SPEED_GOAL, KvFormatFigures
+from machd.bench.prefix.latency import RESTARTED_GOAL, WARM_GOAL, PrefixLatencyFigures
+from machd.bench.prefix.sharing import SHARING_GOAL, SharingFigures, SharingSide
+from machd.bench.prefix.steps import StepFigures
+from machd.bench.statistics import Distribution
+
+__all__ = ["prefix_tables"]
+
+_MB = 1_000_000
+_JUDGED_FORMAT = "affine8"
+"""The format that there are goals for; the others are shown beside it."""
+
+
+def prefix_tables(figures: PrefixFigures) -> Iterable[RenderableType]:
+    """A table for each thing that was measured."""
+    yield _steps(figures.mode, figures.steps)
+    yield _latency(figures.latency)
+    if figures.sharing is not None:
+        yield _sharing(figures.sharing)
+    if figures.full_cache is not None:
+        yield _full_cache(figures.full_cache)
+    if figures.kv_formats:
+        yield _kv_formats(figures.kv_formats)
+    if figures.skipped:
+        yield Text("\n".join(f"not measured: {one}" for one in figures.skipped))
+
+
+def _steps(mode: str, steps: Sequence[StepFigures]) -> RenderableType:
+    table = plain_table()
+    for heading in ("Step", "Description", "Expected", "Actual"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("TTFT", justify="right", no_wrap=True)
+    table.add_column("Status", no_wrap=True)
+    for one in steps:
+        table.add_row(
+            *(one.step, one.description, one.expected.value, one.actual.value),
+            *(_seconds(one.ttft_s), "PASS" if one.passed else "FAIL"),
+        )
+    return _titled(f"The prefix cache, {mode}", table, list(_failures(steps)))
+
+
+def _failures(steps: Sequence[StepFigures]) -> Iterable[str]:
+    for one in steps:
+        if one.passed or one.cached_tokens is None:
+            continue
+        line = f"{one.step}: {one.cached_tokens} of {one.prompt_tokens} tokens from the cache"
+        wanted = f", at least {one.least_cached_tokens} expected" if one.least_cached_tokens else ""
+        yield line + wanted
+
+
+def _latency(latency: PrefixLatencyFigures) -> RenderableType:
+    title = (
+        f"First token of {latency.prompt_tokens or 'many'} prompt tokens, "
+        f"medians of {latency.rounds}"
+    )
+    table = _right_aligned("prompt", "first token", "of cold", "goal", "")
+    table.add_row("cold: new", _seconds(latency.cold.p50_s), NONE, NONE, "")
+    for name, sample, ratio, goal in (
+        ("warm: the same again", latency.warm, latency.warm_ratio, WARM_GOAL),
+        (
+            f"prefix: {latency.new_tokens} new at its end",
+            latency.prefix,
+            latency.prefix_ratio,
+            None,
+        ),
+        ("after a restart", latency.restarted, latency.restarted_ratio, RESTARTED_GOAL),
+    ):
+        if sample is not None and ratio is not None:
+            table.add_row(name, _seconds(sample.p50_s), f"{ratio:.3f} x", *_most(ratio, goal))
+    return _titled(title, table)
+
+
+def _sharing(sharing: SharingFigures) -> RenderableType:
+    title = (
+        f"{sharing.users} users at once, one system prompt of {sharing.system_tokens} tokens "
+        f"(goal: {SHARING_GOAL:.0%} less)"
+    )
+    table = _right_aligned(
+        "users", "cache holds\nmore, MB", "cached of\nprompt tokens", "first token"
+    )
+    for name, side in (
+        ("in one namespace", sharing.shared),
+        ("one namespace each", sharing.separate),
+    ):
+        table.add_row(name, _mb(side.added_bytes), _cached(side), _seconds(side.ttft.p50_s))
+    lines = []
+    if sharing.saved_share is not None:
+        verdict = _verdict(is_reached=sharing.saved_share >= SHARING_GOAL)
+        lines.append(f"Sharing takes {sharing.saved_share:.1%} less: {verdict}")
+    if sharing.bytes_saved is not None:
+        lines.append(
+            f"The server says: {_mb(sharing.bytes_saved)} MB saved, "
+            f"{sharing.shared_blocks} shared blocks"
+        )
+    if sharing.evictions:
+        lines.append(f"note: {sharing.evictions} blocks were driven out meanwhile")
+    return _titled(title, table, lines)
+
+
+def _full_cache(full: FullCacheFigures) -> RenderableType:
+    title = (
+        f"New prompts of {full.prompt_tokens} tokens in a full cache of {_mb(full.limit_bytes)} MB "
+        f"(goal: at most {FULL_CACHE_GOAL:.0%} more)"
+    )
+    table = _right_aligned(
+        "cache", "first token", "cache held at\nmost, MB", "process at\nmost, MB"
+    )
+    table.add_row(
+        "full", _seconds(full.full.p50_s), _mb(full.highest_bytes), _mb(full.full_rss_bytes)
+    )
+    table.add_row("none", _seconds(full.without.p50_s), NONE, _mb(full.without_rss_bytes))
+    verdict = _verdict(is_reached=full.cost_share <= FULL_CACHE_GOAL)
+    lines = [
+        f"The full cache costs {full.cost_share:+.1%}, median of {full.pairs} pairs: {verdict}"
+    ]
+    if full.evictions is not None and full.highest_bytes is not None:
+        within = "within its limit" if full.highest_bytes <= full.limit_bytes else "OVER ITS LIMIT"
+        lines.append(f"{full.evictions} blocks were driven out; {within} whenever it was asked")
+    return _titled(title, table, lines)
+
+
+def _kv_formats(rows: Sequence[KvFormatFigures]) -> RenderableType:
+    first = rows[0]
+    title = (
+        f"{first.streams} streams, keys and values in other formats (goals of {_JUDGED_FORMAT}: "
+        f"{KV_SPEED_GOAL:g} x, {KV_ROWS_GOAL:g} x)"
+    )
+    table = _right_aligned(
+        "format",
+        "decodes",
+        "tokens/s",
+        f"of\n{first.format}",
+        "gaps,\np50, ms",
+        "bytes a\ntoken",
+        "rows in\nas much",
+        "",
+    )
+    for row in rows:
+        rows_ratio = row.rows_ratio
+        is_reached = row.speed_ratio >= KV_SPEED_GOAL and (rows_ratio or 0) >= KV_ROWS_GOAL
+        table.add_row(
+            *(row.format, row.decode_mode or NONE, number(row.generation_tps)),
+            *(f"{row.speed_ratio:.2f} x", _p50_ms(row.itl)),
+            NONE if row.bytes_per_token is None else f"{row.bytes_per_token:,}",
+            NONE if rows_ratio is None else f"{rows_ratio:.2f} x",
+            _verdict(is_reached=is_reached) if row.format == _JUDGED_FORMAT else "",
+        )
+    return _titled(title, table)
+
+
+def _titled(title: str, table: Table, lines: Sequence[str] = ()) -> RenderableType:
+    notes = (Text(), Text("\n".join(lines))) if lines else ()
+    return Group(Text(title), Text(), table, *notes)
+
+
+def _right_aligned(first: str, *others: str) -> Table:
+    table = plain_table()
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _most(ratio: float, goal: float | None) -> tuple[str, str]:
+    if goal is None:
+        return NONE, ""
+    return f"{goal:.2f} x", _verdict(is_reached=ratio <= goal)
+
+
+def _verdict(*, is_reached: bool) -> str:
+    return "reached" if is_reached else "missed"
+
+
+def _cached(side: SharingSide) -> str:
+    cached = NONE if side.cached_tokens is None else str(side.cached_tokens)
+    return f"{cached} of {side.prompt_tokens}"
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s * 1000:.0f} ms" if value_s < 1 else f"{number(value_s)} s"
+
+
+def _p50_ms(sample: Distribution | None) -> str:
+    return NONE if sample is None else number(sample.p50_s * 1000)
+
+
+def _mb(size_bytes: int | None) -> str:
+    return NONE if size_bytes is None else f"{size_bytes / _MB:.1f}"

@@ -1,0 +1,179 @@
+"""The directory of the second tier: private, and one daemon's at a time.
+
+It has a sub-directory for each key, so that models, formats and versions never meet. Two daemons
+cannot share it: each would count its own files alone, so together they would go over the budget, and
+each would delete what the other relies on. A lock file says whose it is; the kernel lets go of the
+lock when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from machd.engine.key_directory import BlockFile, KeyDirectory
+from machd.errors import SettingsError
+
+__all__ = ["BlockDirectory", "check_block_directory"]
+
+_SETTING = "cache.disk_dir"
+_LOCK = "lock"
+_KEY = re.compile(r"(?:[0-9a-f]{2}){1,64}")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def check_block_directory(path: Path) -> None:
+    """Make the directory if it is not there, and see that a :class:`BlockDirectory` could use it.
+
+    Raises:
+        SettingsError: It could not.
+    """
+    BlockDirectory(path).close()
+
+
+class BlockDirectory:
+    """A locked directory of all keys."""
+
+    def __init__(self, path: Path) -> None:
+        """Make what is missing of it, mode 0700, and lock it.
+
+        Raises:
+            SettingsError: It is a link or no directory, belongs to another user, is open to others,
+                cannot be written, or another daemon uses it.
+        """
+        self._path = path
+        self._fd = _open_root(path)
+        try:
+            self._lock_fd = _lock(path, self._fd)
+        except SettingsError:
+            os.close(self._fd)
+            raise
+
+    def of_key(self, key: bytes) -> KeyDirectory:
+        """The sub-directory of a key.
+
+        Raises:
+            SettingsError: There is something else of that name, or it cannot be made.
+        """
+        name = key.hex()
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self._fd)
+            return KeyDirectory(_open_private(self._path / name, self._fd))
+        except OSError as error:
+            raise _unusable(self._path / name, error) from error
+
+    def trim_others(self, key: bytes, max_bytes: int) -> int:
+        """Delete what other keys have, longest unused first; returns how many files.
+
+        A model that is no longer served, or a version that is no longer installed, would keep its
+        files for ever.
+
+        Args:
+            key: Whose files stay.
+            max_bytes: What the others may take together.
+        """
+        others = [
+            (max((one.used_unix_s for one in files), default=0.0), name, files)
+            for name, files in self._others(key)
+        ]
+        excess_bytes = sum(one.size_bytes for _, _, files in others for one in files) - max_bytes
+        deleted = 0
+        for _, name, files in sorted(others):
+            if files and excess_bytes <= 0:
+                break
+            with suppress(OSError, SettingsError), self._opened(name) as directory:
+                for file in files:
+                    directory.delete(file.digest)
+                deleted += len(files)
+                os.rmdir(name, dir_fd=self._fd)
+            excess_bytes -= sum(one.size_bytes for one in files)
+        return deleted
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self._lock_fd)
+        os.close(self._fd)
+
+    def _others(self, key: bytes) -> Iterator[tuple[str, list[BlockFile]]]:
+        with os.scandir(self._fd) as entries:
+            names = [entry.name for entry in entries if _KEY.fullmatch(entry.name)]
+        for name in names:
+            if name != key.hex():
+                with suppress(OSError, SettingsError), self._opened(name) as directory:
+                    yield name, directory.files()
+
+    def _opened(self, name: str) -> closing[KeyDirectory]:
+        return closing(KeyDirectory(_open_private(self._path / name, self._fd)))
+
+
+def _open_root(path: Path) -> int:
+    try:
+        for missing in [one for one in (path, *path.parents) if not os.path.lexists(one)][::-1]:
+            missing.mkdir(mode=0o700, exist_ok=True)
+        return _open_private(path)
+    except ValueError:
+        raise SettingsError([f"{_SETTING}: no path is like that; name another"]) from None
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _open_private(path: Path, parent_fd: int | None = None) -> int:
+    """Open a directory that is ours alone.
+
+    Raises:
+        OSError: It cannot be opened, is a link, or no directory.
+        SettingsError: It is not ours alone.
+    """
+    fd = os.open(path if parent_fd is None else path.name, _DIRECTORY, dir_fd=parent_fd)
+    facts = os.fstat(fd)
+    problem: str | None = None
+    if facts.st_uid != os.geteuid():
+        problem = f"it is owned by user id {facts.st_uid}; name a directory of the daemon's user"
+    elif facts.st_mode & _OTHERS:
+        mode = stat.S_IMODE(facts.st_mode)
+        problem = f"others may enter it (mode {mode:04o}); it holds prompts: run chmod 700 on it"
+    if problem is None:
+        return fd
+    os.close(fd)
+    raise SettingsError([f"{_SETTING}: {path} cannot be used: {problem}"])
+
+
+def _lock(path: Path, directory_fd: int) -> int:
+    """Lock a directory for as long as the file descriptor is open.
+
+    Raises:
+        SettingsError: Another process has done so, or it cannot be done there.
+    """
+    import fcntl  # noqa: PLC0415 - other platforms have none, and this module is imported on all
+
+    try:
+        fd = os.open(_LOCK, _LOCK_FLAGS, 0o600, dir_fd=directory_fd)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise SettingsError(
+            [f"{_SETTING}: another daemon uses {path}; give each one a directory of its own"]
+        ) from None
+    except OSError as error:
+        os.close(fd)
+        raise _unusable(path, error) from error
+    return fd
+
+
+def _unusable(path: Path, error: OSError) -> SettingsError:
+    if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
+        problem = "it is a link or no directory; name the directory itself"
+    else:
+        problem = f"{error.strerror}; name a place that the daemon's user can write to"
+    return SettingsError([f"{_SETTING}: {path} cannot be used: {problem}"])

@@ -1,0 +1,200 @@
+"""The blocks that are in memory: copied out of rows, cut, filled into rows, given back.
+
+Lives on the engine thread. Who uses a block how often and what is kept is the scheduler's; here a
+block is a number with arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol
+
+import mlx.core as mx
+
+from machd.engine.block_arrays import BlockArrays, copy_of_row, fill_caches
+from machd.engine.block_content import BlockContent
+from machd.engine.block_conversion import BlockForm, content_of
+from machd.engine.block_protocol import (
+    BlockChange,
+    DropBlocks,
+    ForgetSaved,
+    HeldBlock,
+    LoadBlock,
+    ReusedPrefix,
+    SaveBlock,
+    SavedBlock,
+    SplitBlock,
+    StoreBlock,
+)
+from machd.engine.protocol import DiskReading
+from machd.engine.row_planes import StandingRow
+from machd.engine.untyped import Cache
+
+__all__ = ["BlockOutcome", "BlockStore", "FindRow", "SecondTier"]
+
+_CLOSE_WITHIN_S = 10.0
+"""For writing what is not written yet."""
+
+FindRow = Callable[[int], StandingRow | None]
+"""A slot's row, or None where it has none that blocks can be copied from."""
+
+
+class SecondTier(Protocol):
+    """Where blocks can be besides memory: :class:`machd.engine.block_files.BlockFiles`."""
+
+    def save(self, saved: SavedBlock, content: BlockContent) -> None:
+        """Have a block kept. Never waits, never raises."""
+        ...
+
+    def load(self, saved: SavedBlock) -> BlockContent | None:
+        """A block's content; None where it is not there, or not as it was."""
+        ...
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """Have blocks deleted; those that are not there are no fault."""
+        ...
+
+    def saved(self) -> tuple[SavedBlock, ...]:
+        """What was found at the start and is still there."""
+        ...
+
+    def reading(self) -> DiskReading:
+        """How it does."""
+        ...
+
+    def close(self, within_s: float) -> None:
+        """Keep what is not kept yet, for so long at most."""
+        ...
+
+
+@dataclass(slots=True)
+class BlockOutcome:
+    """What became of a plan's changes.
+
+    Attributes:
+        held: Blocks that are in memory since, or changed their size.
+        lost: Those that could not be had.
+    """
+
+    held: dict[int, HeldBlock] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+
+
+class BlockStore:
+    """Blocks by their numbers."""
+
+    def __init__(self, files: SecondTier | None = None) -> None:
+        """Begin with none; ``files`` is the second tier, if there is one."""
+        self._files = files
+        self._blocks: dict[int, BlockArrays] = {}
+        self._form: BlockForm | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """What all blocks take."""
+        return sum(block.nbytes for block in self._blocks.values())
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there is a second tier."""
+        return self._files is not None
+
+    def learn(self, block_id: int) -> None:
+        """Take a block with state as the pattern of those that are loaded."""
+        self._form = BlockForm.of(self._blocks[block_id])
+
+    def apply(self, changes: Sequence[BlockChange], find_row: FindRow) -> BlockOutcome:
+        """Make changes in their order."""
+        outcome = BlockOutcome()
+        for kind, group in groupby(changes, type):
+            if kind is StoreBlock:
+                # Together, because the program waits for them.
+                self._store(
+                    [one for one in group if isinstance(one, StoreBlock)], find_row, outcome
+                )
+                continue
+            for change in group:
+                self._make(change, outcome)
+        return outcome
+
+    def fill(self, caches: Sequence[Cache], reused: ReusedPrefix) -> None:
+        """Fill a row's empty caches with the beginning of its prompt."""
+        missing = set(reused.block_ids) - self._blocks.keys()
+        assert not missing, (
+            f"a row is opened from blocks that are held, and these are not: {missing}"
+        )
+        blocks = [self._blocks[block_id] for block_id in reused.block_ids]
+        fill_caches(caches, blocks, len(reused.token_ids))
+
+    def saved(self) -> tuple[SavedBlock, ...]:
+        """What the second tier has."""
+        return () if self._files is None else self._files.saved()
+
+    def reading(self) -> DiskReading | None:
+        """How the second tier does; None without one."""
+        return None if self._files is None else self._files.reading()
+
+    def close(self) -> None:
+        """Drop all blocks, and let the second tier write what it was given."""
+        self._blocks.clear()
+        if self._files is not None:
+            self._files.close(_CLOSE_WITHIN_S)
+
+    def _make(self, change: BlockChange, outcome: BlockOutcome) -> None:
+        match change:
+            case SplitBlock():
+                self._split(change, outcome)
+            case DropBlocks():
+                for block_id in change.block_ids:
+                    self._blocks.pop(block_id, None)
+                    outcome.held.pop(block_id, None)
+            case LoadBlock():
+                self._keep(change.block_id, self._loaded(change.saved), outcome)
+            case SaveBlock() if self._files is not None and change.block_id in self._blocks:
+                self._files.save(change.saved, content_of(self._blocks[change.block_id]))
+            case ForgetSaved() if self._files is not None:
+                self._files.forget(change.digests)
+
+    def _store(
+        self, changes: Sequence[StoreBlock], find_row: FindRow, outcome: BlockOutcome
+    ) -> None:
+        copies = [_copy(change, find_row(change.slot_index)) for change in changes]
+        flags = [None if one is None else one.has_no_number() for one in copies]
+        # Or what is copied would keep the whole row alive, and the row could not grow in place.
+        mx.eval([one.arrays for one in copies if one is not None], flags)
+        for change, copy, has_no_number in zip(changes, copies, flags, strict=True):
+            # What went wrong in one row must not come back in others.
+            is_sound = has_no_number is not None and not has_no_number.item()
+            self._keep(change.block_id, copy if is_sound else None, outcome)
+
+    def _split(self, change: SplitBlock, outcome: BlockOutcome) -> None:
+        block = self._blocks.pop(change.block_id, None)
+        head, tail = (None, None) if block is None else block.cut(change.at)
+        if head is not None and tail is not None:
+            mx.eval(head.arrays, tail.arrays)
+        self._keep(change.head_id, head, outcome)
+        self._keep(change.block_id, tail, outcome)
+
+    def _loaded(self, saved: SavedBlock) -> BlockArrays | None:
+        content = None if self._files is None else self._files.load(saved)
+        if content is None or self._form is None:
+            return None
+        return self._form.block_of(content, len(saved.token_ids))
+
+    def _keep(self, block_id: int, block: BlockArrays | None, outcome: BlockOutcome) -> None:
+        if block is None:
+            outcome.held.pop(block_id, None)
+            outcome.lost.append(block_id)
+            return
+        assert block_id not in self._blocks, "a new block has a number of its own"
+        self._blocks[block_id] = block
+        has_state = block.state is not None
+        outcome.held[block_id] = HeldBlock(block_id, block.nbytes, has_state)
+
+
+def _copy(change: StoreBlock, row: StandingRow | None) -> BlockArrays | None:
+    if row is None or row.length < change.stop:
+        return None
+    return copy_of_row(row, change.start, change.stop, has_state=change.has_state)

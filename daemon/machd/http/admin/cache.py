@@ -1,0 +1,171 @@
+"""``POST /admin/cache/clear`` and ``POST /admin/cache/warm``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from litestar import Request, post
+from litestar.di import NamedDependency
+
+from machd.api.admin_cache import (
+    MAX_WARM_BODY_BYTES,
+    CacheCleared,
+    CacheWarmed,
+    WarmedPrompt,
+    WarmPrompt,
+    WarmRequest,
+)
+from machd.api.errors import error_body
+from machd.capabilities.verdicts import judge
+from machd.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
+from machd.http.admin.configuration import body_timeout_s
+from machd.http.admin.context import AdminContext
+from machd.http.admin.status import stored_responses
+from machd.http.authentication import ANONYMOUS
+from machd.http.bodies import read_body
+from machd.http.departure import while_connected
+from machd.http.stamps import request_id
+from machd.serving.warming import Warmed, Warmer
+
+__all__ = ["clear_cache", "warm_cache"]
+
+_CLEAR_TIMEOUT_S = 20.0
+"""How long the engine may take to come by: it looks at what it is told between two steps."""
+
+_FLAGS = {"true": True, "false": False}
+
+
+@post("/admin/cache/clear", status_code=200)
+async def clear_cache(
+    request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
+) -> CacheCleared:
+    """Forget the stored responses and the prefix cache; what is on disk only with ``disk=true``."""
+    is_disk_included = _FLAGS.get(request.query_params.get("disk", "false"))
+    if is_disk_included is None:
+        raise InvalidRequestError("disk: send true or false, or leave it out", param="disk")
+    responses = stored_responses(admin)
+    admin.responses.clear()
+    blocks = await _clear_prefixes(admin, is_disk_included=is_disk_included)
+    structlog.get_logger("machd.admin").info(
+        "cache.cleared", responses=responses.count, blocks=blocks, disk=is_disk_included
+    )
+    return CacheCleared(responses=responses, blocks=blocks)
+
+
+@post("/admin/cache/warm", status_code=200, request_max_body_size=MAX_WARM_BODY_BYTES)
+async def warm_cache(
+    request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
+) -> CacheWarmed:
+    """Compute prompts one after the other; a client that leaves ends it.
+
+    A prompt that fails says so in its place, and the others are computed all the same.
+    """
+    body = await read_body(request, WarmRequest, timeout_s=body_timeout_s(admin))
+    for index, prompt in enumerate(body.prompts):
+        prompt.check(f"prompts[{index}]")
+    admin.lifecycle.check_accepting()
+    _check_cache(admin)
+    warmer = Warmer(
+        admin.service,
+        admin.clock,
+        client=_client(admin, body.client),
+        salt=body.cache_salt,
+        request_id=request_id(request.scope),
+    )
+    warmed = _wire(await while_connected(request.receive, _warm(warmer, body.prompts)))
+    structlog.get_logger("machd.admin").info(
+        "cache.warmed",
+        prompts=len(warmed.prompts),
+        failed=warmed.failed,
+        prompt_tokens=warmed.prompt_tokens,
+        cached_tokens=warmed.cached_tokens,
+        duration_s=warmed.duration_s,
+    )
+    return warmed
+
+
+async def _clear_prefixes(admin: AdminContext, *, is_disk_included: bool) -> int:
+    """Blocks that were forgotten; none where there is no prefix cache.
+
+    Raises:
+        UnavailableError: The engine does not come by. It does what it was told when it does.
+    """
+    if admin.loop.snapshot.prefix is None:
+        return 0
+    # Shielded: who waits no longer must not cancel what the engine's thread is to resolve.
+    done = asyncio.wrap_future(admin.loop.clear_prefixes(is_disk_included=is_disk_included))
+    try:
+        async with asyncio.timeout(_CLEAR_TIMEOUT_S):
+            return await asyncio.shield(done)
+    except TimeoutError:
+        raise UnavailableError(
+            f"the engine has been busy for {_CLEAR_TIMEOUT_S:g} s; the prefix cache is cleared as "
+            "soon as its step is over"
+        ) from None
+
+
+def _check_cache(admin: AdminContext) -> None:
+    """Refuse where nothing would be kept.
+
+    Raises:
+        NotReadyError, EngineFaultError: There is no model to speak of.
+        ConflictError: There is no prefix cache; the message says why.
+    """
+    model = admin.service.model
+    if not admin.configuration.settings.cache.prefix:
+        raise ConflictError(
+            "cache.prefix is off, so that nothing would be kept; turn it on and restart the daemon"
+        )
+    if admin.loop.snapshot.prefix is None:
+        verdicts = judge(model.cache, admin.loop.probe_results, architecture=model.architecture)
+        raise ConflictError(
+            f"this model's prompts cannot be kept, so that there is no prefix cache: "
+            f"{verdicts.prefix_cache.reason}"
+        )
+
+
+def _client(admin: AdminContext, asked: str | None) -> str:
+    """In whose name the prompts are computed.
+
+    Raises:
+        NotFoundError: No API key is called that.
+        ConflictError: Every key keeps its prompts to itself, and none is named.
+    """
+    names = admin.client_names() or frozenset({ANONYMOUS})
+    if asked is not None:
+        if asked not in names:
+            raise NotFoundError("client: no API key has this name", param="client")
+        return asked
+    is_shared = admin.configuration.settings.cache.namespace == "shared"
+    if is_shared or names == {ANONYMOUS}:
+        return ANONYMOUS
+    raise ConflictError(
+        "every API key keeps its prompts to itself (cache.namespace is key): name the key whose "
+        "requests are to find these as client",
+        param="client",
+    )
+
+
+async def _warm(warmer: Warmer, prompts: Sequence[WarmPrompt]) -> list[Warmed]:
+    return [await warmer.warm(prompt) for prompt in prompts]
+
+
+def _wire(warmed: Sequence[Warmed]) -> CacheWarmed:
+    return CacheWarmed(
+        prompts=[
+            WarmedPrompt(
+                prompt_tokens=one.prompt_tokens,
+                cached_tokens=one.cached_tokens,
+                duration_s=round(one.duration_s, 6),
+                error=None if one.error is None else error_body(one.error).error,
+            )
+            for one in warmed
+        ],
+        prompt_tokens=sum(one.prompt_tokens for one in warmed),
+        cached_tokens=sum(one.cached_tokens for one in warmed),
+        failed=sum(one.error is not None for one in warmed),
+        duration_s=round(sum(one.duration_s for one in warmed), 6),
+    )

@@ -1,0 +1,77 @@
+"""Blocks whose content follows from their digest, so that anybody can tell whether it is right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from machd.engine.block_content import BlockContent, PlainArray
+from machd.engine.block_protocol import SavedBlock
+
+__all__ = ["ROOT", "chain", "content_of", "file_of", "files_in", "is_same_content", "saved_block"]
+
+ROOT = hashlib.blake2b(b"a namespace", digest_size=16).digest()
+"""Of no tokens at all."""
+
+
+def saved_block(
+    number: int, *, parent: SavedBlock | None = None, tokens: int = 8, has_state: bool = False
+) -> SavedBlock:
+    """A block of a text, one of many by its number; what it follows decides its digest, too."""
+    before = ROOT if parent is None else parent.digest
+    start = 0 if parent is None else parent.start + len(parent.token_ids)
+    token_ids = tuple((number * 7919 + i) % 100_000 for i in range(tokens))
+    text = before + np.array(token_ids, dtype="<u4").tobytes()
+    digest = hashlib.blake2b(text, digest_size=16).digest()
+    return SavedBlock(digest, before, start, token_ids, has_state, nbytes=1000 + number)
+
+
+def chain(number: int, length: int) -> Iterator[SavedBlock]:
+    """The blocks of a text, from the first on."""
+    block = None
+    for i in range(length):
+        block = saved_block(number * 1000 + i, parent=block)
+        yield block
+
+
+def content_of(saved: SavedBlock, size_bytes: int = 4096) -> BlockContent:
+    """What a block has to hold."""
+    random = np.random.default_rng(list(saved.digest))
+    arrays: dict[str, PlainArray] = {
+        "0.keys": random.standard_normal((1, 2, 8, size_bytes // 128), dtype=np.float32),
+        "0.values": random.integers(0, 1 << 16, (1, 2, 8, size_bytes // 64), dtype=np.uint16),
+        "state": random.integers(0, 2, (3, 5)).astype(bool),
+        "scalar": np.asarray(random.standard_normal(), dtype=np.float16),
+        "empty": np.zeros((0, 4), dtype=np.int32),
+    }
+    return BlockContent(
+        arrays, {"kind": "sample", "of": saved.digest.hex(), "quote": '"checksum":"'}
+    )
+
+
+def is_same_content(found: BlockContent | None, wanted: BlockContent) -> bool:
+    """Whether all names, types, shapes, bytes and notes agree."""
+    return (
+        found is not None
+        and dict(found.notes) == dict(wanted.notes)
+        and found.arrays.keys() == wanted.arrays.keys()
+        and all(
+            array.dtype == wanted.arrays[name].dtype
+            and array.shape == wanted.arrays[name].shape
+            and array.tobytes() == wanted.arrays[name].tobytes()
+            for name, array in found.arrays.items()
+        )
+    )
+
+
+def file_of(directory: Path, key: bytes, saved: SavedBlock) -> Path:
+    """Where a block is."""
+    return directory / key.hex() / f"{saved.digest.hex()}.safetensors"
+
+
+def files_in(directory: Path, key: bytes) -> dict[str, int]:
+    """Names and sizes of all files of a key."""
+    return {one.name: one.lstat().st_size for one in (directory / key.hex()).iterdir()}

@@ -1,0 +1,148 @@
+"""Processes that write blocks until they are killed.
+
+As a program it is their parent: it imports what they need once and forks one for each line that it
+reads, so that two hundred of them cost little. A child tells its number when its first block is
+written. Usage::
+
+    python tests/block_writing.py DIRECTORY {whole,torn}
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import structlog
+from block_samples import chain, content_of
+
+from machd.engine import block_directory
+from machd.engine.block_content import BlockContent
+from machd.engine.block_files import BlockFiles
+from machd.engine.block_protocol import SavedBlock
+from machd.engine.key_directory import KeyDirectory
+
+__all__ = ["KEY", "BlockWriters", "block_content", "block_writers"]
+
+KEY = b"the key of many"
+_TEXT_BLOCKS = 8
+_AHEAD_BLOCKS = 16
+
+
+class BlockWriters:
+    """Has processes started, one at a time, and kills them."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        """Take over the parent."""
+        self._process = process
+
+    def write_and_die(self, after_s: float, seed: int) -> None:
+        """Let one write for some time after its first block, and kill it."""
+        child = int(self._ask(seed))
+        time.sleep(after_s)
+        os.kill(child, signal.SIGKILL)
+        status = int(self._line())
+        assert os.WTERMSIG(status) == signal.SIGKILL, "it wrote until it was killed"
+
+    def _ask(self, seed: int) -> bytes:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"%d\n" % seed)
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the parent lives"
+        return line
+
+
+@contextmanager
+def block_writers(directory: Path, *, is_torn: bool = False) -> Iterator[BlockWriters]:
+    """The parent of processes that write to a directory.
+
+    Args:
+        directory: Where.
+        is_torn: Whether they write to the files themselves, instead of renaming whole ones.
+    """
+    command = [sys.executable, __file__, str(directory), "torn" if is_torn else "whole"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield BlockWriters(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+class _TornDirectory(KeyDirectory):
+    """What a naive program would do: pages come to the file one after the other."""
+
+    def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
+        del used_unix_s
+        whole = b"".join(pieces)
+        fd = os.open(f"{digest.hex()}.safetensors", os.O_WRONLY | os.O_CREAT, dir_fd=self._fd)
+        os.ftruncate(fd, len(whole))  # of the right length from the start, which is worse
+        for at in range(0, len(whole), 4096):
+            os.pwrite(fd, whole[at : at + 4096], at)
+        os.close(fd)
+        return len(whole)
+
+
+def block_content(saved: SavedBlock) -> BlockContent:
+    """What they write for a block: some have a page, some have many."""
+    return content_of(saved, 4 << 10 if saved.digest[0] % 2 else 256 << 10)
+
+
+def _write(directory: Path, seed: int) -> None:
+    """Save, forget and save again, as fast as blocks are written."""
+    dice = random.Random(seed)
+    files = BlockFiles(directory, KEY)
+    present: list[SavedBlock] = []
+    is_told = False
+    for number in count(seed * 1000):
+        for saved in chain(number, _TEXT_BLOCKS):
+            files.save(saved, block_content(saved))
+            present.append(saved)
+            match dice.randrange(10):
+                case 0:  # the last ones, so that nothing is left that follows them
+                    files.forget(one.digest for one in present[-2:])
+                    del present[-2:]
+                    break
+                case 1:
+                    again = replace(dice.choice(present), has_state=True)
+                    files.save(again, block_content(again))
+                case _:
+                    pass
+            while len(files._writer._queue) > _AHEAD_BLOCKS:
+                time.sleep(0.0005)
+            if not is_told and files.reading().written:
+                is_told = True
+                os.write(1, b"%d\n" % os.getpid())
+
+
+def _main(directory: Path, *, is_torn: bool) -> None:
+    # Standard output is for numbers alone.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if is_torn:
+        vars(block_directory)["KeyDirectory"] = _TornDirectory
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                _write(directory, int(line))
+            finally:
+                os._exit(3)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{status}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), is_torn=sys.argv[2] == "torn")

@@ -1,0 +1,450 @@
+"""What every engine does with blocks: the rules of ``engine/block_protocol.py``.
+
+Proven on the scripted engine and on tiny models, each with and without something that only exists
+where a row stands. What rows say that begin with blocks is ``test_prefix_parity.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from block_rows import BlockRows, FilesInMemory, saved_block
+from guided_rows import grammar_of
+from tiny_engines import loaded
+from tiny_models import TinyKind
+
+from machd.api.constraint import ConstraintKind
+from machd.engine.block_protocol import (
+    DropBlocks,
+    ForgetSaved,
+    LoadBlock,
+    ReusedPrefix,
+    SaveBlock,
+    SavedBlock,
+    SplitBlock,
+    StoreBlock,
+)
+from machd.engine.fake import FakeEngine, FakeFaults
+from machd.engine.fake_blocks import FakeDisk
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.protocol import (
+    DecodeRow,
+    Engine,
+    Lane,
+    PrefillChunk,
+    SamplingParams,
+    StepPlan,
+)
+from machd_probes.scripts import random_prompt
+
+PROMPT = random_prompt(33, 4)
+FULL = len(PROMPT) - 1
+PENALISED = SamplingParams(
+    temperature=1.0, seed=5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5
+)
+
+
+@dataclass
+class Maker:
+    """Makes engines of one kind that have a second tier in common.
+
+    Attributes:
+        lost_loads: Digests of what it has and cannot read.
+    """
+
+    is_fake: bool
+    is_stateful: bool
+    looks_ahead: bool
+    disk: FakeDisk = field(default_factory=dict)
+    files: FilesInMemory = field(default_factory=FilesInMemory)
+    lost_loads: set[bytes] = field(default_factory=set)
+
+    def __call__(self, *, has_disk: bool = True) -> BlockRows:
+        """A fresh engine."""
+        return BlockRows(self._engine(has_disk=has_disk))
+
+    def _engine(self, *, has_disk: bool) -> Engine:
+        if self.is_fake:
+            return FakeEngine(
+                is_stateful=self.is_stateful,
+                disk=self.disk if has_disk else None,
+                faults=FakeFaults(lost_loads=self.lost_loads),
+            )
+        kind = TinyKind.HYBRID if self.is_stateful else TinyKind.STANDARD
+        files = self.files if has_disk else None
+        return MlxEngine(loaded(kind), looks_ahead=self.looks_ahead, block_files=files)
+
+    def lose(self, saved: SavedBlock) -> None:
+        """Damage what the second tier has of a block."""
+        self.lost_loads.add(saved.digest)
+        self.files.forget([saved.digest])
+
+
+_ENGINES: dict[str, Callable[[], Maker]] = {
+    "fake": lambda: Maker(is_fake=True, is_stateful=False, looks_ahead=False),
+    "fake with state": lambda: Maker(is_fake=True, is_stateful=True, looks_ahead=False),
+    "mlx": lambda: Maker(is_fake=False, is_stateful=False, looks_ahead=False),
+    "mlx with state": lambda: Maker(is_fake=False, is_stateful=True, looks_ahead=False),
+    "ahead": lambda: Maker(is_fake=False, is_stateful=False, looks_ahead=True),
+    "ahead with state": lambda: Maker(is_fake=False, is_stateful=True, looks_ahead=True),
+}
+
+
+@pytest.fixture(name="maker", params=list(_ENGINES))
+def _maker(request: pytest.FixtureRequest) -> Maker:
+    """Every kind of engine."""
+    return _ENGINES[request.param]()
+
+
+@pytest.fixture(name="rows")
+def _rows(maker: Maker) -> BlockRows:
+    """A fresh engine of every kind."""
+    return maker()
+
+
+def test_bytes_are_those_of_the_tokens(rows: BlockRows) -> None:
+    """Twice the positions take twice the bytes, and state takes the same wherever it is."""
+    one, two, rest = rows.prompt_blocks(PROMPT, (8, 16, 32))
+    del one, two, rest
+    sizes = {
+        (stop - start): rows.store(0, start, stop).nbytes
+        for start, stop in ((0, 8), (0, 16), (8, 32))
+    }
+
+    assert sizes[8] > 0
+    assert sizes[16] == 2 * sizes[8]
+    assert sizes[24] == 3 * sizes[8]
+
+
+def test_state_costs_bytes_where_there_is_state(maker: Maker) -> None:
+    """And is said to be there wherever nothing is missing."""
+    rows = maker()
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+
+    without, held = rows.store(0, 0, 16), rows.store(0, 0, 16, has_state=True)
+
+    assert held.has_state
+    assert without.has_state is not maker.is_stateful
+    assert (held.nbytes > without.nbytes) is maker.is_stateful
+
+
+def test_blocks_are_no_rows(rows: BlockRows) -> None:
+    """KV in use is that of rows: with them gone there is none, however many blocks are held."""
+    rows.prompt_blocks(PROMPT, (8, 16))
+    assert rows.engine.memory().kv_used_bytes > 0
+
+    rows.release(0)
+
+    assert rows.engine.memory().kv_used_bytes == 0
+
+
+def test_a_plan_of_changes_alone_says_nothing(rows: BlockRows) -> None:
+    """It yields blocks and no tokens."""
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+
+    result = rows.change(StoreBlock(1, 0, 0, 8), StoreBlock(2, 0, 8, 16))
+
+    assert [one.block_id for one in result.held_blocks] == [1, 2]
+    assert (result.tokens, result.lost_blocks) == ((), ())
+
+
+def test_changes_come_before_all_else(rows: BlockRows) -> None:
+    """A row leaves blocks in the plan that frees its slot and gives it to one that begins with them."""
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+    opening = rows.chunk(PROMPT, 16, len(PROMPT), block_ids=(1,))
+
+    result = rows.run(
+        StepPlan(
+            release=(0,),
+            prefill=(opening,),
+            blocks=(StoreBlock(1, 0, 0, 16, has_state=True),),
+        )
+    )
+
+    assert [one.block_id for one in result.held_blocks] == [1]
+    assert len(result.tokens) == 1
+
+
+def test_changes_are_made_in_their_order(rows: BlockRows) -> None:
+    """What is stored can be cut and given back in the same plan; what is gone is not reported."""
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+
+    result = rows.change(
+        StoreBlock(1, 0, 0, 16, has_state=True),
+        SplitBlock(1, 2, 4),
+        DropBlocks((2,)),
+        StoreBlock(3, 0, 0, 4),
+        DropBlocks((99,)),
+    )
+
+    assert {one.block_id for one in result.held_blocks} == {1, 3}
+    assert result.lost_blocks == ()
+    sizes = {one.block_id: one.nbytes for one in result.held_blocks}
+    (whole,) = rows.change(StoreBlock(5, 0, 0, 16, has_state=True)).held_blocks
+    assert sizes[1] + sizes[3] == whole.nbytes
+
+
+def test_a_free_slot_has_no_block_to_give(rows: BlockRows) -> None:
+    """It is lost, and so is what was to be made of it; nothing else of the plan fails."""
+    opening = rows.chunk(PROMPT, 0, len(PROMPT))
+
+    result = rows.run(
+        StepPlan(prefill=(opening,), blocks=(StoreBlock(1, 0, 0, 8), SplitBlock(1, 2, 4)))
+    )
+
+    assert set(result.lost_blocks) == {1, 2}
+    assert result.held_blocks == ()
+    assert len(result.tokens) == 1
+
+
+def test_a_row_that_is_freed_has_none(rows: BlockRows) -> None:
+    """Blocks are copied from rows that are there."""
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+    rows.release(0)
+
+    assert rows.change(StoreBlock(1, 0, 0, 8)).lost_blocks == (1,)
+
+
+def test_a_prompts_last_token_is_not_prefilled(rows: BlockRows) -> None:
+    """Of a prompt in chunks what is computed so far can be had, and no more."""
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+
+    assert rows.change(StoreBlock(1, 0, 0, 17)).lost_blocks == (1,)
+    assert rows.store(0, 0, 16).block_id
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_last_token_is_not_computed(rows: BlockRows, lane: Lane) -> None:
+    """Of a row that decodes all can be had but the last token that it said."""
+    completion = rows.generate(rows.chunk(PROMPT, 0, len(PROMPT), lane=lane), 5)
+    computed = len(PROMPT) + len(completion) - 1
+
+    assert rows.change(StoreBlock(901, 0, 0, computed + 1)).lost_blocks == (901,)
+    assert rows.store(0, 0, computed).block_id
+
+
+def test_state_is_of_where_the_row_stands(maker: Maker) -> None:
+    """Anywhere else a block is kept without it, if there is any."""
+    rows = maker()
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
+
+    held = rows.store(0, 0, 12, has_state=True)
+
+    assert held.has_state is not maker.is_stateful
+
+
+def test_halves_are_reported(maker: Maker) -> None:
+    """Both, with bytes that add up; the tail keeps the number and the state."""
+    rows = maker()
+    (block,) = rows.prompt_blocks(PROMPT, (16,))
+    whole = rows.store(0, 0, 16, has_state=True)
+
+    result = rows.change(SplitBlock(block, 100, 5))
+
+    head, tail = sorted(result.held_blocks, key=lambda one: one.block_id, reverse=True)
+    assert (head.block_id, tail.block_id) == (100, block)
+    assert head.nbytes + tail.nbytes == whole.nbytes
+    assert (head.has_state, tail.has_state) == (not maker.is_stateful, True)
+    assert head.nbytes == rows.store(0, 0, 5).nbytes
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), PENALISED])
+@pytest.mark.parametrize("stop", [1, 16, FULL])
+def test_what_is_reused_belongs_to_the_prompt(
+    rows: BlockRows, stop: int, sampling: SamplingParams
+) -> None:
+    """Penalties, seeds and positions are those of the whole prompt, also where nothing is left."""
+    expected = rows.alone(PROMPT, 8, sampling)
+    blocks = rows.prompt_blocks(PROMPT, (stop,))
+    rows.release(0)
+
+    opening = rows.chunk(PROMPT, stop, len(PROMPT), block_ids=blocks, sampling=sampling)
+    said = rows.generate(opening, 8)
+
+    assert [one.token_id for one in said] == [one.token_id for one in expected]
+
+
+def test_a_row_may_be_opened_in_pieces(rows: BlockRows) -> None:
+    """After the opening chunk others follow, as without blocks."""
+    expected = rows.alone(PROMPT, 6)
+    blocks = rows.prompt_blocks(PROMPT, (8, 16))
+    rows.release(0)
+
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 16, 20, block_ids=blocks),)))
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 20, 25),)))
+    said = rows.generate(rows.chunk(PROMPT, 25, len(PROMPT)), 6)
+
+    assert [one.token_id for one in said] == [one.token_id for one in expected]
+
+
+def test_a_block_outlives_its_row_and_a_reset(rows: BlockRows) -> None:
+    """It is there until it is dropped, whatever becomes of the slots."""
+    expected = rows.alone(PROMPT, 4)
+    blocks = rows.prompt_blocks(PROMPT, (16,))
+
+    rows.engine.reset(max_rows=3)
+
+    said = rows.reusing(PROMPT, 16, blocks, 4)
+    assert [one.token_id for one in said] == [one.token_id for one in expected]
+
+
+def test_a_row_outlives_its_blocks(rows: BlockRows) -> None:
+    """They may be dropped as soon as a row was opened with them."""
+    expected = rows.alone(PROMPT, 6)
+    blocks = rows.prompt_blocks(PROMPT, (16,))
+    rows.release(0)
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 16, 20, block_ids=blocks),)))
+
+    rows.drop(*blocks)
+    said = rows.generate(rows.chunk(PROMPT, 20, len(PROMPT)), 6)
+
+    assert [one.token_id for one in said] == [one.token_id for one in expected]
+
+
+def test_a_dropped_block_opens_nothing(rows: BlockRows) -> None:
+    """Beginning with what is not held is the scheduler's fault, and is not answered with tokens."""
+    (block,) = rows.prompt_blocks(PROMPT, (16,))
+    rows.release(0)
+    rows.drop(block, 77)
+
+    with pytest.raises(AssertionError, match="blocks that are held"):
+        rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 16, 20, block_ids=(block,)),)))
+
+
+def test_a_number_can_be_used_again(rows: BlockRows) -> None:
+    """Once its block is dropped."""
+    (block,) = rows.prompt_blocks(PROMPT, (16,))
+
+    result = rows.change(DropBlocks((block,)), StoreBlock(block, 0, 0, 8))
+
+    assert [one.block_id for one in result.held_blocks] == [block]
+
+
+@pytest.mark.parametrize("max_tokens", [2, 6])
+def test_what_is_certain_is_not_computed_when_it_is_said(maker: Maker, max_tokens: int) -> None:
+    """Of a row with a grammar all can be had but what its last result said, first token included.
+
+    That result may end with tokens that were never sampled, and nothing has been computed of them.
+    """
+    rows = maker()
+    grammar = grammar_of(rows.engine, ConstraintKind.REGEX, "(ab|cd)efghijklmnop[a-z]*")
+    sampling = SamplingParams(temperature=0.0, grammar=grammar)
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, FULL, sampling=sampling),)))
+    last = PrefillChunk(0, PROMPT[FULL:], FULL, is_last=True, sampling=sampling, reserved_tokens=0)
+    counts = [len(rows.run(StepPlan(prefill=(last,))).tokens)]
+    while sum(counts) < max_tokens:
+        counts.append(len(rows.run(StepPlan(decode=(DecodeRow(0),))).tokens))
+    said, newest = sum(counts), counts[-1]
+    takes_several = maker.is_fake or not maker.is_stateful
+    assert (max(counts) > 1) is takes_several
+    computed = len(PROMPT) + said - newest
+
+    assert rows.change(StoreBlock(901, 0, 0, computed + 1)).lost_blocks == (901,)
+    assert rows.store(0, 0, computed).block_id
+
+
+def _saved(rows: BlockRows, start: int, stop: int) -> SavedBlock:
+    """A block of the prompt that is in the second tier and no longer in memory."""
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, start, stop),)))
+    held = rows.store(0, start, stop, has_state=True)
+    saved = saved_block(held, PROMPT[start:stop], start)
+    rows.change(SaveBlock(held.block_id, saved), DropBlocks((held.block_id,)))
+    return saved
+
+
+def test_another_engine_loads_what_was_saved(maker: Maker) -> None:
+    """It finds all blocks at its start, and a row that begins with them says what it should."""
+    first = maker()
+    expected = first.alone(PROMPT, 6)
+    saved = (_saved(first, 0, 8), _saved(first, 8, 16))
+    first.engine.close()
+    second = maker()
+
+    result = second.change(LoadBlock(7, saved[0]), LoadBlock(8, saved[1]))
+
+    assert second.engine.saved_blocks() == saved
+    assert [(one.block_id, one.nbytes, one.has_state) for one in result.held_blocks] == [
+        (7 + number, one.nbytes, one.has_state) for number, one in enumerate(saved)
+    ]
+    said = second.reusing(PROMPT, 16, (7, 8), 6)
+    assert [one.token_id for one in said] == [one.token_id for one in expected]
+    disk = second.engine.memory().disk
+    assert disk is not None
+    assert disk.bytes > 0
+
+
+def test_what_is_forgotten_or_unreadable_is_lost(maker: Maker) -> None:
+    """A load that fails is a lost block, and the other one is there."""
+    rows = maker()
+    saved = (_saved(rows, 0, 8), _saved(rows, 8, 16), _saved(rows, 16, 24))
+    rows.change(ForgetSaved((saved[0].digest, b"never there")))
+    maker.lose(saved[1])
+
+    result = rows.change(*(LoadBlock(20 + number, one) for number, one in enumerate(saved)))
+
+    assert set(result.lost_blocks) == {20, 21}
+    assert [one.block_id for one in result.held_blocks] == [22]
+    assert saved[0] not in rows.engine.saved_blocks()
+
+
+def test_without_a_second_tier_nothing_is_saved(maker: Maker) -> None:
+    """Saving and forgetting do nothing, and what is to be loaded is lost."""
+    rows = maker(has_disk=False)
+
+    saved = _saved(rows, 0, 8)
+    result = rows.change(ForgetSaved((saved.digest,)), LoadBlock(1, saved))
+
+    assert result.lost_blocks == (1,)
+    assert result.held_blocks == ()
+    assert rows.engine.saved_blocks() == ()
+    assert rows.engine.memory().disk is None
+
+
+def test_saving_what_is_not_held_does_nothing(maker: Maker) -> None:
+    """The block may have been lost in the same plan."""
+    rows = maker()
+    saved = SavedBlock(b"digest", b"", 0, PROMPT[:8], has_state=False, nbytes=1)
+
+    result = rows.change(StoreBlock(1, 0, 0, 8), SaveBlock(1, saved))
+
+    assert result.lost_blocks == (1,)
+    assert rows.engine.saved_blocks() == ()
+
+
+def test_the_scripted_engine_knows_whose_tokens_a_block_has() -> None:
+    """A scheduler that opens a row with another text's blocks is told so."""
+    rows = BlockRows(FakeEngine())
+    blocks = rows.prompt_blocks(PROMPT, (8, 16))
+    rows.release(0)
+    wrong = (1, *PROMPT[1:])
+    assert wrong != PROMPT
+
+    for prompt, ids in ((wrong, blocks), (PROMPT, blocks[::-1]), (PROMPT, blocks[:1])):
+        reused = ReusedPrefix(prompt[:16], ids)
+        chunk = PrefillChunk(0, prompt[16:], 16, True, SamplingParams(), 64, reused=reused)  # noqa: FBT003
+        with pytest.raises(AssertionError):
+            rows.run(StepPlan(prefill=(chunk,)))
+
+
+def test_the_scripted_engine_knows_where_state_is() -> None:
+    """A row of a model with state begins where a block with state ends, and nowhere else."""
+    rows = BlockRows(FakeEngine(is_stateful=True))
+    (block,) = rows.prompt_blocks(PROMPT, (16,))
+    head, _ = rows.split(block, 8)
+    rows.release(0)
+
+    for length, ids in ((8, (head,)), (12, (head, block))):
+        with pytest.raises(AssertionError):
+            rows.run(StepPlan(prefill=(rows.chunk(PROMPT, length, 20, block_ids=ids),)))
+
+
+def test_a_failed_row_of_the_scripted_engine_leaves_nothing() -> None:
+    """As a row of a model whose logits were not numbers."""
+    faults = FakeFaults(row_errors={(0, 1): ArithmeticError("no numbers")})
+    rows = BlockRows(FakeEngine(faults=faults))
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, len(PROMPT)),)))
+    assert rows.engine.run(StepPlan(decode=(DecodeRow(0),))).faults
+
+    assert rows.change(StoreBlock(1, 0, 0, 8)).lost_blocks == (1,)

@@ -1,0 +1,91 @@
+"""Rows of every architecture can begin with blocks: computed, loaded, or left by a row that decoded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
+from parity import differences
+from probing import without_compilation
+
+from machd.capabilities.rules import PrefixExtent, prefix_cache
+from machd.engine.block_protocol import DropBlocks, LoadBlock, SaveBlock
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.protocol import DecodeRow, Lane, SampledToken, StepPlan
+from machd_probes.catalogue import architecture_names
+from machd_probes.prober import tiny_loaded
+from machd_probes.scripts import random_prompt
+from machd_probes.tiny import tiny_variants
+
+_NEED_METAL = ("bitnet", "muse_spark")
+_VARIANTS = [
+    variant
+    for name in architecture_names()
+    for variant in tiny_variants(name)
+    if variant not in _NEED_METAL
+]
+_PROMPT = random_prompt(41, 5, 256)
+_BEHIND = random_prompt(4, 8, 256)
+_ENDS = (0, 16, 32, 41)
+_TOKENS = 6
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled() -> Iterator[None]:
+    with without_compilation():
+        yield
+    gc.collect()
+    mx.clear_cache()
+
+
+def _computed(rows: BlockRows) -> list[SampledToken]:
+    """What the prompt says without blocks, in the chunks that its blocks are made of."""
+    tokens: list[SampledToken] = []
+    for start, stop in zip(_ENDS, _ENDS[1:], strict=False):
+        chunk = rows.chunk(_PROMPT, start, stop)
+        tokens += rows.run(StepPlan(prefill=(chunk,))).tokens
+    while len(tokens) < _TOKENS:
+        tokens += rows.run(StepPlan(decode=(DecodeRow(0),))).tokens
+    rows.release(0)
+    return tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", _VARIANTS)
+def test_blocks_stand_for_what_was_computed(variant: str) -> None:
+    """In both lanes; after a round through plain arrays; and behind what a row has said."""
+    loaded = tiny_loaded(variant)
+    if prefix_cache(loaded.description.cache).extent is PrefixExtent.NONE:
+        pytest.skip("its caches have no blocks")
+    rows = BlockRows(MlxEngine(loaded, block_files=FilesInMemory()))
+    expected = _computed(rows)
+
+    saved, blocks = [], []
+    for start, stop in zip(_ENDS[:2], _ENDS[1:3], strict=True):
+        rows.run(StepPlan(prefill=(rows.chunk(_PROMPT, start, stop),)))
+        held = rows.store(0, start, stop, has_state=True)
+        assert held.has_state
+        blocks.append(held.block_id)
+        saved.append(saved_block(held, _PROMPT[start:stop], start))
+        rows.change(SaveBlock(held.block_id, saved[-1]))
+    rows.release(0)
+    for lane in Lane:
+        said = rows.reusing(_PROMPT, _ENDS[2], blocks, _TOKENS, lane=lane)
+        assert differences(expected, said, ASKED) == []
+
+    loads = (LoadBlock(*pair) for pair in zip(blocks, saved, strict=True))
+    result = rows.change(DropBlocks(tuple(blocks)), *loads)
+    assert [one.nbytes for one in result.held_blocks] == [one.nbytes for one in saved]
+    said = rows.reusing(_PROMPT, _ENDS[2], blocks, _TOKENS)
+    assert differences(expected, said, ASKED) == []
+
+    completion = rows.generate(rows.chunk(_PROMPT, 0, len(_PROMPT)), _TOKENS)
+    text = (*_PROMPT, *(token.token_id for token in completion))
+    held = rows.store(0, 0, len(text) - 1, has_state=True)
+    rows.release(0)
+    following = (*text, *_BEHIND)
+    said = rows.reusing(following, len(text) - 1, (held.block_id,), _TOKENS)
+    assert differences(rows.alone(following, _TOKENS), said, ASKED) == []

@@ -1,0 +1,85 @@
+"""A process that is killed while it writes blocks leaves none that is read as another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from block_samples import ROOT, files_in, is_same_content
+from block_writing import KEY, block_content, block_writers
+
+from machd.engine.block_files import BlockFiles
+from machd.engine.block_protocol import SavedBlock
+
+TRIALS = 200
+TORN_TRIALS = 40
+KEPT_BLOCKS = 24
+"""What a trial leaves to the next one, so that looking at all of it stays quick."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a killed writer left: unfinished files, good blocks, and others that were found out."""
+
+    temporaries: int
+    good: int
+    damaged: int
+
+
+def _temporaries(root: Path) -> list[str]:
+    return [name for name in files_in(root, KEY) if name.endswith(".tmp")]
+
+
+def _check(root: Path, files: BlockFiles) -> list[SavedBlock]:
+    """Load all that was found; what comes has to be right. Returns the good ones."""
+    ends = {ROOT: 0}
+    good: list[SavedBlock] = []
+    for saved in files.saved():
+        assert ends[saved.parent] == saved.start, "what a block follows was found before it"
+        ends[saved.digest] = saved.start + len(saved.token_ids)
+        content = files.load(saved)
+        if content is not None:
+            assert is_same_content(content, block_content(saved)), "content is that of the digest"
+            good.append(saved)
+    assert not _temporaries(root)
+    return good
+
+
+def _trials(root: Path, count: int, *, is_torn: bool) -> Iterator[Trial]:
+    """Kill a writer and look at what it left, over and over."""
+    dice = random.Random(11)
+    with block_writers(root, is_torn=is_torn) as writers:
+        for seed in range(1, count + 1):
+            writers.write_and_die(dice.uniform(0.0, 0.06), seed)
+            temporaries = len(_temporaries(root))
+            files = BlockFiles(root, KEY)
+            good = _check(root, files)
+            # Last ones first: what follows what is gone would be gone with the next start.
+            files.forget(one.digest for one in good[KEPT_BLOCKS:])
+            files.close(10)
+            reading = files.reading()
+            assert reading.bytes == sum(files_in(root, KEY).values()), (
+                "bytes are those of the files"
+            )
+            yield Trial(temporaries, len(good), reading.damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # 35 s here, and more where others write to the disk
+def test_killed_two_hundred_times(tmp_path: Path) -> None:
+    """In one directory: every file that is found is whole, and is the block that it is named by."""
+    trials = list(_trials(tmp_path / "blocks", TRIALS, is_torn=False))
+    assert len(trials) == TRIALS
+    assert sum(one.damaged for one in trials) == 0, "a file has its name only when it is whole"
+    killed_writing = sum(one.temporaries > 0 for one in trials)
+    assert killed_writing >= TRIALS // 10, "writers were killed in the middle of a block"
+    assert sum(one.good for one in trials) > TRIALS * KEPT_BLOCKS // 2
+
+
+def test_files_that_are_not_renamed_are_seen_through(tmp_path: Path) -> None:
+    """A writer without the rename leaves torn files of the right length: they are all noticed."""
+    trials = list(_trials(tmp_path / "blocks", TORN_TRIALS, is_torn=True))
+    assert any(one.damaged for one in trials)

@@ -1,0 +1,442 @@
+"""The prefix cache as clients and operators see it: usage, namespaces, stats, metrics, warming."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from admin_daemon import AdminDaemon
+from dialogue import chat, completion, sse_data, told
+from polling import wait_until
+from raw_client import RawClient
+from running_daemon import RunningDaemon
+from scraping import scrape
+from step_gate import StepGate
+
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import Engine, ModelDescription
+
+ALICE = "k-alice-0123456789abcdef"
+BOB = "k-bob-0123456789abcdef"
+LONG = "A system prompt of some length, that every one of these requests begins with. " * 4
+_CHAT = "/v1/chat/completions"
+_WARM = "/admin/cache/warm"
+
+each_mode = pytest.mark.parametrize("batched", [False, True], ids=["single", "batched"])
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """Two keys."""
+    path = tmp_path / "api-keys"
+    path.write_text(f"alice:{ALICE}\nbob:{BOB}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[AdminDaemon]:
+    """One without keys."""
+    with _running(tmp_path) as running:
+        yield running
+
+
+def _running(
+    directory: Path, engine: Callable[[], Engine] = lambda: FakeEngine(told), **flags: object
+) -> AdminDaemon:
+    """A daemon with room for prompts; nobody knows what the fake engine's machine has left."""
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    return AdminDaemon(directory, engine, {"cache.memory_mb": 100, **named})
+
+
+def _cached(http: httpx.Client, text: str = LONG, key: str = "", **fields: object) -> int:
+    """Cached tokens of a completion of ``text``."""
+    headers = {"X-Api-Key": key} if key else {}
+    body = completion(text, max_tokens=1, **fields)
+    answer = http.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["prompt_tokens"] == len(text)
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def _stats(daemon: AdminDaemon) -> dict[str, Any]:
+    answer = daemon.http.get("/v1/cache/stats")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def _warm(daemon: AdminDaemon, *prompts: object, status: int = 200, **fields: object) -> Any:
+    answer = daemon.admin.post(_WARM, json={"prompts": list(prompts), **fields}, timeout=30)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@each_mode
+def test_what_was_computed_once_is_cached(tmp_path: Path, batched: bool) -> None:  # noqa: FBT001
+    """Nothing at first, all but the last token then, and the beginning of what goes on otherwise."""
+    with _running(tmp_path, continuous_batching__enabled=batched) as daemon:
+        assert _cached(daemon.http) == 0
+        assert _cached(daemon.http) == len(LONG) - 1
+        assert _cached(daemon.http, LONG + "and on") == len(LONG)
+        wait_until(lambda: _stats(daemon)["prefix"]["queries"] == 3, "all are counted")
+        prefix = _stats(daemon)["prefix"]
+        assert (prefix["hits"], prefix["prefix_hits"], prefix["misses"]) == (1, 1, 1)
+        assert prefix["bytes"] > 0
+        assert prefix["blocks"] >= len(LONG) // 64
+        assert prefix["limit_bytes"] is None or prefix["bytes"] <= prefix["limit_bytes"]
+        assert _stats(daemon)["disk"] is None
+
+
+def _chat_usage(http: httpx.Client, **fields: object) -> dict[str, Any]:
+    return dict(http.post(_CHAT, json=chat(LONG, max_tokens=2, **fields)).json()["usage"])
+
+
+def test_every_dialect_tells_what_was_cached(daemon: AdminDaemon) -> None:
+    """Whole and streamed, under each one's own names."""
+    prompt = _chat_usage(daemon.http)["prompt_tokens"]
+    cached = prompt - 1
+    assert _chat_usage(daemon.http)["prompt_tokens_details"] == {"cached_tokens": cached}
+    body = chat(LONG, max_tokens=2, stream=True, stream_options={"include_usage": True})
+    usage = sse_data(daemon.http.post(_CHAT, json=body).content)[-1]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+
+    said = {"model": "fake", "input": LONG, "max_output_tokens": 16, "store": False}
+    daemon.http.post("/v1/responses", json=said)
+    usage = daemon.http.post("/v1/responses", json=said).json()["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] == usage["input_tokens"] - 1
+
+    turns = [{"role": "user", "content": LONG}]
+    said = {"model": "fake", "messages": turns, "max_tokens": 2}
+    daemon.http.post("/v1/messages", json=said)
+    usage = daemon.http.post("/v1/messages", json=said).json()["usage"]
+    assert (usage["input_tokens"], usage["cache_creation_input_tokens"]) == (1, 0)
+    assert usage["cache_read_input_tokens"] == cached
+    streamed = daemon.http.post("/v1/messages", json={**said, "stream": True}).text
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in streamed.splitlines()
+        if line.startswith("data: ")
+    ]
+    for usage in (events[0]["message"]["usage"], events[-2]["usage"]):
+        assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (1, cached)
+
+
+def test_what_a_stop_text_ends_has_its_cached_tokens(daemon: AdminDaemon) -> None:
+    """Such an answer is whole before the engine has heard of it."""
+    body = chat(f"{LONG} say one two", stop=["two"])
+    daemon.http.post(_CHAT, json=body)
+    usage = daemon.http.post(_CHAT, json=body).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+
+
+@each_mode
+def test_several_choices_have_one_prompt(tmp_path: Path, batched: bool) -> None:  # noqa: FBT001
+    """What the first choice computes is not told as cached because the second one finds it."""
+    with _running(tmp_path, continuous_batching__enabled=batched) as daemon:
+        assert _cached(daemon.http, n=3, seed=1) == 0
+        assert _cached(daemon.http, n=3, seed=1) == len(LONG) - 1
+        twice = completion([LONG, LONG + "more"], max_tokens=1, n=2)
+        usage = daemon.http.post("/v1/completions", json=twice).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * len(LONG) - 1
+
+
+def test_keys_do_not_find_each_other_s_prompts(tmp_path: Path, key_file: Path) -> None:
+    """Each has a miss on what the other has computed; and a salt keeps a key's own apart."""
+    with _running(tmp_path, auth__api_keys_file=str(key_file)) as daemon:
+        assert _cached(daemon.http, key=ALICE) == 0
+        assert _cached(daemon.http, key=BOB) == 0
+        assert _cached(daemon.http, key=ALICE) == _cached(daemon.http, key=BOB) == len(LONG) - 1
+        for salt in ("s", "t"):
+            assert _cached(daemon.http, key=ALICE, cache_salt=salt) == 0
+        assert _cached(daemon.http, key=ALICE, cache_salt="s") == len(LONG) - 1
+        assert _cached(daemon.http, key=BOB, cache_salt="s") == 0
+
+
+def test_sharing_is_switched_on_while_it_runs(tmp_path: Path, key_file: Path) -> None:
+    """From then on keys find each other's prompts, but none that was a key's own, nor a salt's."""
+    with _running(tmp_path, auth__api_keys_file=str(key_file)) as daemon:
+        assert _cached(daemon.http, key=ALICE) == 0
+        change = {"cache": {"namespace": "shared"}}
+        assert daemon.admin.patch("/admin/config", json=change).status_code == 200
+        assert _cached(daemon.http, key=ALICE) == 0
+        assert _cached(daemon.http, key=BOB) == len(LONG) - 1
+        assert _cached(daemon.http, key=BOB, cache_salt="s") == 0
+        assert _cached(daemon.http, key=ALICE, cache_salt="s") == len(LONG) - 1
+
+
+def test_a_salt_keeps_decodes_apart(tmp_path: Path) -> None:
+    """Two identical requests of one client share a decode, unless one of them has a salt."""
+    gate = StepGate()
+    with (
+        _running(
+            tmp_path,
+            lambda: FakeEngine(told, before_step=gate),
+            continuous_batching__enabled=True,
+        ) as daemon,
+        gate,
+    ):
+        answers: list[httpx.Response] = []
+
+        def ask(**fields: object) -> None:
+            body = chat("say hello", temperature=0, **fields)
+            answers.append(httpx.post(daemon.daemon.url + _CHAT, json=body, timeout=30))
+
+        threads = [
+            threading.Thread(target=ask, kwargs=fields)
+            for fields in ({}, {}, {"cache_salt": "s"}, {"cache_salt": "t"})
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: daemon.status["open_requests"] == 4, "all are open")
+        gate.open()
+        for thread in threads:
+            thread.join(30)
+        assert [one.status_code for one in answers] == [200] * 4
+        assert sum("x-coalesced" in one.headers for one in answers) == 1
+
+
+def test_a_salt_is_never_logged(tmp_path: Path) -> None:
+    """At level debug, in requests and in warming."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with _running(tmp_path) as daemon:
+            _cached(daemon.http, cache_salt="xyzzy-salt")
+            _warm(daemon, {"prompt": LONG}, cache_salt="xyzzy-salt")
+            bad = completion(LONG, cache_salt="xyzzy-salt" * 30)
+            assert "xyzzy" not in daemon.http.post("/v1/completions", json=bad).text
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "xyzzy-salt" not in stream.getvalue()
+
+
+def test_stats_are_of_the_last_idle_moment_while_one_runs(tmp_path: Path) -> None:
+    """In single-flight mode the prefix cache's numbers stand still with the others."""
+    gate = StepGate()
+    with (
+        _running(tmp_path, lambda: FakeEngine(told, before_step=gate)) as daemon,
+        RawClient(daemon.daemon.url) as client,
+        gate,
+    ):
+        before = _stats(daemon)
+        body = json.dumps(chat("say hello", stream=True)).encode()
+        client.request("POST", _CHAT, body, {"Content-Type": "application/json"})
+        wait_until(
+            lambda: _stats(daemon)["status"] == "stale_generation_in_flight", "one is running"
+        )
+        assert _stats(daemon)["prefix"] == before["prefix"]
+        assert before["prefix"]["queries"] == 0
+        gate.open()
+        client.read_answer()
+        wait_until(lambda: _stats(daemon)["status"] == "ok", "nothing runs any more")
+        assert _stats(daemon)["prefix"]["queries"] == 1
+
+
+def test_the_status_and_the_metrics_say_what_stats_say(daemon: AdminDaemon) -> None:
+    """One set of figures, on both listeners and at a scrape."""
+    _cached(daemon.http)
+    _cached(daemon.http)
+    wait_until(lambda: _stats(daemon)["prefix"]["queries"] == 2, "both are counted")
+    stats = _stats(daemon)
+    assert daemon.status["cache"]["prefix"] == stats["prefix"]
+    url = daemon.daemon.url
+    assert scrape(url, "machd_prefix_cache_queries_total") == 2
+    assert scrape(url, "machd_prefix_cache_hits_total", kind="full") == 1
+    assert scrape(url, "machd_prefix_cache_bytes") == stats["prefix"]["bytes"]
+    assert scrape(url, "machd_prefix_cache_blocks", state="held") == stats["prefix"]["blocks"]
+    assert scrape(url, "machd_prompt_tokens_cached_total") == len(LONG) - 1
+    log = daemon.http.get("/v1/capabilities").json()
+    assert log["prefix_cache"]["active"] is True
+    assert log["prefix_cache"]["disk"] is False
+    assert log["kv_quantization"]["active"] == "none"
+
+
+class _Blocked(FakeEngine):
+    """A model whose caches cannot be kept."""
+
+    @property
+    def model(self) -> ModelDescription:
+        layers = (LayerCacheFacts("ChunkedKVCache", mergeable=False),)
+        return replace(super().model, cache=CacheFacts(layers, 1024, 0))
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "why"),
+    [
+        (FakeEngine, {"cache__prefix": False}, "cache.prefix is off"),
+        (_Blocked, {}, "ChunkedKVCache"),
+    ],
+)
+def test_without_a_cache_everything_says_so(
+    tmp_path: Path, engine: type[FakeEngine], flags: dict[str, object], why: str
+) -> None:
+    """Stats are null, capabilities inactive, clearing clears nothing, warming is a 409."""
+    with _running(tmp_path, lambda: engine(told), **flags) as daemon:
+        assert _cached(daemon.http) == _cached(daemon.http) == 0
+        assert _stats(daemon)["prefix"] is None
+        assert daemon.http.get("/v1/capabilities").json()["prefix_cache"]["active"] is False
+        assert daemon.admin.post("/admin/cache/clear").json()["blocks"] == 0
+        error = _warm(daemon, {"prompt": LONG}, status=409)["error"]
+        assert error["code"] == "conflict"
+        assert why in error["message"]
+        assert scrape(daemon.daemon.url, "machd_prefix_cache_queries_total") == 0
+
+
+def test_a_cleared_cache_finds_nothing(daemon: AdminDaemon) -> None:
+    """The answer counts the blocks; what is on disk is only cleared when that is said."""
+    _cached(daemon.http)
+    wait_until(lambda: _stats(daemon)["prefix"]["blocks"] > 0, "it is kept")
+    wait_until(lambda: daemon.status["running"] == 0, "nothing runs any more")
+    blocks = _stats(daemon)["prefix"]["blocks"]
+    cleared = daemon.admin.post("/admin/cache/clear").json()
+    assert cleared == {"responses": {"count": 0, "size_bytes": 0}, "blocks": blocks}
+    assert _cached(daemon.http) == 0
+    assert daemon.admin.post("/admin/cache/clear?disk=true").status_code == 200
+    assert _cached(daemon.http) == 0
+    error = daemon.admin.post("/admin/cache/clear?disk=yes").json()["error"]
+    assert error["param"] == "disk"
+
+
+def test_warmed_prompts_are_found(daemon: AdminDaemon) -> None:
+    """A text by a completion, a conversation by a chat completion with the same tools."""
+    tools = [{"type": "function", "function": {"name": "look", "description": LONG}}]
+    turns = [{"role": "system", "content": LONG}]
+    asked = {"messages": turns, "tools": tools}
+    warmed = _warm(daemon, {"prompt": LONG}, asked, {"prompt": LONG})
+    text, conversation, again = warmed["prompts"]
+    assert (text["prompt_tokens"], text["cached_tokens"], text["error"]) == (len(LONG), 0, None)
+    assert again["cached_tokens"] == len(LONG) - 1
+    assert text["duration_s"] > 0
+    assert (warmed["failed"], warmed["cached_tokens"]) == (0, again["cached_tokens"])
+    assert warmed["prompt_tokens"] == 2 * len(LONG) + conversation["prompt_tokens"]
+    assert _cached(daemon.http) == len(LONG) - 1
+    body = chat("x", max_tokens=1, tools=tools)
+    body["messages"] = [*turns, {"role": "user", "content": "hello"}]
+    usage = daemon.http.post(_CHAT, json=body).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 2 * len(LONG)
+
+
+def test_a_prompt_that_fails_does_not_stop_the_others(daemon: AdminDaemon) -> None:
+    """Its error stands in its place."""
+    tool = {"role": "tool", "tool_call_id": "t", "content": "x"}
+    warmed = _warm(daemon, {"prompt": "x" * 5000}, {"messages": [tool]}, {"prompt": LONG})
+    codes = [one["error"] and one["error"]["code"] for one in warmed["prompts"]]
+    assert codes == ["context_length_exceeded", "invalid_request", None]
+    assert warmed["failed"] == 2
+    assert _cached(daemon.http) == len(LONG) - 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompts": []}, "prompts"),
+        ({}, "prompts"),
+        ({"prompts": [{"prompt": "a"}, {}]}, "prompts[1]"),
+        (
+            {"prompts": [{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}]},
+            "prompts[0]",
+        ),
+        ({"prompts": [{"prompt": "a"}], "cache_salt": ""}, "cache_salt"),
+        ({"prompts": [{"prompt": 1}]}, "prompts[0].prompt"),
+    ],
+)
+def test_what_cannot_be_warmed_is_refused(
+    daemon: AdminDaemon, body: dict[str, object], param: str
+) -> None:
+    """All of it, by name, before anything is computed."""
+    answer = daemon.admin.post(_WARM, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert _stats(daemon)["prefix"]["queries"] == 0
+
+
+def test_prompts_are_longer_than_settings(daemon: AdminDaemon) -> None:
+    """A body of megabytes is read; one beyond the bound is a 413 that names it."""
+    long = [{"prompt": "x" * 2_000_000}]
+    assert _warm(daemon, *long)["failed"] == 1
+    answer = daemon.admin.post(_WARM, content=b" " * (8 * 1024 * 1024 + 1), headers=_JSON)
+    assert answer.status_code == 413
+    assert str(8 * 1024 * 1024) in answer.json()["error"]["message"]
+    answer = daemon.admin.post("/admin/mode", content=b" " * 70_000, headers=_JSON)
+    assert answer.status_code == 413
+    assert "65536" in answer.json()["error"]["message"]
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def test_warming_names_whose_prompts_they_are(tmp_path: Path, key_file: Path) -> None:
+    """409 without a name, 404 for a wrong one; and only that key with that salt finds them."""
+    with _running(
+        tmp_path, auth__api_keys_file=str(key_file), limits__max_requests_per_key=1
+    ) as daemon:
+        error = _warm(daemon, {"prompt": LONG}, status=409)["error"]
+        assert (error["param"], "cache.namespace" in error["message"]) == ("client", True)
+        assert _warm(daemon, {"prompt": LONG}, status=404, client="carol")["error"]["param"] == (
+            "client"
+        )
+        assert _warm(daemon, {"prompt": LONG}, client="alice")["failed"] == 0
+        assert _warm(daemon, {"prompt": LONG}, client="bob", cache_salt="s")["failed"] == 0
+        assert _cached(daemon.http, key=ALICE) == len(LONG) - 1
+        assert _cached(daemon.http, key=BOB) == 0
+        assert _cached(daemon.http, key=BOB, cache_salt="s") == len(LONG) - 1
+        change = {"cache": {"namespace": "shared"}}
+        assert daemon.admin.patch("/admin/config", json=change).status_code == 200
+        assert _warm(daemon, {"prompt": LONG})["failed"] == 0
+        assert _cached(daemon.http, key=BOB) == len(LONG) - 1
+
+
+def test_a_key_that_comes_with_a_reload_can_be_named(tmp_path: Path, key_file: Path) -> None:
+    """The names are those in force."""
+    with _running(tmp_path, auth__api_keys_file=str(key_file)) as daemon:
+        _warm(daemon, {"prompt": LONG}, status=404, client="carol")
+        key_file.write_text(key_file.read_text() + "carol:k-carol-0123456789abcdef\n")
+        assert daemon.admin.post("/admin/reload").status_code == 200
+        assert _warm(daemon, {"prompt": LONG}, client="carol")["failed"] == 0
+
+
+def test_warming_ends_with_who_asked_for_it(tmp_path: Path) -> None:
+    """A client that leaves leaves no generation behind, and nothing is begun after it."""
+    gate = StepGate()
+    with _running(tmp_path, lambda: FakeEngine(told, before_step=gate)) as daemon, gate:
+        with RawClient(daemon.admin_url) as client:
+            body = json.dumps({"prompts": [{"prompt": LONG}, {"prompt": "other"}]}).encode()
+            headers = {
+                "Content-Type": "application/json",
+                "Authorization": f"Bearer {daemon.token}",
+            }
+            client.request("POST", _WARM, body, headers)
+            wait_until(lambda: daemon.status["open_requests"] == 1, "the first is open")
+            (one,) = daemon.admin.get("/admin/requests").json()["requests"]
+            assert (one["endpoint"], one["client"]) == ("cache_warm", "anonymous")
+        wait_until(lambda: daemon.status["open_requests"] == 0, "it is let go")
+        gate.open()
+        wait_until(lambda: daemon.status["running"] == 0, "nothing runs any more")
+        assert _stats(daemon)["prefix"]["queries"] <= 1
+
+
+def test_a_daemon_that_drains_warms_nothing(daemon: AdminDaemon) -> None:
+    """503, as for any other work."""
+    daemon.admin.post("/admin/drain")
+    assert _warm(daemon, {"prompt": LONG}, status=503)["error"]["code"] == "draining"
+
+
+def test_quantised_caches_are_said() -> None:
+    """The format in force stands beside the verdict, in batches as well."""
+    flags = {"cache.kv_quantization": "affine8", "continuous_batching.enabled": True}
+    with RunningDaemon(FakeEngine, flags) as daemon:
+        told_of = httpx.get(f"{daemon.url}/v1/capabilities").json()
+    assert told_of["kv_quantization"]["active"] == "affine8"
+    assert told_of["kv_quantization"]["verdict"] == "supported"
+    assert told_of["decode_mode"]["active"] == "batched"

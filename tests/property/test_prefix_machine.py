@@ -1,0 +1,550 @@
+"""Any history of prompts that begin alike, of faults, limits and restarts keeps the blocks right.
+
+A Hypothesis state machine plays the serving loop with a prefix cache on an engine whose keys and
+values show what they were computed from. Texts are of two or three tokens and blocks of two to four,
+so that they share, part and split all the time. Caches that are broken on purpose prove that the
+machine would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pytest
+from chained_engine import STATE_BYTES, TOKEN_BYTES, Chained, ChainedDisk, ChainedEngine, said
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from sequence_samples import batching_of
+
+from machd.engine.block_protocol import (
+    BlockChange,
+    DropBlocks,
+    ForgetSaved,
+    LoadBlock,
+    SaveBlock,
+    SplitBlock,
+    StoreBlock,
+)
+from machd.engine.protocol import SamplingParams, StepPlan, StepResult
+from machd.errors import EngineFaultError
+from machd.scheduler.block_tree import Block, BlockTree
+from machd.scheduler.continuous import continuous
+from machd.scheduler.core import SchedulerCore
+from machd.scheduler.decode import Decode
+from machd.scheduler.events import (
+    Event,
+    FinishReason,
+    PromptReused,
+    SequenceFinished,
+    TokenGenerated,
+)
+from machd.scheduler.kept_blocks import KeptBlocks
+from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.shape import Arrangement
+from machd.scheduler.waiting import QueueLimits
+
+Text = tuple[int, ...]
+
+LIMITS = QueueLimits(
+    max_queue=50, max_queue_tokens=5000, queue_timeout_s=1e9, request_timeout_s=1e9
+)
+NAMESPACES = ("", "", "b")
+
+
+@dataclass
+class Record:
+    """What the machine knows of one sequence."""
+
+    request: SequenceRequest
+    tokens: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    finished: SequenceFinished | None = None
+
+    @property
+    def text(self) -> Text:
+        """Its prompt and what was heard of its completion."""
+        return (*self.request.prompt, *self.tokens)
+
+
+PREFIX_LIMITS = st.builds(
+    PrefixLimits,
+    max_bytes=st.sampled_from([0, 30, 60, 90, 150, 300, 1000, 100_000, 100_000]),
+    max_entries=st.sampled_from([None, None, None, 1, 2, 4]),
+    left_bytes=st.sampled_from([0, 50]),
+    disk_bytes=st.sampled_from([None, 100_000, 100_000, 400, 120, 40, 0]),
+)
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """The serving loop's verbs in any order, for caches that can be cut."""
+
+    is_stateful: ClassVar[bool] = False
+    cache_class: ClassVar[type[PrefixCache]] = PrefixCache
+    kept_class: ClassVar[type[KeptBlocks]] = KeptBlocks
+    tree_class: ClassVar[type[BlockTree]] = BlockTree
+
+    def __init__(self) -> None:
+        """Nothing yet; the first rule chooses the configuration."""
+        super().__init__()
+        self.records: list[Record] = []
+        self.made: dict[str, set[Text]] = {}
+        self.now_s = 0.0
+        self.opened = self.hits = self.prefix_hits = 0
+        self.is_disk_exact = True
+
+    @initialize(
+        alphabet=st.sampled_from([2, 2, 3]),
+        block_tokens=st.integers(2, 4),
+        min_gain_tokens=st.integers(1, 3),
+        max_b=st.integers(1, 4),
+        chunk_tokens=st.sampled_from([None, 1, 2, 3, 5, 8]),
+        coalesce=st.booleans(),
+        limits=PREFIX_LIMITS,
+        is_late=st.booleans(),
+        looks_ahead=st.booleans(),
+        expected_state_bytes=st.sampled_from([STATE_BYTES, 1, 60]),
+    )
+    def configure(
+        self,
+        alphabet: int,
+        block_tokens: int,
+        min_gain_tokens: int,
+        max_b: int,
+        chunk_tokens: int | None,
+        coalesce: bool,
+        limits: PrefixLimits,
+        is_late: bool,
+        looks_ahead: bool,
+        expected_state_bytes: int,
+    ) -> None:
+        """Any configuration."""
+        self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
+        state_bytes = expected_state_bytes if self.is_stateful else 0
+        costs = BlockCosts(TOKEN_BYTES, state_bytes)
+        self.shape = PrefixShape(b"model", block_tokens, costs, min_gain_tokens)
+        self.arrangement = self._arrangement(max_b, chunk_tokens)
+        self.engine_parts = {"is_late": is_late, "looks_ahead": looks_ahead}
+        self._start({})
+
+    def _arrangement(self, max_b: int, chunk_tokens: int | None) -> Arrangement:
+        return continuous(
+            LIMITS,
+            batching_of(max_b=max_b, prefill_chunk_tokens=chunk_tokens, coalesce=self.coalesce),
+        )
+
+    def _start(self, disk: ChainedDisk) -> None:
+        self.engine = ChainedEngine(
+            is_stateful=self.is_stateful, alphabet=self.alphabet, **self.engine_parts
+        )
+        self.engine.disk = disk
+        saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
+        self.cache = self.cache_class(self.shape, self.limits)
+        if self.kept_class is not KeptBlocks or self.tree_class is not BlockTree:
+            tree = self.cache._tree = self.tree_class(self.shape.model_key)
+            self.cache._kept = self.kept_class(tree, self.shape.costs, self.limits)
+        self.cache._kept.find_saved(saved)
+        self.core = SchedulerCore(self.arrangement, self.cache)
+        self.opened = self.hits = self.prefix_hits = 0
+
+    # Rules
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 6),
+        namespace=st.sampled_from(NAMESPACES),
+        copies=st.sampled_from([1, 1, 1, 2, 3]),
+    )
+    def submit(self, prompt: list[int], max_tokens: int, namespace: str, copies: int) -> None:
+        """New prompts, some of them several times at once."""
+        for _ in range(copies):
+            self._submit([one % self.alphabet for one in prompt], max_tokens, namespace)
+
+    @rule(
+        age=st.integers(0, 9),
+        length=st.integers(1, 30),
+        more=st.lists(st.integers(0, 2), max_size=6),
+        max_tokens=st.integers(1, 6),
+        namespace=st.sampled_from([None, None, None, "", "b"]),
+    )
+    def submit_alike(
+        self, age: int, length: int, more: list[int], max_tokens: int, namespace: str | None
+    ) -> None:
+        """A beginning of a known text, and something else after it."""
+        if not self.records:
+            return
+        known = self.records[-1 - age % len(self.records)]
+        prompt = [*known.text[:length], *(one % self.alphabet for one in more)]
+        own = known.request.cache_namespace if namespace is None else namespace
+        self._submit(prompt, max_tokens, own)
+
+    @rule(age=st.integers(0, 6))
+    def abort(self, age: int) -> None:
+        """Somebody leaves, wherever it is."""
+        opened = [one for one in self.records if one.finished is None]
+        if opened:
+            record = opened[-1 - age % len(opened)]
+            self._note(self.core.abort((record.request.sequence_id,), None, self.now_s))
+            assert record.finished is not None
+
+    @rule()
+    def step(self) -> None:
+        """A step that goes well."""
+        self._step()
+
+    @rule(steps=st.integers(2, 8))
+    def run_on(self, steps: int) -> None:
+        """Some steps in a row."""
+        for _ in range(steps):
+            self._step()
+
+    @rule(made=st.integers(0, 6))
+    def step_with_engine_fault(self, made: int) -> None:
+        """The step raises when some of its changes are made."""
+        self.engine.makes_changes = made
+        self._step()
+        self.engine.makes_changes = None
+        self.is_disk_exact = False
+
+    @rule(slots=st.sets(st.integers(0, 3), min_size=1))
+    def step_with_row_faults(self, slots: set[int]) -> None:
+        """Rows fail, others go on."""
+        self.engine.failing_slots = slots
+        self._step()
+        self.engine.failing_slots = set()
+
+    @rule(lost=st.sets(st.integers(0, 5), min_size=1), is_written=st.booleans())
+    def step_with_losses(self, lost: set[int], *, is_written: bool) -> None:
+        """Some stores and loads go wrong, and the second tier may miss what it is given."""
+        counts = iter(range(1000))
+        self.engine.loses = lambda _change: next(counts) in lost
+        self.engine.writes = is_written
+        self._step()
+        self.engine.loses = lambda _change: False
+        self.engine.writes = True
+        self.is_disk_exact = self.is_disk_exact and is_written
+
+    @rule(available_bytes=st.sampled_from([None, None, 0, 40, 100, 1000]))
+    def observe_memory(self, available_bytes: int | None) -> None:
+        """The machine has more or less left."""
+        self.core.observe_memory(available_bytes)
+
+    @rule(limits=PREFIX_LIMITS)
+    def set_limits(self, limits: PrefixLimits) -> None:
+        """Other limits, at any time."""
+        if (limits.disk_bytes is None) == (self.limits.disk_bytes is None):
+            self.limits = limits
+            self.core.set_prefix_limits(limits)
+
+    @rule(is_disk_included=st.booleans())
+    def clear(self, *, is_disk_included: bool) -> None:
+        """All is forgotten that nobody needs."""
+        kept = self.cache._kept
+        count = self.core.clear_prefixes(is_disk_included=is_disk_included)
+        assert count >= 0
+        pinned = {block for row in self.cache._rows.values() for block in row.pinned.path()}
+        pinned |= {block for row in self.cache._rows.values() for block in row.tip.path()}
+        assert set(kept._by_id.values()) <= pinned
+        assert not is_disk_included or not kept.second_tier.count
+
+    @rule(missing=st.sets(st.integers(0, 9), max_size=3))
+    def lose_files(self, missing: set[int]) -> None:
+        """Files go away under a running daemon."""
+        self._lose_files(missing)
+        self.is_disk_exact = False
+
+    @rule(missing=st.sets(st.integers(0, 9), max_size=3), often=st.integers(0, 3))
+    def crash(self, missing: set[int], often: int) -> None:
+        """A new daemon finds what is on disk, with holes in it."""
+        if often:
+            return
+        for record in self.records:
+            if record.finished is None:
+                record.finished = SequenceFinished("", FinishReason.ERROR, None, 0, 0, 0, 0.0)
+        disk = dict(self.engine.disk)
+        self._start(disk)
+        self.is_disk_exact = True
+        self._lose_files(missing)
+        self._start(self.engine.disk)
+
+    @rule(max_b=st.integers(1, 4), chunk_tokens=st.sampled_from([None, 1, 2, 3, 5, 8]))
+    def rearrange(self, max_b: int, chunk_tokens: int | None) -> None:
+        """What runs is finished, then others go on in another way, with the same blocks."""
+        self.core.hold_admission()
+        self._run_until(lambda: self.core.is_at_rest)
+        self.arrangement = self._arrangement(max_b, chunk_tokens)
+        self._note(self.core.rearrange(self.arrangement, self.now_s))
+        self.engine.reset()
+
+    @rule(often=st.integers(0, 3))
+    def drain(self, often: int) -> None:
+        """Now and then nobody is left."""
+        if not often:
+            self._drain()
+
+    def teardown(self) -> None:
+        """Left alone, everything ends."""
+        if hasattr(self, "core"):
+            self._drain()
+
+    # Invariants
+
+    @invariant()
+    def books_add_up(self) -> None:
+        """The scheduler's and the cache's own."""
+        self.core.check_invariants()
+        reading = self.core.prefix_reading
+        assert reading is not None
+        assert reading.queries == reading.hits + reading.prefix_hits + reading.misses == self.opened
+        assert (reading.hits, reading.prefix_hits) == (self.hits, self.prefix_hits)
+        assert reading.pinned_bytes <= reading.bytes
+        assert reading.blocks >= reading.entries >= (1 if reading.blocks else 0)
+
+    @invariant()
+    def memory_is_within_its_limits(self) -> None:
+        """What is above them is pinned or on its way."""
+        kept = self.cache._kept
+        can_go = any(block.is_evictable for block in kept.tree)
+        assert kept.bytes <= kept.limit_bytes or not can_go
+        assert kept.limit_bytes <= self.limits.max_bytes
+        if self.limits.max_entries is not None:
+            assert kept.entries <= self.limits.max_entries or not can_go
+        if self.limits.disk_bytes is not None:
+            assert kept.second_tier.bytes <= self.limits.disk_bytes
+
+    @invariant()
+    def blocks_are_the_engine_s(self) -> None:
+        """Once the changes that are queued are made, the engine has what the tree has."""
+        block_ids = set(self.engine.blocks)
+        unsettled: set[int] = set()
+        for change in self.cache.changes:
+            _foresee(change, block_ids, unsettled)
+        kept = self.cache._kept
+        assert block_ids == set(kept._by_id)
+        for block_id, block in kept._by_id.items():
+            if block_id not in unsettled:
+                self._check_content(block, self.engine.blocks[block_id])
+        if not unsettled:
+            assert kept.bytes == sum(one.nbytes for one in self.engine.blocks.values())
+
+    @invariant()
+    def files_are_the_tier_s(self) -> None:
+        """Once the changes that are queued are made, nothing is on disk that nobody knows of."""
+        digests = {digest: saved for digest, (saved, _) in self.engine.disk.items()}
+        for change in self.cache.changes:
+            if isinstance(change, SaveBlock):
+                digests[change.saved.digest] = change.saved
+            if isinstance(change, ForgetSaved):
+                for digest in change.digests:
+                    digests.pop(digest, None)
+        blocks = {one.digest: one for one in self.cache._tree if one.is_saved}
+        assert digests.keys() <= blocks.keys()
+        assert not self.is_disk_exact or digests.keys() == blocks.keys()
+        for digest, saved in digests.items():
+            block = blocks[digest]
+            assert (saved.start, saved.token_ids) == (block.start, block.token_ids)
+            assert saved.has_state == block.has_state
+
+    @invariant()
+    def completions_are_right(self) -> None:
+        """What was heard is what an engine says that computes every prompt."""
+        for record in self.records:
+            expected = list(record.request.prompt)
+            for token in record.tokens:
+                assert token == said(tuple(expected), self.alphabet)
+                expected.append(token)
+
+    def _check_content(self, block: Block, content: Chained) -> None:
+        text: Text = ()
+        for one in block.path():
+            assert one.start == len(text)
+            text += one.token_ids
+        assert content.texts == tuple(text[: end + 1] for end in range(block.start, block.stop))
+        if self.is_stateful:
+            assert (content.state is not None) == block.has_state
+            assert content.state in {None, text}
+        assert content.nbytes == block.nbytes
+
+    # The serving loop
+
+    def _submit(self, prompt: Iterable[int], max_tokens: int, namespace: str) -> None:
+        number = len(self.records)
+        request = SequenceRequest(
+            sequence_id=f"s{number}",
+            group_id=f"g{number}",
+            prompt=tuple(prompt)[:24],
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset(),
+            arrived_s=self.now_s,
+            namespace=namespace,
+            cache_namespace=namespace,
+        )
+        self.records.append(Record(request))
+        self._note(self.core.submit((request,), self.now_s))
+
+    def _step(self) -> None:
+        self.now_s += 1.0
+        self._note(self.core.admit(self.now_s))
+        plan = self.core.plan()
+        assert plan == self.core.plan(), "planning changes nothing"
+        assert not self.core.active_loops or not plan.is_empty, "who runs gets on"
+        self._check_opening(plan)
+        try:
+            result = self.engine.run(plan)
+        except RuntimeError:
+            self._note(self.core.fail(EngineFaultError("planted"), self.now_s))
+            self.engine.reset()
+            return
+        self._remember_computed()
+        lost = set(result.lost_blocks)
+        self._commit(plan, result)
+        assert not lost & set(self.cache._kept._by_id), "what is lost is not kept"
+
+    def _check_opening(self, plan: StepPlan) -> None:
+        """What is reused was computed in the namespace, and is not the whole prompt."""
+        for chunk in plan.prefill:
+            decode = self.core._slots.at(chunk.slot_index)
+            assert decode is not None
+            if chunk.reused is None:
+                continue
+            prompt, namespace = decode.request.prompt, decode.request.cache_namespace
+            reused = chunk.reused.token_ids
+            assert 0 < len(reused) < len(prompt)
+            assert reused == prompt[: len(reused)]
+            assert reused in self.made.get(namespace, set()), "nobody there has computed that"
+
+    def _remember_computed(self) -> None:
+        for decode in self.core._slots:
+            assert decode.slot_index is not None
+            row = self.engine.rows.get(decode.slot_index)
+            if row is not None and decode.is_opened:
+                self.made.setdefault(decode.request.cache_namespace, set()).update(row.texts)
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        for chunk in plan.prefill:
+            if chunk.opens:
+                decode = self.core._slots.at(chunk.slot_index)
+                assert decode is not None
+                self.opened += 1
+                if chunk.reused is not None:
+                    is_whole = chunk.start == decode.prompt_tokens - 1
+                    self.hits, self.prefix_hits = (
+                        self.hits + is_whole,
+                        self.prefix_hits + (not is_whole),
+                    )
+        self._note(self.core.commit(plan, result, self.now_s, duration_s=0.01))
+        self._remember_computed_by_openers(plan)
+
+    def _remember_computed_by_openers(self, plan: StepPlan) -> None:
+        """Rows that began with this step were not known as opened before."""
+        del plan
+        self._remember_computed()
+
+    def _note(self, events: Iterable[Event]) -> None:
+        records = {one.request.sequence_id: one for one in self.records}
+        for event in events:
+            match event:
+                case TokenGenerated(sequence_id, token, _):
+                    records[sequence_id].tokens.append(token.token_id)
+                case PromptReused(sequence_id, cached_tokens):
+                    record = records[sequence_id]
+                    assert not record.cached_tokens, "told once"
+                    assert not record.tokens, "and before its first token"
+                    record.cached_tokens = cached_tokens
+                    self._check_cached(record)
+                case SequenceFinished():
+                    record = records[event.sequence_id]
+                    assert record.finished is None, "a sequence ends once"
+                    assert event.cached_tokens == record.cached_tokens
+                    record.finished = event
+                    if event.reason is FinishReason.LENGTH:
+                        assert len(record.tokens) == record.request.max_tokens
+                case _:
+                    pass
+
+    def _check_cached(self, record: Record) -> None:
+        prompt = record.request.prompt
+        assert 0 < record.cached_tokens < len(prompt)
+        made = self.made.get(record.request.cache_namespace, set())
+        assert prompt[: record.cached_tokens] in made
+
+    def _lose_files(self, missing: set[int]) -> None:
+        digests = list(self.engine.disk)
+        for index in missing:
+            if digests:
+                self.engine.disk.pop(digests[index % len(digests)], None)
+
+    def _run_until(self, is_done) -> None:  # noqa: ANN001
+        for _ in range(1200):
+            if is_done():
+                return
+            self._step()
+        raise AssertionError("it never ends")
+
+    def _drain(self) -> None:
+        """Without newcomers everything ends within the steps that its tokens take."""
+        left = [one for one in self.records if one.finished is None]
+        tokens = sum(len(one.request.prompt) + one.request.max_tokens for one in left)
+        steps = 8 + 8 * len(left) + 4 * tokens
+        while self.core.running_count + self.core.waiting_count:
+            self._step()
+            steps -= 1
+            assert steps > 0, "everything ends"
+        while self.cache.changes or not self.core.is_at_rest:
+            self._step()
+            steps -= 1
+            assert steps > 0, "and nothing is left to be done"
+        assert all(one.finished is not None for one in self.records)
+        assert self.core.plan().is_empty
+        assert not any(block.pins for block in self.cache._tree)
+        assert not any(root.pins for root in self.cache._tree._roots.values())
+        self.books_add_up()
+        self.blocks_are_the_engine_s()
+        self.files_are_the_tier_s()
+
+
+def _foresee(change: BlockChange, block_ids: set[int], unsettled: set[int]) -> None:
+    """Make a change to the numbers of blocks."""
+    match change:
+        case StoreBlock() | LoadBlock():
+            block_ids.add(change.block_id)
+            unsettled.add(change.block_id)
+        case SplitBlock():
+            assert change.block_id in block_ids, "what is cut is there"
+            block_ids.add(change.head_id)
+            unsettled |= {change.block_id, change.head_id}
+        case DropBlocks():
+            block_ids.difference_update(change.block_ids)
+            unsettled.update(change.block_ids)
+        case _:
+            pass
+
+
+class StatefulPrefixMachine(PrefixMachine):
+    """The same for caches of which a row can only begin where state was kept."""
+
+    is_stateful = True
+
+
+SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine.settings = SETTINGS
+TestStatefulPrefixMachine = StatefulPrefixMachine.TestCase
+TestStatefulPrefixMachine.settings = SETTINGS

@@ -1,0 +1,118 @@
+"""The prefix cache's figures as a person sees them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from unit.bench.bench_reports import made_prefix, made_report
+
+from machd.bench.prefix.figures import PrefixFigures
+from machd.bench.prefix.plot import write_prefix_plot
+from machd.bench.prefix.table import prefix_tables
+
+
+def printed(figures: PrefixFigures, width: int = 80) -> list[str]:
+    """The lines that a pipe gets."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width)
+    for table in prefix_tables(figures):
+        console.print(table)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("slowness", [0.001, 1.0, 500.0])
+def test_the_tables_fit_80_columns(slowness: float) -> None:
+    """Nothing is cut off and no row is broken, with milliseconds or minutes in it."""
+    lines = printed(made_prefix(slowness))
+
+    assert max(len(line) for line in lines) <= 80
+    assert not any("…" in line for line in lines)
+    heads = [line.split() for line in lines if line.startswith("Step")]
+    assert heads == [["Step", "Description", "Expected", "Actual", "TTFT", "Status"]]
+    assert [line.split()[-1] for line in lines if line.startswith(("1a ", "4a ", "4b "))] == [
+        *("PASS", "PASS", "FAIL")
+    ]
+    formats = [line for line in lines if line.startswith(("none ", "affine8 ", "turboquant "))]
+    assert all("batched" in line for line in formats[1:])
+
+
+def test_every_goal_is_reached_or_missed() -> None:
+    """What is wanted of a figure stands by it, with whether it is so."""
+    text = "\n".join(printed(made_prefix()))
+    words = " ".join(text.split())
+
+    assert "4b: 17 of 1000 tokens from the cache, at least 900 expected" in text
+    assert "warm: the same again 200 ms 0.050 x 0.10 x reached" in words
+    assert "after a restart 2.00 s 0.500 x 0.25 x missed" in words
+    assert "Sharing takes 84.0% less: reached" in text
+    assert "The server says: 200.0 MB saved, 200 shared blocks" in text
+    assert "costs +5.0%, median of 12 pairs: missed" in text
+    assert "144 blocks were driven out; within its limit whenever it was asked" in text
+    assert "0.91 x" in next(line for line in printed(made_prefix()) if "affine8  " in line)
+    assert "not measured: affine4: the model has no such caches" in text
+
+
+def test_goals_change_sides_with_their_figures() -> None:
+    """A figure on the other side of its goal is told as that."""
+    figures = made_prefix()
+    assert figures.sharing is not None
+    assert figures.full_cache is not None
+    first, _, affine8 = figures.kv_formats
+    changed = msgspec.structs.replace(
+        figures,
+        latency=msgspec.structs.replace(figures.latency, warm_ratio=0.11, restarted_ratio=0.25),
+        sharing=msgspec.structs.replace(figures.sharing, saved_share=0.79, evictions=3),
+        full_cache=msgspec.structs.replace(
+            figures.full_cache, cost_share=0.03, highest_bytes=92_000_001
+        ),
+        kv_formats=[first, msgspec.structs.replace(affine8, rows_ratio=1.7)],
+    )
+    text = " ".join(" ".join(printed(changed)).split())
+
+    assert "0.110 x 0.10 x missed" in text
+    assert "0.250 x 0.25 x reached" in text
+    assert "79.0% less: missed" in text
+    assert "note: 3 blocks were driven out meanwhile" in text
+    assert "+3.0%, median of 12 pairs: reached" in text
+    assert "OVER ITS LIMIT" in text
+    assert "1.70 x missed" in text
+
+
+def test_what_was_not_measured_leaves_nothing_behind() -> None:
+    """A server at a URL has neither a full cache nor other formats."""
+    figures = msgspec.structs.replace(
+        made_prefix(),
+        sharing=None,
+        full_cache=None,
+        kv_formats=[],
+        latency=msgspec.structs.replace(
+            made_prefix().latency, restarted=None, restarted_ratio=None
+        ),
+    )
+    text = "\n".join(printed(figures))
+
+    assert not any(word in text for word in ("users", "full cache", "streams", "after a restart"))
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    """Two modes, or one without a restart, come out as a PNG of some size."""
+    pytest.importorskip("matplotlib")
+    figures = made_prefix()
+    single = msgspec.structs.replace(figures, mode="single")
+    lonely = msgspec.structs.replace(
+        figures,
+        latency=msgspec.structs.replace(figures.latency, restarted=None, restarted_ratio=None),
+    )
+
+    for number, prefix in enumerate(([figures, single], [lonely])):
+        path = tmp_path / f"{number}.png"
+        write_prefix_plot(msgspec.structs.replace(made_report(), prefix=prefix), path)
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", data[16:24])
+        assert width > height > 300
