@@ -126,7 +126,7 @@ class ChainedEngine:
         return StepResult(
             tuple(one for one in results if isinstance(one, SampledToken)),
             tuple(one for one in results if isinstance(one, RowFault)),
-            tuple(self._held(one) for one, is_held in touched.items() if is_held),
+            tuple(self._held(one) for one in touched if one in self.blocks),
             tuple(one for one, is_held in touched.items() if not is_held),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -44,7 +45,7 @@ def _uncompiled() -> Iterator[None]:
 def _computed(rows: BlockRows) -> list[SampledToken]:
     """What the prompt says without blocks, in the chunks that its blocks are made of."""
     tokens: list[SampledToken] = []
-    for start, stop in zip(_ENDS, _ENDS[1:], strict=False):
+    for start, stop in pairwise(_ENDS):
         chunk = rows.chunk(_PROMPT, start, stop)
         tokens += rows.run(StepPlan(prefill=(chunk,))).tokens
     while len(tokens) < _TOKENS:
@@ -64,7 +65,7 @@ def test_blocks_stand_for_what_was_computed(variant: str) -> None:
     expected = _computed(rows)
 
     saved, blocks = [], []
-    for start, stop in zip(_ENDS[:2], _ENDS[1:3], strict=True):
+    for start, stop in pairwise(_ENDS[:3]):
         rows.run(StepPlan(prefill=(rows.chunk(_PROMPT, start, stop),)))
         held = rows.store(0, start, stop, has_state=True)
         assert held.has_state

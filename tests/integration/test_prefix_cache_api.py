@@ -30,6 +30,7 @@ BOB = "k-bob-0123456789abcdef"
 LONG = "A system prompt of some length, that every one of these requests begins with. " * 4
 _CHAT = "/v1/chat/completions"
 _WARM = "/admin/cache/warm"
+_JSON = {"Content-Type": "application/json"}
 
 each_mode = pytest.mark.parametrize("batched", [False, True], ids=["single", "batched"])
 
@@ -308,6 +309,26 @@ def test_a_cleared_cache_finds_nothing(daemon: AdminDaemon) -> None:
     assert error["param"] == "disk"
 
 
+def test_an_engine_that_is_busy_clears_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waited is told so, and that it waits no longer does the engine no harm."""
+    monkeypatch.setattr("machd.http.admin.cache._CLEAR_TIMEOUT_S", 0.2)
+    gate = StepGate()
+    with _running(tmp_path, lambda: FakeEngine(told, before_step=gate)) as daemon, gate:
+        with RawClient(daemon.daemon.url) as client:
+            body = json.dumps(completion(LONG, max_tokens=1)).encode()
+            client.request("POST", "/v1/completions", body, _JSON)
+            gate.wait_until_held()
+            answer = daemon.admin.post("/admin/cache/clear")
+            assert answer.status_code == 503
+            assert "as soon as" in answer.json()["error"]["message"]
+            gate.open()
+            assert client.read_answer().status == 200
+        assert daemon.http.get("/health/live").status_code == 200
+        assert _cached(daemon.http) in {0, len(LONG) - 1}
+
+
 def test_warmed_prompts_are_found(daemon: AdminDaemon) -> None:
     """A text by a completion, a conversation by a chat completion with the same tools."""
     tools = [{"type": "function", "function": {"name": "look", "description": LONG}}]
@@ -371,9 +392,6 @@ def test_prompts_are_longer_than_settings(daemon: AdminDaemon) -> None:
     answer = daemon.admin.post("/admin/mode", content=b" " * 70_000, headers=_JSON)
     assert answer.status_code == 413
     assert "65536" in answer.json()["error"]["message"]
-
-
-_JSON = {"Content-Type": "application/json"}
 
 
 def test_warming_names_whose_prompts_they_are(tmp_path: Path, key_file: Path) -> None:

@@ -46,6 +46,7 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
+    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -597,7 +598,7 @@ class ContinuousMachine(RuleBasedStateMachine):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted() | EngineFaulted() | InvariantBroken():
+                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
                     raise AssertionError("the serving loop says that, not the scheduler")
 
     def _note_queued(self, record: Record, position: int) -> None:
@@ -769,12 +770,14 @@ class LeaderTakesAllAlong(ContinuousScheduler):
         reason: FinishReason,
         now_s: float,
         error: MachdError | None = None,
+        *,
+        is_sound: bool = True,
     ) -> SequenceFinished:
         decode = self._open[sequence.sequence_id]
         if reason is FinishReason.ABORT and sequence is decode.readers[0]:
             for follower in decode.readers[1:]:
                 super()._end(follower, reason, now_s, error)
-        return super()._end(sequence, reason, now_s, error)
+        return super()._end(sequence, reason, now_s, error, is_sound=is_sound)
 
 
 class StarvesTheSerialRow(ContinuousScheduler):

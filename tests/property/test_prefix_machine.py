@@ -8,7 +8,7 @@ machine would notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -29,6 +29,7 @@ from machd.engine.block_protocol import (
     BlockChange,
     DropBlocks,
     ForgetSaved,
+    HeldBlock,
     LoadBlock,
     SaveBlock,
     SplitBlock,
@@ -36,7 +37,7 @@ from machd.engine.block_protocol import (
 )
 from machd.engine.protocol import SamplingParams, StepPlan, StepResult
 from machd.errors import EngineFaultError
-from machd.scheduler.block_tree import Block, BlockTree
+from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.decode import Decode
@@ -48,7 +49,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.kept_blocks import KeptBlocks
-from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
+from machd.scheduler.prefix_cache import PrefixCache, PrefixShape, _Row
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
@@ -428,7 +429,7 @@ class PrefixMachine(RuleBasedStateMachine):
         for decode in self.core._slots:
             assert decode.slot_index is not None
             row = self.engine.rows.get(decode.slot_index)
-            if row is not None and decode.is_opened:
+            if row is not None:
                 self.made.setdefault(decode.request.cache_namespace, set()).update(row.texts)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -444,12 +445,6 @@ class PrefixMachine(RuleBasedStateMachine):
                         self.prefix_hits + (not is_whole),
                     )
         self._note(self.core.commit(plan, result, self.now_s, duration_s=0.01))
-        self._remember_computed_by_openers(plan)
-
-    def _remember_computed_by_openers(self, plan: StepPlan) -> None:
-        """Rows that began with this step were not known as opened before."""
-        del plan
-        self._remember_computed()
 
     def _note(self, events: Iterable[Event]) -> None:
         records = {one.request.sequence_id: one for one in self.records}
@@ -485,7 +480,7 @@ class PrefixMachine(RuleBasedStateMachine):
             if digests:
                 self.engine.disk.pop(digests[index % len(digests)], None)
 
-    def _run_until(self, is_done) -> None:  # noqa: ANN001
+    def _run_until(self, is_done: Callable[[], bool]) -> None:
         for _ in range(1200):
             if is_done():
                 return
@@ -548,3 +543,205 @@ TestPrefixMachine = PrefixMachine.TestCase
 TestPrefixMachine.settings = SETTINGS
 TestStatefulPrefixMachine = StatefulPrefixMachine.TestCase
 TestStatefulPrefixMachine.settings = SETTINGS
+
+
+class PinsNothing(KeptBlocks):
+    """What running rows need may go."""
+
+    def pin(self, block: Block) -> None:
+        """Hold nothing."""
+
+    def unpin(self, block: Block) -> None:
+        """Nothing was held."""
+
+
+class EvictsPinned(KeptBlocks):
+    """Looks at nobody's needs when there is no room."""
+
+    def _evict(self, keep: Collection[Block] = ()) -> Block | None:
+        for block in self.children_first():
+            if block.is_held and not block.memory_children and block not in keep:
+                self._drop(block)
+                return block.before
+        return None
+
+
+class SplitsElsewhere(KeptBlocks):
+    """Tells the engine another place than the tree."""
+
+    def split(self, block: Block, at: int) -> Block:
+        """Cut one token from the end instead."""
+        last = len(block.token_ids) - 1
+        head = super().split(block, at)
+        self.changes[:] = [
+            replace(one, at=last) if isinstance(one, SplitBlock) else one for one in self.changes
+        ]
+        return head
+
+
+class CountsTwice(KeptBlocks):
+    """Counts what comes into memory two times."""
+
+    def _enter_memory(self, block: Block) -> None:
+        super()._enter_memory(block)
+        self.bytes += block.nbytes
+
+
+class KnowsNoLimits(KeptBlocks):
+    """Always has room."""
+
+    def _make_room(self, nbytes: int, *, after: Block, besides: Block | None = None) -> bool:
+        del nbytes, after, besides
+        return True
+
+    def _trim(self) -> None:
+        pass
+
+
+class NeverTellsTheEngine(KeptBlocks):
+    """Counts blocks out that the engine keeps."""
+
+    def _drop(self, block: Block) -> None:
+        self._leave_memory(block, is_told=False)
+        if not block.is_saved:
+            self._remove(block)
+
+
+class ForgetsWhatWasQueued(KeptBlocks):
+    """After a fault it drops what it knows, and not what it was about to drop."""
+
+    def lose_memory(self) -> None:
+        """Drop the blocks that count."""
+        self.changes.clear()
+        super().lose_memory()
+
+
+class KeepsWhatIsLost(KeptBlocks):
+    """Does not listen to what went wrong."""
+
+    def confirm(self, held: Iterable[HeldBlock], lost: Iterable[int]) -> None:
+        """All is well."""
+        lost_ones = [HeldBlock(block_id, 10) for block_id in lost if block_id in self._by_id]
+        super().confirm([*held, *lost_ones], ())
+
+
+class SharesNamespaces(BlockTree):
+    """Everybody's texts begin at one root."""
+
+    def root(self, namespace: str) -> Block:
+        """Whoever's."""
+        del namespace
+        return super().root("")
+
+
+class FollowsOneTokenOnly(BlockTree):
+    """Believes that a block fits if its first token does."""
+
+    def walk(self, start: Block, text: Text) -> Walk:
+        """Go down without comparing."""
+        block, at = start, start.stop
+        while at < len(text) and text[at] in block.children:
+            block = block.children[text[at]]
+            at = min(block.stop, len(text))
+        return Walk(block, at)
+
+
+class StoresAhead(PrefixCache):
+    """Takes what is not computed yet for computed."""
+
+    def _keep_prompt(self, row: _Row) -> None:
+        upto = min(row.decode.prefilled_tokens + 1, row.decode.prompt_tokens)
+        self._extend(row, row.decode.request.prompt, upto, position=None, is_end=True)
+
+
+class ReusesAll(PrefixCache):
+    """Leaves no token of a prompt to compute."""
+
+    def enter(self, decode: Decode) -> None:
+        """Look the whole prompt up."""
+        super().enter(decode)
+        row = self._rows[decode.slot_index or 0]
+        row.beginning = decode.request.prompt
+        self._look_up(row)
+
+
+class WaitsForGood(PrefixCache):
+    """Whoever waits for another row does so until that one is gone."""
+
+    def _is_leading(self, row: _Row) -> bool:
+        return True
+
+
+class NeverLetsGo(PrefixCache):
+    """Rows hold their blocks after their end."""
+
+    def _let_go(self, row: _Row) -> None:
+        self._kept.unpin(row.root)
+
+
+class NeedsNoState(PrefixCache):
+    """Opens rows where no state was kept."""
+
+    def _usable(self, block: Block, tokens: int) -> Block:
+        return block if block.stop <= tokens else block.before
+
+
+class BeginsTooSoon(PrefixCache):
+    """Does not wait for blocks that are on their way."""
+
+    def is_ready(self, decode: Decode) -> bool:
+        """Always."""
+        del decode
+        return True
+
+
+POSITIONAL = [
+    PinsNothing,
+    EvictsPinned,
+    SplitsElsewhere,
+    CountsTwice,
+    KnowsNoLimits,
+    NeverTellsTheEngine,
+    ForgetsWhatWasQueued,
+    KeepsWhatIsLost,
+    SharesNamespaces,
+    FollowsOneTokenOnly,
+    StoresAhead,
+    ReusesAll,
+    WaitsForGood,
+    NeverLetsGo,
+    BeginsTooSoon,
+]
+STATEFUL = [NeedsNoState, EvictsPinned, SharesNamespaces, StoresAhead, BeginsTooSoon]
+
+
+@pytest.mark.parametrize(
+    ("machine", "broken"),
+    [(PrefixMachine, one) for one in POSITIONAL]
+    + [(StatefulPrefixMachine, one) for one in STATEFUL],
+)
+def test_the_machine_notices_a_broken_cache(
+    machine: type[PrefixMachine], broken: type[PrefixCache | KeptBlocks | BlockTree]
+) -> None:
+    """Each way of being wrong shows, so a green machine means something."""
+
+    class Broken(machine):  # type: ignore[valid-type, misc]
+        cache_class = broken if issubclass(broken, PrefixCache) else PrefixCache
+        kept_class = broken if issubclass(broken, KeptBlocks) else KeptBlocks
+        tree_class = broken if issubclass(broken, BlockTree) else BlockTree
+
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(
+            Broken,
+            settings=settings(
+                max_examples=400,
+                stateful_step_count=40,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                report_multiple_bugs=False,
+                phases=[Phase.generate],
+                print_blob=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

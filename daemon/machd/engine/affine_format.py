@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv_planes import Vectors, VectorsFormat
+from machd.engine.kv_planes import FoldedVectors, VectorsFormat
 
 __all__ = ["AffineFormat"]
 
@@ -28,15 +28,26 @@ _NIBBLE_BITS = 4
 class AffineFormat(VectorsFormat):
     """``affine8`` and ``affine4``.
 
-    Planes of vectors [rows, heads, tokens, n]: the words, uint32 [rows, heads, tokens, words], and
-    the scales with the offsets behind them, [rows, 2 * heads, tokens, groups] in the vectors' dtype.
+    Words are uint32 [rows, heads, tokens, words]; parameters are scales and offsets, [rows, heads,
+    tokens, groups] in the vectors' dtype.
     """
+
+    parameter_count = 2
 
     def __init__(self, bits: int) -> None:
         """Take the bits of a number: 8 or 4."""
         assert bits in {_BYTE_BITS, _NIBBLE_BITS}
         self.name = f"affine{bits}"
         self._bits = bits
+
+    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        """Bytes; of halves of bytes the whole bytes and the upper halves."""
+        # A word's numbers come lowest first, and so do a little-endian word's bytes.
+        whole = words.view(mx.uint8)
+        parts = [whole.astype(mx.float32)]
+        if self._bits == _NIBBLE_BITS:
+            parts.append((whole >> _NIBBLE_BITS).astype(mx.float32))
+        return tuple(parts)
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """As they are for bytes; for halves of bytes see :meth:`join_outputs`."""
@@ -53,10 +64,10 @@ class AffineFormat(VectorsFormat):
         joined = mx.stack([whole - _NIBBLES * odd, odd], axis=-1)
         return joined.reshape(*joined.shape[:-2], -1)
 
-    def _encoded(self, vectors: mx.array) -> tuple[mx.array, ...]:
-        width = vectors.shape[-1]
-        if not vectors.size:
-            return _of_nothing(vectors)
+    def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
+        rows, heads, tokens, width = vectors.shape
+        if not width:
+            return vectors.astype(mx.uint32), mx.zeros((rows, 2 * heads, tokens, 0), vectors.dtype)
         group = _group(width)
         filled = -(-width // group) * group
         if filled > width:
@@ -65,30 +76,27 @@ class AffineFormat(VectorsFormat):
         words, scales, offsets = mx.quantize(vectors, group_size=group, bits=self._bits)
         return words[..., : self._words(width)], mx.concatenate([scales, offsets], axis=1)
 
-    def _decoded(self, planes: Sequence[mx.array], width: int, dtype: mx.Dtype) -> mx.array:
-        words, parameters = planes
+    def _decoded(
+        self, words: mx.array, parameters: Sequence[mx.array], width: int, dtype: mx.Dtype
+    ) -> mx.array:
         if not width:
             return words.astype(dtype)
-        scales, offsets = mx.split(parameters, 2, axis=1)
+        scales, offsets = parameters
         group = _group(width)
-        filled = parameters.shape[-1] * group * self._bits // _WORD_BITS
-        if filled > words.shape[-1]:
-            words = mx.pad(words, [(0, 0)] * 3 + [(0, filled - words.shape[-1])])
+        missing = scales.shape[-1] * group * self._bits // _WORD_BITS - words.shape[-1]
+        if missing:
+            words = mx.pad(words, [(0, 0)] * 3 + [(0, missing)])
         vectors = mx.dequantize(words, scales, offsets, group_size=group, bits=self._bits)
         return vectors[..., :width].astype(dtype)
 
-    def _folded(self, planes: Sequence[mx.array], width: int) -> Vectors | None:
-        words, parameters = planes
+    def _folded(
+        self, words: mx.array, parameters: Sequence[mx.array], width: int
+    ) -> FoldedVectors | None:
+        scales, offsets = parameters
         is_whole = words.shape[-1] * _WORD_BITS == width * self._bits
-        if parameters.shape[-1] != 1 or not is_whole:
+        if scales.shape[-1] != 1 or not is_whole:
             return None
-        scales, offsets = mx.split(parameters, 2, axis=1)
-        # A word's numbers come lowest first, and so do a little-endian word's bytes.
-        whole = words.view(mx.uint8)
-        parts = [whole.astype(mx.float32)]
-        if self._bits == _NIBBLE_BITS:
-            parts.append((whole >> _NIBBLE_BITS).astype(mx.float32))
-        return Vectors(tuple(parts), scales, offsets)
+        return FoldedVectors(words, scales, offsets)
 
     def _words(self, width: int) -> int:
         return -(-width * self._bits // _WORD_BITS)
@@ -99,10 +107,3 @@ def _group(width: int) -> int:
     if width % _GROUP == 0 or width > _GROUPS[-1]:
         return _GROUP
     return next(group for group in _GROUPS if group >= width)
-
-
-def _of_nothing(vectors: mx.array) -> tuple[mx.array, ...]:
-    """Planes without columns' content, for layers that keep no values, and for no tokens."""
-    rows, heads, tokens, _ = vectors.shape
-    assert not vectors.shape[-1], "a pass has tokens"
-    return mx.zeros((rows, heads, tokens, 0), mx.uint32), mx.zeros((rows, 2 * heads, tokens, 0))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from machd.engine.affine_format import AffineFormat
-from machd.engine.kv_planes import FoldedKv, KvFormat, KvWidths, PlainFormat, Vectors
+from machd.engine.kv_planes import FoldedKv, FoldedVectors, KvFormat, KvWidths, PlainFormat
 from machd.engine.turboquant import TurboQuantFormat
 
-__all__ = ["PLAIN", "FoldedKv", "KvFormat", "KvWidths", "Vectors", "kv_format_named"]
+__all__ = ["PLAIN", "FoldedKv", "FoldedVectors", "KvFormat", "KvWidths", "kv_format_named"]
 
 PLAIN = PlainFormat()
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-__all__ = ["FoldedKv", "KvFormat", "KvWidths", "PlainFormat", "Vectors", "VectorsFormat"]
+__all__ = ["FoldedKv", "FoldedVectors", "KvFormat", "KvWidths", "PlainFormat", "VectorsFormat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,16 @@ class KvWidths:
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
+class FoldedVectors:
     """Keys or values as sums of products: a vector is ``scales * parts + offsets``.
 
     Attributes:
-        parts: float32 [rows, heads, columns, n] each; what they stand for
-            :meth:`KvFormat.split_queries` and :meth:`KvFormat.join_outputs` know.
+        words: [rows, heads, columns, n], what :meth:`KvFormat.parts` makes the parts of.
         scales: [rows, heads, columns, 1].
         offsets: The same, added to every number of a vector; None for none.
     """
 
-    parts: tuple[mx.array, ...]
+    words: mx.array
     scales: mx.array
     offsets: mx.array | None
 
@@ -55,8 +54,8 @@ class Vectors:
 class FoldedKv:
     """Keys and values that attention can be computed of without decoding them."""
 
-    keys: Vectors
-    values: Vectors
+    keys: FoldedVectors
+    values: FoldedVectors
 
 
 class KvFormat(Protocol):
@@ -80,6 +79,10 @@ class KvFormat(Protocol):
 
     def fold(self, planes: Sequence[mx.array], widths: KvWidths) -> FoldedKv | None:
         """For the attention of :mod:`machd.engine.cpu_attention`; None where that has to decode."""
+        ...
+
+    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        """Of words of folded vectors, float32 [rows, heads, columns, n] each."""
         ...
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
@@ -109,6 +112,10 @@ class PlainFormat:
     def fold(self, planes: Sequence[mx.array], widths: KvWidths) -> None:
         """There is nothing to decode."""
 
+    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        """Themselves."""
+        return (words,)
+
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """As they are."""
         return (queries,)
@@ -119,57 +126,64 @@ class PlainFormat:
 
 
 class VectorsFormat:
-    """A format that encodes every vector by itself, of what kind it may be.
+    """A format that encodes every vector by itself, keys and values alike.
 
-    Keys and values of one shape are encoded together, the values' heads behind the keys': half as
-    many arrays to write and to read.
+    A vector becomes words and parameters. Words have planes of their own, first those of keys, then
+    those of values. Parameters of keys and values of one shape share a plane: [rows, heads, columns,
+    n], where each parameter has the heads of keys and then those of values. Otherwise they are two.
     """
 
+    parameter_count: int
+    """Parameters of a vector, or of each of its groups."""
+
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
-        """Two planes of both together, or two of each."""
+        """Three planes, or four where keys and values differ in shape."""
         if keys.shape == values.shape:
-            return self._encoded(mx.concatenate([keys, values], axis=1))
-        return (*self._encoded(keys), *self._encoded(values))
+            heads = keys.shape[1]
+            words, parameters = self._encoded(mx.concatenate([keys, values], axis=1))
+            return words[:, :heads], words[:, heads:], parameters
+        key_words, key_parameters = self._encoded(keys)
+        value_words, value_parameters = self._encoded(values)
+        return key_words, value_words, key_parameters, value_parameters
 
     def decode(self, planes: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
         """The vectors in the dtype that they had."""
-        if len(planes) > self.plane_count:
-            keys, values = planes[: self.plane_count], planes[self.plane_count :]
-            return (
-                self._decoded(keys, widths.keys, widths.dtype),
-                self._decoded(values, widths.values, widths.dtype),
-            )
-        both = self._decoded(planes, widths.keys, widths.dtype)
-        heads = both.shape[1] // 2
-        return both[:, :heads], both[:, heads:]
+        key_parameters, value_parameters = self._parameters(planes)
+        return (
+            self._decoded(planes[0], key_parameters, widths.keys, widths.dtype),
+            self._decoded(planes[1], value_parameters, widths.values, widths.dtype),
+        )
 
     def fold(self, planes: Sequence[mx.array], widths: KvWidths) -> FoldedKv | None:
-        """Only of keys and values that were encoded together."""
-        if len(planes) > self.plane_count:
-            return None
-        both = self._folded(planes, widths.keys)
-        if both is None:
-            return None
-        heads = both.scales.shape[1] // 2
-        return FoldedKv(_of_heads(both, slice(heads)), _of_heads(both, slice(heads, None)))
+        """Where a vector has one scale and its words are nothing but its numbers."""
+        key_parameters, value_parameters = self._parameters(planes)
+        keys = self._folded(planes[0], key_parameters, widths.keys)
+        values = self._folded(planes[1], value_parameters, widths.values)
+        return None if keys is None or values is None else FoldedKv(keys, values)
 
-    plane_count = 2
-    """Planes of vectors of one kind."""
+    def _parameters(self, planes: Sequence[mx.array]) -> tuple[list[mx.array], list[mx.array]]:
+        """The parameters of keys and those of values, [rows, heads, columns, n] each."""
+        words, _, *parameters = planes
+        first, last = (mx.split(one, self.parameter_count, axis=1) for one in _ends(parameters))
+        if len(parameters) > 1:
+            return first, last
+        heads = words.shape[1]
+        return [one[:, :heads] for one in first], [one[:, heads:] for one in last]
 
-    def _encoded(self, vectors: mx.array) -> tuple[mx.array, ...]:
+    def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
+        """Words and parameters."""
         raise NotImplementedError
 
-    def _decoded(self, planes: Sequence[mx.array], width: int, dtype: mx.Dtype) -> mx.array:
+    def _decoded(
+        self, words: mx.array, parameters: Sequence[mx.array], width: int, dtype: mx.Dtype
+    ) -> mx.array:
         raise NotImplementedError
 
-    def _folded(self, planes: Sequence[mx.array], width: int) -> Vectors | None:
+    def _folded(
+        self, words: mx.array, parameters: Sequence[mx.array], width: int
+    ) -> FoldedVectors | None:
         raise NotImplementedError
 
 
-def _of_heads(vectors: Vectors, heads: slice) -> Vectors:
-    offsets = vectors.offsets
-    return Vectors(
-        tuple(part[:, heads] for part in vectors.parts),
-        vectors.scales[:, heads],
-        None if offsets is None else offsets[:, heads],
-    )
+def _ends(arrays: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+    return arrays[0], arrays[-1]

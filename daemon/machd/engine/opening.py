@@ -106,7 +106,7 @@ def _engine(loaded: LoadedModel, settings: Settings, block_directory: Path | Non
 
     max_rows = settings.continuous_batching.max_b
     if block_directory is None:
-        return MlxEngine(loaded, max_rows=max_rows)
+        return MlxEngine(loaded, max_rows=max_rows, leaves_blocks=settings.cache.prefix)
     budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
     block_files = BlockFiles(block_directory, block_key(loaded), budget_bytes=budget_bytes)
     try:

@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.kv_planes import Vectors, VectorsFormat
+from machd.engine.kv_planes import FoldedVectors, VectorsFormat
 
 __all__ = ["TurboQuantFormat", "codebook", "rotation"]
 
@@ -40,11 +40,12 @@ _Floats = NDArray[np.float64]
 class TurboQuantFormat(VectorsFormat):
     """``turboquant``.
 
-    Planes of vectors [rows, heads, tokens, n]: the codes, packed into words, uint32 [rows, heads,
-    tokens, words], lowest first; and the norms, [rows, heads, tokens, 1] in the vectors' dtype.
+    Words are the codes, lowest first, uint32 [rows, heads, tokens, words]; the parameter is the norm,
+    [rows, heads, tokens, 1] in the vectors' dtype.
     """
 
     name = "turboquant"
+    parameter_count = 1
 
     def __init__(self, bits: int = 4) -> None:
         """Take the bits of a coordinate; in 3 there are ten coordinates in a word."""
@@ -54,6 +55,10 @@ class TurboQuantFormat(VectorsFormat):
         if bits != 4:
             self.name = f"turboquant{bits}"
 
+    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        """Rotated unit vectors."""
+        return (self._levels(words, words.shape[-1] * self._per_word),)
+
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """Rotated as keys are."""
         return (queries @ self._tables(queries.shape[-1]).rotation.T,)
@@ -62,10 +67,10 @@ class TurboQuantFormat(VectorsFormat):
         """Rotated back."""
         return parts[0] @ self._tables(parts[0].shape[-1]).rotation
 
-    def _encoded(self, vectors: mx.array) -> tuple[mx.array, ...]:
+    def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
         width = vectors.shape[-1]
         if not width:
-            return mx.zeros(vectors.shape, mx.uint32), vectors
+            return vectors.astype(mx.uint32), vectors
         tables = self._tables(width)
         exact = vectors.astype(mx.float32)
         norms = mx.linalg.norm(exact, axis=-1, keepdims=True)
@@ -75,17 +80,21 @@ class TurboQuantFormat(VectorsFormat):
             codes = codes + (units > border)
         return self._packed(codes), norms.astype(vectors.dtype)
 
-    def _decoded(self, planes: Sequence[mx.array], width: int, dtype: mx.Dtype) -> mx.array:
-        words, norms = planes
+    def _decoded(
+        self, words: mx.array, parameters: Sequence[mx.array], width: int, dtype: mx.Dtype
+    ) -> mx.array:
+        (norms,) = parameters
         if not width:
             return norms
-        tables = self._tables(width)
-        units = self._levels(words, width) @ tables.rotation
+        units = self._levels(words, width) @ self._tables(width).rotation
         return (units * norms.astype(mx.float32)).astype(dtype)
 
-    def _folded(self, planes: Sequence[mx.array], width: int) -> Vectors | None:
-        words, norms = planes
-        return Vectors((self._levels(words, width),), norms, None) if width else None
+    def _folded(
+        self, words: mx.array, parameters: Sequence[mx.array], width: int
+    ) -> FoldedVectors | None:
+        (norms,) = parameters
+        is_whole = width and words.shape[-1] * self._per_word == width
+        return FoldedVectors(words, norms, None) if is_whole else None
 
     def _packed(self, codes: mx.array) -> mx.array:
         missing = -codes.shape[-1] % self._per_word
@@ -95,7 +104,7 @@ class TurboQuantFormat(VectorsFormat):
         return (grouped << self._shifts).sum(axis=-1).astype(mx.uint32)
 
     def _levels(self, words: mx.array, width: int) -> mx.array:
-        """Coordinates of the rotated unit vectors, float32."""
+        """Coordinates of the rotated unit vectors, float32 [..., width]."""
         tables = self._tables(width)
         if tables.by_half_word is not None:
             # Four codes at a time: what costs is to look up, not what is found.

@@ -203,6 +203,8 @@ class SchedulerCore:
         if self._prefixes is not None:
             self._prefixes.commit(plan, result)
         events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
+        for slot_index in {token.slot_index for token in result.tokens}:
+            self._running(slot_index).settle()
         for token in result.tokens:
             # Of a row that ended with an earlier token of the step, the others are not wanted.
             if token.slot_index not in self._slots.released:

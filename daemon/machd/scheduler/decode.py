@@ -30,6 +30,7 @@ class Decode:
         readers: Who is told each token, in the order they came; the first one leads.
         tokens: What has been generated so far, kept only where somebody may still join.
         completion_token_ids: The same as ids alone, kept always.
+        settled_tokens: Those of them that the last step with any did not say.
         prefilled_tokens: Tokens of the prompt that are in the row, or will be when it begins.
         reused_tokens: Those of them that were not computed for it.
         is_opened: Whether the engine has begun with it.
@@ -46,6 +47,7 @@ class Decode:
         "readers",
         "request",
         "reused_tokens",
+        "settled_tokens",
         "slot_index",
         "submitted_s",
         "tokens",
@@ -62,6 +64,7 @@ class Decode:
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
         self.completion_token_ids: list[int] = []
+        self.settled_tokens = 0
         self.tokens: list[SampledToken] = []
         self.slot_index: int | None = None
         self.lane: Lane | None = None
@@ -90,13 +93,15 @@ class Decode:
 
     @property
     def computed_tokens(self) -> int:
-        """How many tokens of prompt and completion its caches hold, as far as is known here.
+        """How many tokens of prompt and completion its caches hold.
 
-        The last one never is: it is what the next step begins with.
+        What the last step said is not among them: it is what the next one begins with.
         """
         if not self.is_prefilled:
             return self.prefilled_tokens
-        return self.prompt_tokens + self.completion_tokens - 1
+        if not self.completion_tokens:
+            return self.prompt_tokens - 1
+        return self.prompt_tokens + self.settled_tokens
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -174,6 +179,10 @@ class Decode:
         assert self.slot_index is not None, "a running decode has a slot"
         assert self.is_prefilled, "the prompt comes first"
         return DecodeRow(self.slot_index)
+
+    def settle(self) -> None:
+        """A step with more tokens is there: those said before it are in the caches."""
+        self.settled_tokens = self.completion_tokens
 
     def count_token(self, token: SampledToken) -> None:
         """Record one more token, for every reader."""

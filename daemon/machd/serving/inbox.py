@@ -89,6 +89,10 @@ class ClearPrefixes:
     is_disk_included: bool
     done: Future[int] = field(default_factory=Future)
 
+    def __post_init__(self) -> None:
+        """Whoever waits for ``done`` may leave, which must not cancel it."""
+        self.done.set_running_or_notify_cancel()
+
 
 @dataclass(frozen=True, slots=True)
 class SetPrefixLimits:

@@ -50,7 +50,7 @@ def test_every_goal_is_reached_or_missed() -> None:
     assert "warm: the same again 200 ms 0.050 x 0.10 x reached" in words
     assert "after a restart 2.00 s 0.500 x 0.25 x missed" in words
     assert "Sharing takes 84.0% less: reached" in text
-    assert "The server says: 200.0 MB saved, 200 shared blocks" in text
+    assert "The server says: 200 MB saved, 200 shared blocks" in text
     assert "costs +5.0%, median of 12 pairs: missed" in text
     assert "144 blocks were driven out; within its limit whenever it was asked" in text
     assert "0.91 x" in next(line for line in printed(made_prefix()) if "affine8  " in line)

@@ -368,7 +368,7 @@ class _ForgetsASlot(SingleFlightScheduler):
 
     def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
         """Do nothing."""
-        del decode, now_s
+        del decode, now_s, is_sound
 
 
 def test_books_are_looked_through_while_steps_run() -> None:

@@ -43,7 +43,7 @@ _FORMATS = ("none", "affine8", "affine4", "turboquant")
 
 KV_STREAMS = 16
 KV_ROUNDS = 3
-_LOOKED_AT_EVERY_S = 0.25
+_LOOKED_AT_EVERY_S = 0.1
 
 
 class KvFormatFigures(Struct, frozen=True, kw_only=True):

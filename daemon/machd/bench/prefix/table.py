@@ -198,4 +198,4 @@ def _p50_ms(sample: Distribution | None) -> str:
 
 
 def _mb(size_bytes: int | None) -> str:
-    return NONE if size_bytes is None else f"{size_bytes / _MB:.1f}"
+    return NONE if size_bytes is None else number(size_bytes / _MB)
