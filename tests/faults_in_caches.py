@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from machd.engine import slab
+from machd.engine.affine_format import AffineFormat
 from machd.engine.batch_caches import BatchCaches
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.slab import RowPositions, SlabCache
@@ -143,7 +144,7 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
 
 def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     """A step's keys and values go to the row in the next place."""
-    write, rotate = SlabCache._write, BatchRotatingKVCache._update_in_place
+    write, rotate = SlabCache._written, BatchRotatingKVCache._update_in_place
 
     def rolled_write(self: SlabCache, held: mx.array, new: mx.array) -> mx.array:
         return write(self, held, mx.roll(new, 1, 0) if new.shape[2] == 1 else new)
@@ -151,7 +152,7 @@ def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     def rolled_update(self: BatchRotatingKVCache, keys: mx.array, values: mx.array) -> Any:
         return rotate(self, mx.roll(keys, 1, 0), mx.roll(values, 1, 0))
 
-    patch.setattr(SlabCache, "_write", rolled_write)
+    patch.setattr(SlabCache, "_written", rolled_write)
     patch.setattr(BatchRotatingKVCache, "_update_in_place", rolled_update)
 
 
@@ -183,10 +184,10 @@ def a_former_rows_token_stays(patch: pytest.MonkeyPatch) -> None:
     """The first position of a place that is taken again is the former row's."""
     right = SlabCache.place
 
-    def place(self: SlabCache, row: int, keys: mx.array, values: mx.array) -> None:
+    def place(self: SlabCache, row: int, planes: Sequence[mx.array]) -> None:
         taken: set[int] = vars(self).setdefault("taken", set())
         held = self.keys if row in taken and row < _rows(self.keys) else None
-        right(self, row, keys, values)
+        right(self, row, planes)
         taken.add(row)
         if held is not None and self.keys is not None:
             self.keys[row : row + 1, :, :1] = held[row : row + 1, :, :1]
@@ -250,16 +251,17 @@ def a_trim_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def scales_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    """Keys in 8 bits are read as if all groups had one scale."""
-    right = KVCache.to_quantized
+    """Keys and values in 8 bits are read as if all groups had one scale."""
+    right = AffineFormat._decoded
 
-    def to_quantized(self: KVCache, **kwargs: Any) -> Cache:
-        quantised = right(self, **kwargs)
-        packed, scales, biases = quantised.keys
-        quantised.keys = packed, mx.ones_like(scales), biases
-        return quantised
+    def decoded(
+        self: AffineFormat, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
+    ) -> mx.array:
+        scales, offsets = mx.split(parameters, 2, axis=1)
+        parameters = mx.concatenate([mx.ones_like(scales), offsets], axis=1)
+        return right(self, words, parameters, width, dtype)
 
-    patch.setattr(KVCache, "to_quantized", to_quantized)
+    patch.setattr(AffineFormat, "_decoded", decoded)
 
 
 def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:

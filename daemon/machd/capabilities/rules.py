@@ -137,24 +137,18 @@ def kv_quantization(facts: CacheFacts) -> Verdict:
     if not count and kinds <= {KvCacheKind.RECURRENT, KvCacheKind.NESTED}:
         return _full_size("the model keeps recurrent state and no keys and values")
     if not count:
-        return _full_size("every layer keeps a sliding window (RotatingKVCache) or state")
-    if KvCacheKind.NESTED in kinds or KvCacheKind.RECURRENT in kinds:
-        return Verdict(
-            Support.UNKNOWN,
-            f"{count} of {len(every)} caches are standard ones and kept in fewer bits, the others as "
-            "they are; whether the model reads them so depends on its code; measure it: "
-            "machd check --measure",
+        return _full_size("every layer keeps a sliding window (RotatingKVCache) or recurrent state")
+    if count == len(every):
+        kept = f"all {count} caches are standard ones (KVCache) and kept in fewer bits"
+    else:
+        kept = (
+            f"{count} of {len(every)} caches are standard ones (KVCache) and kept in fewer bits, the "
+            "others as they are"
         )
-    if count < len(every):
-        return Verdict(
-            Support.SUPPORTED,
-            f"{count} of {len(every)} caches are standard ones and kept in fewer bits; sliding "
-            "windows (RotatingKVCache) are kept as they are",
-        )
-    return Verdict(
-        Support.SUPPORTED,
-        f"all {count} caches are standard ones and kept in fewer bits, position by position",
-    )
+    if KvCacheKind.NESTED in kinds or facts.kind is KvCacheKind.HYBRID:
+        question = "whether the model reads them so depends on its code"
+        return Verdict(Support.UNKNOWN, f"{kept}; {question}; measure it: machd check --measure")
+    return Verdict(Support.SUPPORTED, kept)
 
 
 _KIND_OF_CLASS = MappingProxyType(

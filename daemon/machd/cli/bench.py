@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from rich.console import Console
 from machd.bench.long_prompt import LongPromptLoad
 from machd.bench.modes import CONTINUOUS, MODES, REMOTE, Mode
 from machd.bench.plan import BenchPlan
-from machd.bench.plot import write_plot
+from machd.bench.plot import can_plot, write_plot
 from machd.bench.prefix.kv_formats import KV_STREAMS
 from machd.bench.prefix.plan import PrefixPlan
 from machd.bench.prefix.plot import write_prefix_plot
@@ -26,7 +27,6 @@ from machd.bench.table import print_report
 from machd.bench.target import TargetHints
 from machd.bench.workload import Workload
 from machd.cli.bench_options import (
-    check_plot,
     check_prefix,
     check_scenarios,
     read_concurrencies,
@@ -225,7 +225,7 @@ def bench(
     else:
         check_scenarios(scenarios, measured)
     if plot_file is not None:
-        check_plot(scenarios)
+        _check_plot(scenarios)
     clock = SystemClock()
     workload = Workload(requests, prompt_tokens, max_tokens, seed=int(clock.unix_s()))
     plan = BenchPlan(
@@ -246,6 +246,13 @@ def bench(
             report = _run_remote(run, url, *hints)
     print_report(report, Console())
     _write(report, json_file, plot_file)
+
+
+def _check_plot(scenarios: Sequence[Scenario]) -> None:
+    if not can_plot():
+        raise click.UsageError("--plot needs matplotlib: pip install 'machd[plot]'")
+    if Scenario.SWEEP not in scenarios:
+        raise click.UsageError("--plot draws the sweep, which is not among the scenarios")
 
 
 def _write(report: BenchReport, json_file: Path | None, plot_file: Path | None) -> None:

@@ -11,12 +11,10 @@ import msgspec
 
 from machd.bench.connection import ServerAddress
 from machd.bench.modes import CONTINUOUS, MODES, STATIC, Mode, modes_named
-from machd.bench.plot import can_plot
 from machd.bench.prefix.kv_formats import formats_named
 from machd.bench.scenarios import Scenario, scenarios_named
 
 __all__ = [
-    "check_plot",
     "check_prefix",
     "check_scenarios",
     "read_concurrencies",
@@ -130,11 +128,3 @@ def check_scenarios(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> Non
         if not any(scenario in mode.scenarios for mode in modes):
             able = ", ".join(mode.name for mode in MODES if scenario in mode.scenarios)
             raise click.UsageError(f"{scenario.value} needs a mode that batches: --compare {able}")
-
-
-def check_plot(scenarios: Sequence[Scenario]) -> None:
-    """Whether there is something to draw, and something that draws."""
-    if not can_plot():
-        raise click.UsageError("--plot needs matplotlib: pip install 'machd[plot]'")
-    if Scenario.SWEEP not in scenarios:
-        raise click.UsageError("--plot draws the sweep, which is not among the scenarios")

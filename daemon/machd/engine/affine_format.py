@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv_planes import FoldedVectors, VectorsFormat
+from machd.engine.kv_planes import VectorsFormat
 
 __all__ = ["AffineFormat"]
 
@@ -40,15 +40,6 @@ class AffineFormat(VectorsFormat):
         self.name = f"affine{bits}"
         self._bits = bits
 
-    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
-        """Bytes; of halves of bytes the whole bytes and the upper halves."""
-        # A word's numbers come lowest first, and so do a little-endian word's bytes.
-        whole = words.view(mx.uint8)
-        parts = [whole.astype(mx.float32)]
-        if self._bits == _NIBBLE_BITS:
-            parts.append((whole >> _NIBBLE_BITS).astype(mx.float32))
-        return tuple(parts)
-
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """As they are for bytes; for halves of bytes see :meth:`join_outputs`."""
         if self._bits == _BYTE_BITS:
@@ -74,14 +65,16 @@ class AffineFormat(VectorsFormat):
             # The last number again: a group's range stays what it is.
             vectors = mx.pad(vectors, [(0, 0)] * 3 + [(0, filled - width)], mode="edge")
         words, scales, offsets = mx.quantize(vectors, group_size=group, bits=self._bits)
-        return words[..., : self._words(width)], mx.concatenate([scales, offsets], axis=1)
+        if filled > width:
+            words = words[..., : -(-width * self._bits // _WORD_BITS)]
+        return words, mx.concatenate([scales, offsets], axis=1)
 
     def _decoded(
-        self, words: mx.array, parameters: Sequence[mx.array], width: int, dtype: mx.Dtype
+        self, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
     ) -> mx.array:
         if not width:
             return words.astype(dtype)
-        scales, offsets = parameters
+        scales, offsets = mx.split(parameters, 2, axis=1)
         group = _group(width)
         missing = scales.shape[-1] * group * self._bits // _WORD_BITS - words.shape[-1]
         if missing:
@@ -89,17 +82,15 @@ class AffineFormat(VectorsFormat):
         vectors = mx.dequantize(words, scales, offsets, group_size=group, bits=self._bits)
         return vectors[..., :width].astype(dtype)
 
-    def _folded(
-        self, words: mx.array, parameters: Sequence[mx.array], width: int
-    ) -> FoldedVectors | None:
-        scales, offsets = parameters
-        is_whole = words.shape[-1] * _WORD_BITS == width * self._bits
-        if scales.shape[-1] != 1 or not is_whole:
-            return None
-        return FoldedVectors(words, scales, offsets)
+    def _fills_words(self, width: int) -> bool:
+        return width * self._bits % _WORD_BITS == 0
 
-    def _words(self, width: int) -> int:
-        return -(-width * self._bits // _WORD_BITS)
+    def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        # A word's numbers come lowest first, and so do a little-endian word's bytes.
+        whole = words.view(mx.uint8)
+        if self._bits == _BYTE_BITS:
+            return (whole.astype(mx.float32),)
+        return whole.astype(mx.float32), (whole >> _NIBBLE_BITS).astype(mx.float32)
 
 
 def _group(width: int) -> int:

@@ -8,12 +8,12 @@ of 16 rows 0.30 ms instead of 0.54.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import mlx.core as mx
 
 from machd.engine.exponential import MIN_EXPONENT, exp2
-from machd.engine.kv_format import FoldedKv, FoldedVectors, KvFormat
+from machd.engine.kv_format import FoldedKv, KvFormat
 from machd.engine.slab import SlabCache, Span
 
 __all__ = ["attend", "attend_rows"]
@@ -25,10 +25,6 @@ _MIN_BLOCK_TOKENS = 8
 
 _MIN_SCORES = 16 * 1024
 """Fewer cost less one at a time than the operations that take them together."""
-
-_BLOCK_WORDS = 160 * 1024
-"""Words, of four numbers or eight, that are floats at once. At 512 tokens and 16 rows it takes a
-third of the time of all rows at once, whose floats travel through memory."""
 
 _MASKED = -1e30
 """Stands for what a token does not see. Not infinite: a difference of two such is a number."""
@@ -121,64 +117,25 @@ def _attend_folded(
     a position, are applied to scores and weights: a head_dim-th of the numbers.
     """
     rows, heads, _, head_dim = queries.shape
-    keys, values, width = folded.keys, folded.values, span.width
+    keys, values = folded.keys, folded.values
     kv_heads = keys.scales.shape[1]
     queries = (queries * (scale * _LOG2_E)).reshape(rows, kv_heads, -1, head_dim)
-    scores = _key_products(queries, keys, kv_format, width) * _along(keys.scales, width)
+    pairs = zip(keys.parts, kv_format.split_queries(queries), strict=True)
+    products = _sum(part[:, :, None] @ query[..., None] for part, query in pairs)
+    scores = products.squeeze(-1) * keys.scales
     if keys.offsets is not None:
-        sums = queries.sum(axis=-1, keepdims=True)
-        scores = scores + sums * _along(keys.offsets, width)
+        scores = scores + queries.sum(axis=-1, keepdims=True) * keys.offsets
     if span.mask is not None:
         scores = mx.where(span.mask, scores, _MASKED)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
-    scaled = weights * _along(values.scales, width)
-    mixed = _value_products(scaled, values, kv_format, width)
+    scaled = weights * values.scales
+    mixed = kv_format.join_outputs([scaled @ part for part in values.parts])
     if values.offsets is not None:
-        mixed = mixed + weights @ values.offsets[:, :, :width]
+        mixed = mixed + weights @ values.offsets.swapaxes(-1, -2)
     # Divided at last, where there are fewer numbers to divide.
     mixed = mixed / weights.sum(axis=-1, keepdims=True)
     return mixed.reshape(rows, heads, 1, -1)
-
-
-def _key_products(
-    queries: mx.array, keys: FoldedVectors, kv_format: KvFormat, width: int
-) -> mx.array:
-    """Queries by the parts of keys [rows, kv_heads, n, width]."""
-    split = kv_format.split_queries(queries)
-    products = []
-    for rows in _row_blocks(keys.words):
-        parts = kv_format.parts(keys.words[rows])
-        pairs = zip(split, parts, strict=True)
-        products.append(_sum(q[rows] @ part[:, :, :width].swapaxes(-1, -2) for q, part in pairs))
-    return products[0] if len(products) == 1 else mx.concatenate(products)
-
-
-def _value_products(
-    weights: mx.array, values: FoldedVectors, kv_format: KvFormat, width: int
-) -> mx.array:
-    """Weights by the parts of values, as if by the values [rows, kv_heads, n, head_dim]."""
-    products = []
-    for rows in _row_blocks(values.words):
-        parts = kv_format.parts(values.words[rows])
-        products.append([weights[rows] @ part[:, :, :width] for part in parts])
-    joined = products[0]
-    if len(products) > 1:
-        joined = [mx.concatenate(blocks) for blocks in zip(*products, strict=True)]
-    return kv_format.join_outputs(joined)
-
-
-def _row_blocks(words: mx.array) -> Iterator[slice]:
-    """As many rows at once as have floats that stay near the core."""
-    rows, heads, columns, _ = words.shape
-    step = max(1, _BLOCK_WORDS // (heads * columns * words.shape[-1]))
-    for begin in range(0, rows, step):
-        yield slice(begin, min(begin + step, rows))
-
-
-def _along(parameters: mx.array, width: int) -> mx.array:
-    """[rows, heads, columns, 1] as [rows, heads, 1, width]."""
-    return parameters[:, :, :width].swapaxes(-1, -2)
 
 
 def _sum(arrays: Iterable[mx.array]) -> mx.array:
@@ -193,9 +150,10 @@ def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array |
     rows, heads, tokens, head_dim = queries.shape
     kv_heads, width = keys.shape[1:3]
     if tokens == 1:
-        # A product of one row is a fast case of the BLAS, one of three rows is a slow one.
-        single = queries.reshape(rows, kv_heads, -1, 1, head_dim)
-        scores = single @ keys[:, :, None].swapaxes(-1, -2)
+        # A matrix by a column is a fast case of the BLAS, by three columns a slow one. A row by the
+        # matrix turned round is as fast, unless the keys fill their array: then three times slower.
+        single = queries.reshape(rows, kv_heads, -1, head_dim, 1)
+        scores = keys[:, :, None] @ single
     else:
         # The heads that share keys are tokens of one product.
         scores = queries.reshape(rows, kv_heads, -1, head_dim) @ keys.swapaxes(-1, -2)

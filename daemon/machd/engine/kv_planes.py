@@ -15,6 +15,10 @@ import mlx.core as mx
 __all__ = ["FoldedKv", "FoldedVectors", "KvFormat", "KvWidths", "PlainFormat", "VectorsFormat"]
 
 
+_SHARED = 2
+"""Planes of keys and values that share them."""
+
+
 @dataclass(frozen=True, slots=True)
 class KvWidths:
     """What planes do not tell of the keys and values that they were made of.
@@ -37,15 +41,16 @@ class KvWidths:
 
 @dataclass(frozen=True, slots=True)
 class FoldedVectors:
-    """Keys or values as sums of products: a vector is ``scales * parts + offsets``.
+    """Keys or values as sums of products: a vector is ``scale * parts + offset``.
 
     Attributes:
-        words: [rows, heads, columns, n], what :meth:`KvFormat.parts` makes the parts of.
-        scales: [rows, heads, columns, 1].
+        parts: float32 [rows, heads, width, n] each; what they stand for
+            :meth:`KvFormat.split_queries` and :meth:`KvFormat.join_outputs` know.
+        scales: [rows, heads, 1, width].
         offsets: The same, added to every number of a vector; None for none.
     """
 
-    words: mx.array
+    parts: tuple[mx.array, ...]
     scales: mx.array
     offsets: mx.array | None
 
@@ -77,12 +82,14 @@ class KvFormat(Protocol):
         """What :meth:`encode` was given, or what comes near it."""
         ...
 
-    def fold(self, planes: Sequence[mx.array], widths: KvWidths) -> FoldedKv | None:
-        """For the attention of :mod:`machd.engine.cpu_attention`; None where that has to decode."""
-        ...
+    def fold(self, planes: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
+        """For the attention of :mod:`machd.engine.cpu_attention`; None where that has to decode.
 
-    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
-        """Of words of folded vectors, float32 [rows, heads, columns, n] each."""
+        Args:
+            planes: Of ``width`` columns or more.
+            widths: Of the vectors.
+            width: Columns that are looked at.
+        """
         ...
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
@@ -109,12 +116,8 @@ class PlainFormat:
         keys, values = planes
         return keys, values
 
-    def fold(self, planes: Sequence[mx.array], widths: KvWidths) -> None:
+    def fold(self, planes: Sequence[mx.array], widths: KvWidths, width: int) -> None:
         """There is nothing to decode."""
-
-    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
-        """Themselves."""
-        return (words,)
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """As they are."""
@@ -128,62 +131,60 @@ class PlainFormat:
 class VectorsFormat:
     """A format that encodes every vector by itself, keys and values alike.
 
-    A vector becomes words and parameters. Words have planes of their own, first those of keys, then
-    those of values. Parameters of keys and values of one shape share a plane: [rows, heads, columns,
-    n], where each parameter has the heads of keys and then those of values. Otherwise they are two.
+    A vector becomes words and parameters, a plane each. Keys and values of one shape share the two:
+    the heads of the values come behind those of the keys, and every parameter has the heads of both.
+    Otherwise there are four planes.
     """
 
     parameter_count: int
     """Parameters of a vector, or of each of its groups."""
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
-        """Three planes, or four where keys and values differ in shape."""
+        """Two planes, or four where keys and values differ in shape."""
         if keys.shape == values.shape:
-            heads = keys.shape[1]
-            words, parameters = self._encoded(mx.concatenate([keys, values], axis=1))
-            return words[:, :heads], words[:, heads:], parameters
-        key_words, key_parameters = self._encoded(keys)
-        value_words, value_parameters = self._encoded(values)
-        return key_words, value_words, key_parameters, value_parameters
+            return self._encoded(mx.concatenate([keys, values], axis=1))
+        return (*self._encoded(keys), *self._encoded(values))
 
     def decode(self, planes: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
         """The vectors in the dtype that they had."""
-        key_parameters, value_parameters = self._parameters(planes)
-        return (
-            self._decoded(planes[0], key_parameters, widths.keys, widths.dtype),
-            self._decoded(planes[1], value_parameters, widths.values, widths.dtype),
+        if len(planes) > _SHARED:
+            return (
+                self._decoded(planes[0], planes[1], widths.keys, widths.dtype),
+                self._decoded(planes[2], planes[3], widths.values, widths.dtype),
+            )
+        both = self._decoded(planes[0], planes[1], widths.keys, widths.dtype)
+        keys, values = mx.split(both, 2, axis=1)
+        return keys, values
+
+    def fold(self, planes: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
+        """Where keys and values share planes, a vector has one scale, and words are full."""
+        words, parameters = planes[0], planes[1]
+        is_shared = len(planes) == _SHARED and parameters.shape[-1] == 1
+        if not is_shared or not self._fills_words(widths.keys):
+            return None
+        heads = words.shape[1] // 2
+        parts = self._parts(words)
+        along = parameters[:, :, :width].swapaxes(-1, -2)
+        # Of keys, of values; where there are offsets, of both again.
+        split = [*mx.split(along, 2 * self.parameter_count, axis=1), None, None]
+        return FoldedKv(
+            FoldedVectors(tuple(part[:, :heads, :width] for part in parts), split[0], split[2]),
+            FoldedVectors(tuple(part[:, heads:, :width] for part in parts), split[1], split[3]),
         )
-
-    def fold(self, planes: Sequence[mx.array], widths: KvWidths) -> FoldedKv | None:
-        """Where a vector has one scale and its words are nothing but its numbers."""
-        key_parameters, value_parameters = self._parameters(planes)
-        keys = self._folded(planes[0], key_parameters, widths.keys)
-        values = self._folded(planes[1], value_parameters, widths.values)
-        return None if keys is None or values is None else FoldedKv(keys, values)
-
-    def _parameters(self, planes: Sequence[mx.array]) -> tuple[list[mx.array], list[mx.array]]:
-        """The parameters of keys and those of values, [rows, heads, columns, n] each."""
-        words, _, *parameters = planes
-        first, last = (mx.split(one, self.parameter_count, axis=1) for one in _ends(parameters))
-        if len(parameters) > 1:
-            return first, last
-        heads = words.shape[1]
-        return [one[:, :heads] for one in first], [one[:, heads:] for one in last]
 
     def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
         """Words and parameters."""
         raise NotImplementedError
 
     def _decoded(
-        self, words: mx.array, parameters: Sequence[mx.array], width: int, dtype: mx.Dtype
+        self, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
     ) -> mx.array:
         raise NotImplementedError
 
-    def _folded(
-        self, words: mx.array, parameters: Sequence[mx.array], width: int
-    ) -> FoldedVectors | None:
+    def _fills_words(self, width: int) -> bool:
+        """Whether vectors leave nothing of their words empty."""
         raise NotImplementedError
 
-
-def _ends(arrays: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
-    return arrays[0], arrays[-1]
+    def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        """Words as floats; see :class:`FoldedVectors`."""
+        raise NotImplementedError

@@ -289,7 +289,7 @@ class SlabCache:
         if columns > width * _SLICED_COST:
             columns = width
         seen = [plane[begin:end, :, :columns] for plane in self.planes]
-        return self.kv_format.fold(seen, self._known_widths)
+        return self.kv_format.fold(seen, self._known_widths, width)
 
     def place(self, row: int, planes: Sequence[mx.array]) -> None:
         """Copy a row in.

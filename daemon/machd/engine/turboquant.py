@@ -21,13 +21,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.kv_planes import FoldedVectors, VectorsFormat
+from machd.engine.kv_planes import VectorsFormat
 
 __all__ = ["TurboQuantFormat", "codebook", "rotation"]
 
 _SEED = b"machd turboquant 1"
 _WORD_BITS = 32
 _BYTE_BITS = 8
+_HALF_BYTE = 4
 _LEAST_NORM = 1e-20
 
 _GRID = 1 << 16
@@ -52,12 +53,8 @@ class TurboQuantFormat(VectorsFormat):
         assert 1 <= bits <= _BYTE_BITS
         self._bits = bits
         self._per_word = _WORD_BITS // bits
-        if bits != 4:
+        if bits != _HALF_BYTE:
             self.name = f"turboquant{bits}"
-
-    def parts(self, words: mx.array) -> tuple[mx.array, ...]:
-        """Rotated unit vectors."""
-        return (self._levels(words, words.shape[-1] * self._per_word),)
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """Rotated as keys are."""
@@ -75,26 +72,24 @@ class TurboQuantFormat(VectorsFormat):
         exact = vectors.astype(mx.float32)
         norms = mx.linalg.norm(exact, axis=-1, keepdims=True)
         units = (exact / mx.maximum(norms, _LEAST_NORM)) @ tables.rotation.T
-        codes = mx.zeros(units.shape, mx.uint32)
+        codes = mx.zeros(units.shape, mx.uint8)
         for border in tables.borders:
             codes = codes + (units > border)
-        return self._packed(codes), norms.astype(vectors.dtype)
+        return self._packed(codes.astype(mx.uint32)), norms.astype(vectors.dtype)
 
     def _decoded(
-        self, words: mx.array, parameters: Sequence[mx.array], width: int, dtype: mx.Dtype
+        self, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
     ) -> mx.array:
-        (norms,) = parameters
         if not width:
-            return norms
+            return parameters
         units = self._levels(words, width) @ self._tables(width).rotation
-        return (units * norms.astype(mx.float32)).astype(dtype)
+        return (units * parameters.astype(mx.float32)).astype(dtype)
 
-    def _folded(
-        self, words: mx.array, parameters: Sequence[mx.array], width: int
-    ) -> FoldedVectors | None:
-        (norms,) = parameters
-        is_whole = width and words.shape[-1] * self._per_word == width
-        return FoldedVectors(words, norms, None) if is_whole else None
+    def _fills_words(self, width: int) -> bool:
+        return width % self._per_word == 0
+
+    def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        return (self._levels(words, words.shape[-1] * self._per_word),)
 
     def _packed(self, codes: mx.array) -> mx.array:
         missing = -codes.shape[-1] % self._per_word
@@ -104,14 +99,13 @@ class TurboQuantFormat(VectorsFormat):
         return (grouped << self._shifts).sum(axis=-1).astype(mx.uint32)
 
     def _levels(self, words: mx.array, width: int) -> mx.array:
-        """Coordinates of the rotated unit vectors, float32 [..., width]."""
+        """Coordinates of rotated unit vectors, float32 [..., width]."""
         tables = self._tables(width)
         if tables.by_half_word is not None:
             # Four codes at a time: what costs is to look up, not what is found.
             levels = tables.by_half_word[words.view(mx.uint16)]
         else:
-            codes = (words[..., None] >> self._shifts) & ((1 << self._bits) - 1)
-            levels = tables.levels[codes]
+            levels = tables.levels[(words[..., None] >> self._shifts) & ((1 << self._bits) - 1)]
         return levels.reshape(*words.shape[:-1], -1)[..., :width]
 
     @property
@@ -143,7 +137,7 @@ class _Tables:
 def _tables(width: int, bits: int) -> _Tables:
     levels = codebook(width, bits)
     by_half_word = None
-    if bits == 4:
+    if bits == _HALF_BYTE:
         codes = np.arange(1 << 16)[:, None] >> np.array([0, 4, 8, 12]) & 15
         by_half_word = mx.array(levels[codes].astype(np.float32))
     return _Tables(

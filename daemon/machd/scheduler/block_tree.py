@@ -269,6 +269,8 @@ class BlockTree:
 def common_tokens(block: tuple[int, ...], text: tuple[int, ...], at: int = 0) -> int:
     """How many tokens ``block`` and ``text`` from ``at`` on have in common, from the first one."""
     length = min(len(block), len(text) - at)
+    if not length or block[0] != text[at]:
+        return 0  # most texts have nothing to do with each other
     if block[:length] == text[at : at + length]:
         return length  # the usual case, compared at once
     return next(i for i in range(length) if block[i] != text[at + i])

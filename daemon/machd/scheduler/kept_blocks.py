@@ -206,7 +206,7 @@ class KeptBlocks:
             if is_leaving:
                 self._leave_memory(block)
             if not block.is_known:
-                self.tree.remove(block)
+                self._remove(block)  # and files that nobody would find any more
         self.tree.forget_empty_roots()
         return count
 

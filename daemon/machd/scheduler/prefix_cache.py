@@ -175,7 +175,7 @@ class PrefixCache:
             self._keep_prompt(self._rows[chunk.slot_index])
         if plan.prefill or plan.blocks:
             for row in self._rows.values():
-                if not row.is_open:
+                if not (row.is_open or self._goes_on_waiting(row)):
                     self._look_up(row)
 
     def _open_rows(self, plan: StepPlan) -> None:
@@ -280,12 +280,26 @@ class PrefixCache:
                 break  # those that got their slots later may wait for this one
             if other.root is not row.root or not self._is_leading(other):
                 continue
+            if other.decode.place > row.decode.place:
+                continue  # its turn comes later, whatever slot it has
             common = self._common_tokens(row, other)
-            # State is only kept where a row stands; a block without it some time after that.
-            kept_tokens = other.decode.prefilled_tokens if self._is_stateful else other.tip.stop
-            if common > max(best_tokens, kept_tokens):
+            if common > max(best_tokens, self._kept_tokens(other)):
                 best, best_tokens = other, common
         return best, best_tokens if best is not None else 0
+
+    def _goes_on_waiting(self, row: _Row) -> bool:
+        """Whether what a row waits for is still being computed, so that nothing is new to it."""
+        leader = row.leader
+        if leader is None or row.pinned not in self._kept or not self._is_leading(leader):
+            return False
+        return row.leader_tokens > self._kept_tokens(leader)
+
+    def _kept_tokens(self, row: _Row) -> int:
+        """How far others need not wait for a row any more.
+
+        State is only kept where a row stands; a block without it some time after that.
+        """
+        return row.decode.prefilled_tokens if self._is_stateful else row.tip.stop
 
     def _common_tokens(self, row: _Row, other: _Row) -> int:
         """How many tokens two prompts begin with that are the same; compared once."""

@@ -241,6 +241,7 @@ class EngineLoop:
                 self._rearrange(engine, scheduler)
                 events = []
             if self._stop:
+                self._finish_blocks(engine, scheduler)
                 self._end_error = self._stop.error
                 self._publish(events + self._end_all(scheduler, self._stop.error))
                 return
@@ -259,6 +260,11 @@ class EngineLoop:
                 self._check_books(scheduler, idle=False)
             was_idle = is_idle
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
+
+    def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Hand over what the last answer left, or the second tier would not get it any more."""
+        while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
+            self._step(engine, scheduler, plan)
 
     def _rearrange(self, engine: Engine, scheduler: Scheduler) -> None:
         """Schedule as was asked for; who asked is told when everybody else can see it.

@@ -176,6 +176,7 @@ def made_prefix(slowness: float = 1.0) -> PrefixFigures:
             full=_seconds(2.0 * slowness),
             without=_seconds(1.9 * slowness),
             cost_share=0.05,
+            cost_quartiles=(-0.02, 0.11),
             evictions=144,
             highest_bytes=89_900_000,
             full_rss_bytes=11_906_900_000,

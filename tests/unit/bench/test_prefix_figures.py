@@ -10,12 +10,14 @@ from unit.bench.caching_openai import TOKEN_BYTES, CachingOpenAi
 
 from machd.bench.connection import ServerAddress
 from machd.bench.level import Level, LevelTimings
+from machd.bench.prefix.full_cache import FullCacheFigures, WatchedServer
 from machd.bench.prefix.kv_formats import FormatServer, formats_named, kv_format_figures
 from machd.bench.prefix.latency import PrefixLatency, PrefixLatencyFigures
 from machd.bench.prefix.plan import PrefixPlan
 from machd.bench.prefix.prompts import WORDS, PromptSource
 from machd.bench.prefix.server import CacheReading, CachingServer
 from machd.bench.prefix.sharing import SharedPrompt, SharingFigures, run_sharing
+from machd.bench.server import ServerProcess
 from machd.bench.target import Dialect, Target
 from machd.clock import SystemClock
 
@@ -174,3 +176,21 @@ def test_a_plan_counts_what_it_asks() -> None:
     assert plan.remote_requests == 7 + 15 + 6
     wider = dataclasses.replace(plan, kv_formats=("none", "affine8"))
     assert (wider.width, wider.kv_requests) == (16, 96)
+
+
+def test_a_full_cache_costs_the_median_of_its_pairs() -> None:
+    """One pair in which the machine was busy decides nothing, and shows in the quartiles."""
+    asked = format_server("none", [], 0).server
+    full, without = (
+        WatchedServer(ServerProcess([], SystemClock()), asked, highest_bytes, rss_bytes, evictions)
+        for highest_bytes, rss_bytes, evictions in ((90, 900, 7), (None, 800, None))
+    )
+    pairs = [(2.0, 2.0), (2.1, 2.0), (9.0, 1.0), (1.02, 1.0), (1.9, 2.0)]
+
+    figures = FullCacheFigures.of(100, pairs, full, without)
+
+    assert figures.cost_share == pytest.approx(0.02)
+    assert figures.cost_quartiles == pytest.approx((0.0, 0.05))
+    assert (figures.pairs, figures.full.p50_s, figures.without.p50_s) == (5, 2.0, 2.0)
+    assert (figures.highest_bytes, figures.evictions) == (90, 7)
+    assert (figures.full_rss_bytes, figures.without_rss_bytes) == (900, 800)

@@ -52,6 +52,7 @@ def test_every_goal_is_reached_or_missed() -> None:
     assert "Sharing takes 84.0% less: reached" in text
     assert "The server says: 200 MB saved, 200 shared blocks" in text
     assert "costs +5.0%, median of 12 pairs: missed" in text
+    assert "note: half of the pairs lie between -2% and +11%" in text
     assert "144 blocks were driven out; within its limit whenever it was asked" in text
     assert "0.91 x" in next(line for line in printed(made_prefix()) if "affine8  " in line)
     assert "not measured: affine4: the model has no such caches" in text
@@ -68,7 +69,10 @@ def test_goals_change_sides_with_their_figures() -> None:
         latency=msgspec.structs.replace(figures.latency, warm_ratio=0.11, restarted_ratio=0.25),
         sharing=msgspec.structs.replace(figures.sharing, saved_share=0.79, evictions=3),
         full_cache=msgspec.structs.replace(
-            figures.full_cache, cost_share=0.03, highest_bytes=92_000_001
+            figures.full_cache,
+            cost_share=0.03,
+            cost_quartiles=(0.0, 0.06),
+            highest_bytes=92_000_001,
         ),
         kv_formats=[first, msgspec.structs.replace(affine8, rows_ratio=1.7)],
     )
@@ -79,6 +83,7 @@ def test_goals_change_sides_with_their_figures() -> None:
     assert "79.0% less: missed" in text
     assert "note: 3 blocks were driven out meanwhile" in text
     assert "+3.0%, median of 12 pairs: reached" in text
+    assert "busy besides" not in text
     assert "OVER ITS LIMIT" in text
     assert "1.70 x missed" in text
 

@@ -8,7 +8,6 @@ outside: what it says that it holds, and what its process takes.
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from msgspec import Struct
 from machd.bench.prefix.prompts import PromptSource
 from machd.bench.prefix.server import CachingServer, Question
 from machd.bench.server import ServerProcess
-from machd.bench.statistics import Distribution
+from machd.bench.statistics import Distribution, percentile
 from machd.errors import MachdError
 
 __all__ = [
@@ -52,6 +51,8 @@ class FullCacheFigures(Struct, frozen=True, kw_only=True):
         full: Seconds to the first token of the server whose cache is full.
         without: Of the one that has none.
         cost_share: What the full cache adds, over what it takes without; the median of the pairs.
+        cost_quartiles: The first and the third quartile of the same: far apart on a machine that
+            does something else besides, where the median says little.
         evictions: Blocks that were driven out while the pairs ran.
         highest_bytes: The most that the cache said it held, at any time.
         full_rss_bytes: Most memory of the process with the cache, seen from outside.
@@ -64,6 +65,7 @@ class FullCacheFigures(Struct, frozen=True, kw_only=True):
     full: Distribution
     without: Distribution
     cost_share: float
+    cost_quartiles: tuple[float, float]
     evictions: int | None
     highest_bytes: int | None
     full_rss_bytes: int
@@ -78,6 +80,7 @@ class FullCacheFigures(Struct, frozen=True, kw_only=True):
         without: WatchedServer,
     ) -> FullCacheFigures:
         """Sum up at least one pair of times, the full cache's first."""
+        costs = sorted(one / other - 1.0 for one, other in pairs)
         times = (Distribution.of(one) for one in zip(*pairs, strict=True))
         full_ttft, without_ttft = times
         assert full_ttft is not None, "there is a pair"
@@ -88,7 +91,8 @@ class FullCacheFigures(Struct, frozen=True, kw_only=True):
             pairs=len(pairs),
             full=full_ttft,
             without=without_ttft,
-            cost_share=statistics.median(one / other for one, other in pairs) - 1.0,
+            cost_share=percentile(costs, 50),
+            cost_quartiles=(percentile(costs, 25), percentile(costs, 75)),
             evictions=full.evictions,
             highest_bytes=full.highest_bytes,
             full_rss_bytes=full.highest_rss_bytes,

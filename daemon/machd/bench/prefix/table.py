@@ -20,6 +20,8 @@ from machd.bench.statistics import Distribution
 __all__ = ["prefix_tables"]
 
 _MB = 1_000_000
+_STEADY = 2 * FULL_CACHE_GOAL
+"""Between the quartiles of pairs; above, their median decides little."""
 _JUDGED_FORMAT = "affine8"
 """The format that there are goals for; the others are shown beside it."""
 
@@ -126,6 +128,12 @@ def _full_cache(full: FullCacheFigures) -> RenderableType:
     lines = [
         f"The full cache costs {full.cost_share:+.1%}, median of {full.pairs} pairs: {verdict}"
     ]
+    first, third = full.cost_quartiles
+    if third - first > _STEADY:
+        lines.append(
+            f"note: half of the pairs lie between {first:+.0%} and {third:+.0%}: "
+            "the machine was busy besides"
+        )
     if full.evictions is not None and full.highest_bytes is not None:
         within = "within its limit" if full.highest_bytes <= full.limit_bytes else "OVER ITS LIMIT"
         lines.append(f"{full.evictions} blocks were driven out; {within} whenever it was asked")

@@ -1,0 +1,369 @@
+"""What is kept stays within its limits, and what is worth most stays longest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from machd.engine.block_protocol import (
+    BlockChange,
+    DropBlocks,
+    ForgetSaved,
+    HeldBlock,
+    LoadBlock,
+    SaveBlock,
+    SavedBlock,
+    SplitBlock,
+    StoreBlock,
+)
+from machd.scheduler.block_tree import Block, BlockTree
+from machd.scheduler.kept_blocks import KeptBlocks, RowStand
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+
+ROW = RowStand(0, None)
+PLENTY = 1_000_000
+
+
+@dataclass
+class Shelf:
+    """Blocks of one namespace that cost 10 bytes a token, with an engine that does as it is told."""
+
+    max_bytes: int = PLENTY
+    max_entries: int | None = None
+    disk_bytes: int | None = None
+    costs: BlockCosts = field(default_factory=lambda: BlockCosts(10))
+    saved: tuple[SavedBlock, ...] = ()
+    made: list[BlockChange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tree = BlockTree(b"model")
+        self.kept = KeptBlocks(self.tree, self.costs, self.limits)
+        self.kept.find_saved(self.saved)
+        self.root = self.tree.root("")
+
+    @property
+    def limits(self) -> PrefixLimits:
+        """What it may keep."""
+        return PrefixLimits(self.max_bytes, self.max_entries, disk_bytes=self.disk_bytes)
+
+    def settle(self, *, lost: tuple[int, ...] = ()) -> list[BlockChange]:
+        """Let the engine make what is queued; returns it."""
+        changes = list(self.kept.changes)
+        self.kept.changes.clear()
+        held: dict[int, bool] = {}
+        for change in changes:
+            match change:
+                case StoreBlock():
+                    held[change.block_id] = change.has_state
+                case LoadBlock():
+                    held[change.block_id] = change.saved.has_state
+                case _:
+                    pass
+        known = [
+            HeldBlock(one, self.kept._by_id[one].nbytes, has_state)
+            for one, has_state in held.items()
+            if one in self.kept._by_id and one not in lost
+        ]
+        self.kept.confirm(known, lost)
+        self.kept.check_invariants()
+        self.made += changes
+        return changes
+
+    def add(self, parent: Block | None, *token_ids: int, row: RowStand = ROW) -> Block:
+        """A block that is in memory."""
+        block = self.kept.store(parent or self.root, token_ids, row)
+        assert block is not None, "there is room"
+        self.settle()
+        return block
+
+    def has(self, *blocks: Block) -> list[bool]:
+        """Which of them are in memory."""
+        return [block.is_held for block in blocks]
+
+
+def test_what_was_used_last_stays_longest() -> None:
+    """Of blocks that are alike in all else the one unused for longest goes."""
+    shelf = Shelf(max_bytes=60)
+    first, second, third = (shelf.add(None, number, 0) for number in (1, 2, 3))
+    shelf.kept.use([first])
+    shelf.add(None, 4, 0)
+    assert shelf.has(first, second, third) == [True, False, True]
+    shelf.add(None, 5, 0)
+    assert shelf.has(first, second, third) == [True, False, False]
+    assert shelf.kept.evictions == 2
+
+
+def test_what_is_used_often_stays_longer_and_not_for_ever() -> None:
+    """Ten uses outlive a stream of texts that are used once, for a time."""
+    shelf = Shelf(max_bytes=60)
+    often = shelf.add(None, 1, 0)
+    for _ in range(10):
+        shelf.kept.use([often])
+    lives = 0
+    while often.is_held:
+        shelf.add(None, 100 + lives, 0)
+        lives += 1
+        assert lives < 200, "what was popular once has to go some day"
+    assert lives > 10
+
+
+def test_what_cost_more_to_compute_stays_longer() -> None:
+    """A token far behind costs more than one at the beginning."""
+    shelf = Shelf(max_bytes=10 * 16_384 + 40)
+    long = shelf.kept.store(shelf.root, tuple(range(16_384)), ROW)
+    shelf.settle()
+    late = shelf.add(long, 7, 7)
+    early = shelf.add(None, 99_999, 7)
+    shelf.add(None, 99_998, 7)
+    assert shelf.has(late, early) == [True, False]
+
+
+def test_a_beginning_outlives_its_branches() -> None:
+    """However often a branch is used, what it begins with is not dropped before it."""
+    shelf = Shelf(max_bytes=60)
+    beginning = shelf.add(None, 1, 1)
+    branches = [shelf.add(beginning, number, 0) for number in (2, 3)]
+    shelf.kept.use([branches[0]])
+    others = [shelf.add(None, number, 0) for number in (4, 5)]
+    assert shelf.has(beginning, *branches, *others)[0], "branches went first"
+    assert not all(shelf.has(*branches))
+
+
+def test_what_running_rows_hold_stays() -> None:
+    """And all before it; where nothing else is left there is no room."""
+    shelf = Shelf(max_bytes=40)
+    first = shelf.add(None, 1, 1)
+    second = shelf.add(first, 2, 2)
+    shelf.kept.pin(second)
+    assert shelf.kept.store(shelf.root, (3,), ROW) is None
+    assert shelf.has(first, second) == [True, True]
+    shelf.kept.unpin(second)
+    shelf.add(None, 3)
+    assert shelf.has(first, second) == [True, False]
+
+
+def test_less_room_is_made_at_once_and_later_for_what_is_held() -> None:
+    """A lower limit drops what it can; what is held goes as soon as it is let go."""
+    shelf = Shelf()
+    blocks = [shelf.add(None, number, 0) for number in range(4)]
+    shelf.kept.pin(blocks[0])
+    shelf.kept.set_limits(PrefixLimits(0))
+    assert shelf.has(*blocks) == [True, False, False, False]
+    assert shelf.kept.bytes == 20
+    shelf.kept.unpin(blocks[0])
+    assert shelf.kept.bytes == 0
+    shelf.settle()
+
+
+def test_memory_pressure_makes_less_room() -> None:
+    """While the machine has less than is to be left, blocks give way; later they may come back."""
+    shelf = Shelf()
+    shelf.kept.set_limits(PrefixLimits(PLENTY, left_bytes=100))
+    for number in range(10):
+        shelf.add(None, number, 0)
+    shelf.kept.observe(50)
+    assert shelf.kept.bytes == shelf.kept.limit_bytes - 10 == 140
+    shelf.kept.observe(None)
+    assert shelf.kept.limit_bytes == PLENTY
+
+
+def test_entries_are_counted_as_texts() -> None:
+    """A chain is one text; each branch is one more; the text that is worth least goes whole."""
+    shelf = Shelf(max_entries=2)
+    first = shelf.add(None, 1, 1)
+    second = shelf.add(first, 2, 2)
+    assert shelf.kept.entries == 1
+    branch = shelf.add(first, 3, 3)
+    assert shelf.kept.entries == 2
+    shelf.kept.use([first, branch])
+    other = shelf.add(None, 4, 4)
+    assert shelf.has(first, second, branch, other) == [True, False, True, True]
+    more = shelf.add(None, 5, 5)
+    shelf.kept.use([more])
+    last = shelf.add(None, 6, 6)
+    assert shelf.kept.entries == 2
+    assert last.is_held
+
+
+def test_state_is_added_to_a_block_although_all_entries_are_taken() -> None:
+    """What takes the place of itself is no new text."""
+    shelf = Shelf(max_entries=1, costs=BlockCosts(10, 5))
+    first = shelf.add(None, 1, 1)
+    shelf.kept.pin(first)
+    assert shelf.kept.store_anew(first, RowStand(0, 2))
+    shelf.settle()
+    assert first.has_state
+    assert shelf.kept.bytes == 25
+
+
+def test_a_split_counts_the_same() -> None:
+    """Both halves take what the whole took, until the engine says otherwise."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    block = shelf.add(None, 1, 2, 3, 4)
+    child = shelf.add(block, 5)
+    shelf.settle()
+    head = shelf.kept.split(block, 1)
+    assert (head.nbytes, block.nbytes, shelf.kept.bytes, shelf.kept.entries) == (10, 30, 50, 1)
+    shelf.kept.confirm([HeldBlock(head.block_id, 16), HeldBlock(block.block_id, 40)], ())
+    assert shelf.kept.bytes == shelf.kept.second_tier.bytes == 66
+    shelf.kept.check_invariants()
+    kinds = [type(change) for change in shelf.kept.changes]
+    assert kinds == [ForgetSaved, SplitBlock, SaveBlock, SaveBlock]
+    assert child.is_saved, "what follows is still found"
+
+
+def test_what_is_lost_is_not_kept_nor_what_follows() -> None:
+    """A store that failed leaves nothing."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    first = shelf.add(None, 1)
+    second = shelf.kept.store(first, (2,), ROW)
+    assert second is not None
+    third = shelf.kept.store(second, (3,), ROW)
+    assert third is not None
+    shelf.settle(lost=(second.block_id,))
+    assert list(shelf.tree) == [first]
+    assert shelf.kept.bytes == 10
+
+
+def test_a_fault_drops_all_that_may_be_in_memory() -> None:
+    """What was about to be dropped is dropped all the same, and files that were to go, go."""
+    shelf = Shelf(max_bytes=30, disk_bytes=30)
+    old = [shelf.add(None, number) for number in range(3)]
+    new = shelf.kept.store(shelf.root, (9,), ROW)
+    assert new is not None
+    gone = next(block for block in old if not block.is_held)
+    shelf.settle()
+    newest = shelf.kept.store(shelf.root, (10,), ROW)
+    assert newest is not None
+    queued = list(shelf.kept.changes)
+    forgotten = [one for one in queued if isinstance(one, ForgetSaved)]
+    shelf.kept.second_tier.set_limit(0)
+    shelf.kept.lose_memory()
+    shelf.kept.check_invariants()
+    dropped = {
+        block_id
+        for change in shelf.kept.changes
+        if isinstance(change, DropBlocks)
+        for block_id in change.block_ids
+    }
+    assert {new.block_id, newest.block_id} <= dropped
+    assert {one for one in queued if isinstance(one, DropBlocks)} != set()
+    for change in queued:
+        if isinstance(change, DropBlocks):
+            assert set(change.block_ids) <= dropped
+    assert [one for one in shelf.kept.changes if isinstance(one, ForgetSaved)][
+        : len(forgotten)
+    ] == forgotten
+    assert shelf.kept.bytes == shelf.kept.entries == shelf.kept.second_tier.bytes == 0
+    assert not gone.is_held
+    assert list(shelf.tree) == []
+
+
+def _saved(shelf: Shelf) -> tuple[SavedBlock, ...]:
+    found = {one.saved.digest: one.saved for one in shelf.made if isinstance(one, SaveBlock)}
+    return tuple(sorted(found.values(), key=lambda one: one.start))
+
+
+def test_what_was_saved_is_found_by_its_tokens() -> None:
+    """In another daemon, by the same namespace and no other, and is read before it is used."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    second = shelf.add(shelf.add(None, 1, 2), 3, 4)
+    shelf.settle()
+    other = Shelf(disk_bytes=PLENTY, saved=_saved(shelf))
+    assert other.kept.second_tier.count == 2
+    assert len(other.kept) == other.kept.bytes == 0
+    walk = other.tree.walk(other.root, (1, 2, 3, 4))
+    assert (walk.tokens, walk.block.digest) == (4, second.digest)
+    assert other.tree.walk(other.tree.root("another"), (1, 2)).tokens == 0
+    other.kept.load(walk.block.path())
+    assert [type(one) for one in other.settle()] == [LoadBlock, LoadBlock]
+    assert other.kept.bytes == 40
+
+
+def test_files_that_fit_nowhere_are_deleted() -> None:
+    """Orphans, texts that are there in another cut, and one digest twice."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    first = shelf.add(None, 1, 2)
+    shelf.add(shelf.add(first, 3, 4), 5)
+    shelf.settle()
+    whole, middle, last = _saved(shelf)
+    cut = SavedBlock(b"x" * 16, whole.parent, 0, (1,), has_state=False, nbytes=10)
+    found = Shelf(disk_bytes=PLENTY, saved=(whole, cut, last))
+    assert found.kept.second_tier.count == 1
+    assert found.kept.changes == [ForgetSaved((cut.digest,)), ForgetSaved((last.digest,))]
+    assert not Shelf(disk_bytes=PLENTY, saved=(middle, last)).kept.second_tier.count
+
+
+def test_what_is_found_is_forgotten_again_by_its_digest() -> None:
+    """Although nobody has asked for its namespace yet."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    shelf.add(shelf.add(None, 1, 2), 3, 4)
+    shelf.settle()
+    saved = _saved(shelf)
+    tight = Shelf(disk_bytes=30, saved=saved)
+    assert tight.kept.changes == [ForgetSaved((saved[1].digest,))]
+    cleared = Shelf(disk_bytes=PLENTY, saved=saved)
+    assert cleared.kept.clear(is_disk_included=True) == 2
+    assert list(cleared.tree) == []
+
+
+def test_of_what_is_found_the_longest_unused_goes_first() -> None:
+    """When a file was used is known from another day."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    for number in range(4):
+        shelf.add(None, number, 0)
+    shelf.settle()
+    times = {0: 5.0, 1: 2.0, 2: 9.0, 3: 1.0}
+    saved = [replace(one, used_unix_s=times[one.token_ids[0]]) for one in _saved(shelf)]
+    found = Shelf(disk_bytes=50, saved=tuple(saved))
+    assert {block.token_ids[0] for block in found.tree} == {0, 2}
+
+
+def test_the_second_tier_stays_within_its_budget() -> None:
+    """What is worth least is forgotten first, and never what something kept follows."""
+    shelf = Shelf(disk_bytes=100)
+    parent, tier = None, shelf.kept.second_tier
+    for number in range(30):
+        parent = shelf.add(parent if number % 3 else None, number, 0)
+        shelf.settle()
+        assert tier.bytes <= 100
+        for block in shelf.tree:
+            assert not block.is_saved or block.before.is_root or block.before.is_saved
+    assert tier.count >= 3
+
+
+def test_what_has_left_memory_stays_on_disk() -> None:
+    """And goes for good when neither has it."""
+    shelf = Shelf(max_bytes=40, disk_bytes=PLENTY)
+    first, second = shelf.add(None, 1, 1), shelf.add(None, 2, 2)
+    shelf.add(None, 3, 3)
+    shelf.add(None, 4, 4)
+    assert shelf.has(first, second) == [False, False]
+    assert shelf.tree.walk(shelf.root, (1, 1)).block is first
+    assert shelf.kept.clear(is_disk_included=False) == 2
+    assert shelf.kept.clear(is_disk_included=True) == 4
+
+
+def test_clearing_counts_each_block_once_and_spares_what_runs() -> None:
+    """A block that is in memory and on disk is one."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    first = shelf.add(None, 1, 1)
+    shelf.add(first, 2, 2)
+    shelf.add(None, 3, 3)
+    shelf.settle()
+    shelf.kept.pin(first)
+    assert shelf.kept.clear(is_disk_included=True) == 3
+    assert list(shelf.tree) == [first]
+    assert shelf.kept.second_tier.count == 0
+    shelf.kept.check_invariants()
+    shelf.kept.unpin(first)
+
+
+def test_a_block_used_again_and_again_costs_no_memory() -> None:
+    """The order of eviction forgets what no longer holds."""
+    shelf = Shelf()
+    block = shelf.add(None, 1, 1)
+    for _ in range(10_000):
+        shelf.kept.pin(block)
+        shelf.kept.use([block])
+        shelf.kept.unpin(block)
+    assert len(shelf.kept._order._heap) < 200
