@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 
 from machd.engine import slab
-from machd.engine.affine_format import AffineFormat
 from machd.engine.batch_caches import BatchCaches
+from machd.engine.coded_cache import CodedCache
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.slab import RowPositions, SlabCache
 from machd.engine.untyped import Cache
@@ -252,16 +252,19 @@ def a_trim_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
 
 def scales_are_dropped(patch: pytest.MonkeyPatch) -> None:
     """Keys and values in 8 bits are read as if all groups had one scale."""
-    right = AffineFormat._decoded
+    right = CodedCache.keys_and_values
 
-    def decoded(
-        self: AffineFormat, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
-    ) -> mx.array:
-        scales, offsets = mx.split(parameters, 2, axis=1)
-        parameters = mx.concatenate([mx.ones_like(scales), offsets], axis=1)
-        return right(self, words, parameters, width, dtype)
+    def keys_and_values(self: CodedCache) -> tuple[mx.array, mx.array]:
+        planes = self.planes
+        # Words and parameters in turn.
+        self.planes = [
+            mx.ones_like(plane) if number % 2 else plane for number, plane in enumerate(planes)
+        ]
+        read = right(self)
+        self.planes = planes
+        return read
 
-    patch.setattr(AffineFormat, "_decoded", decoded)
+    patch.setattr(CodedCache, "keys_and_values", keys_and_values)
 
 
 def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -235,6 +235,7 @@ def test_nobody_waits_for_one_whose_turn_comes_later() -> None:
     daemon.submit(*SYSTEM, 1, priority=Priority.BATCH)
     daemon.step()
     urgent = daemon.submit(*SYSTEM, 2, priority=Priority.INTERACTIVE)
+    daemon.submit(*range(40, 70), priority=Priority.INTERACTIVE)
     daemon.step(2)  # the first makes sure of the block that is there
     assert [chunk.slot_index for chunk in daemon.plans[-1].prefill] == [1]
     daemon.finish()
