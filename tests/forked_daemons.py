@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 __all__ = ["DaemonParent", "ForkedDaemon", "daemon_parent"]
 
 _READY_WITHIN_S = 60.0
@@ -56,6 +58,22 @@ class ForkedDaemon:
                     return one
             time.sleep(_LOOK_EVERY_S)
         raise AssertionError(f"no {event}:\n{self.log.read_text()}")
+
+    @property
+    def admin(self) -> httpx.Client:
+        """A client of its admin API, to be closed."""
+        url = str(self.wait_for("daemon.listening")["admin_url"])
+        token = self.log.parent / "machd" / f"admin-{url.rpartition(':')[2]}.token"
+        return httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {token.read_text().strip()}"}
+        )
+
+    def change(self, path: str, change: dict[str, object]) -> None:
+        """PATCH the settings, or POST an order, on the admin API."""
+        with self.admin as admin:
+            method = "PATCH" if path == "/admin/config" else "POST"
+            answer = admin.request(method, path, json=change, timeout=60)
+        assert answer.status_code == 200, answer.text  # noqa: PLR2004
 
     def signal(self, number: int) -> None:
         """Send a signal."""

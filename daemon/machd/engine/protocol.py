@@ -228,12 +228,14 @@ class StepResult:
         faults: Rows that have none because they failed.
         held_blocks: Blocks that are in memory since this step, with their size.
         lost_blocks: Numbers of those that could not be stored or loaded.
+        unsaved_blocks: Digests that the second tier was to keep since earlier steps, and does not.
     """
 
     tokens: tuple[SampledToken, ...] = ()
     faults: tuple[RowFault, ...] = ()
     held_blocks: tuple[HeldBlock, ...] = ()
     lost_blocks: tuple[int, ...] = ()
+    unsaved_blocks: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

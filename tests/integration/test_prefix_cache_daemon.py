@@ -1,0 +1,417 @@
+"""The prefix cache of real daemons, held against daemons without one: answers, times, memory.
+
+Answers are compared on a tiny model, whose batteries of questions cost little; times and bytes are
+those of the embedded one, which takes 46 kB a token.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from admin_daemon import AdminDaemon
+from cached_answers import Answer, Asked, ask, ask_all, ask_streamed, prefix_stats
+from dialogue import completion, told
+from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
+from polling import wait_until
+from tiny_checkpoint import write_tiny_llama
+from wall_clock import limits_in_seconds
+
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import StepPlan
+
+ALICE = "k-alice-0123456789abcdef"
+BOB = "k-bob-0123456789abcdef"
+_EMBEDDED = "smollm2-135m-instruct"
+_TINY = "tiny"
+_MB = 1_000_000
+_NOISE = 1e-3
+_USERS = 10
+_WORDS = (
+    "river stone garden window paper travel engine winter music letter doctor market silver "
+    "forest bridge candle station kitchen mountain teacher orange village morning picture"
+).split()
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [1, 22, 333]}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def _text(seed: str, words: int) -> str:
+    dice = random.Random(seed)
+    return " ".join(dice.choice(_WORDS) for _ in range(words)) + "."
+
+
+def _prompt(seed: str, words: int, **fields: object) -> Asked:
+    """A completion of one token of the embedded model."""
+    key = fields.pop("key", ALICE)
+    assert isinstance(key, str)
+    body = {"model": _EMBEDDED, "prompt": _text(seed, words), "max_tokens": 1, "temperature": 0}
+    return Asked({**body, **fields}, key)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two daemons of one model: one has a prefix cache, the other has none."""
+
+    cached: ForkedDaemon
+    plain: ForkedDaemon
+
+
+@pytest.fixture(name="parent", scope="module")
+def _parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonParent]:
+    with daemon_parent(tmp_path_factory.mktemp("daemons")) as parent:
+        yield parent
+
+
+@pytest.fixture(name="tiny", scope="module")
+def _tiny(parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Of the tiny model, without keys."""
+    model = str(write_tiny_llama(tmp_path_factory.mktemp("model") / _TINY))
+    flags = (model, "--continuous-batching", "--continuous-batching-max-b", "6")
+    with (
+        parent.running(*flags) as cached,
+        parent.running(*flags, "--no-cache-prefix") as plain,
+    ):
+        yield Pair(cached, plain)
+
+
+@pytest.fixture(name="embedded", scope="module")
+def _embedded(
+    parent: DaemonParent, embedded_model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    """Of the embedded one; the cached one has two keys."""
+    assert embedded_model_path.is_file()
+    keys = tmp_path_factory.mktemp("keys") / "api-keys"
+    keys.write_text(f"alice:{ALICE}\nbob:{BOB}\n")
+    keys.chmod(0o600)
+    flags = (
+        "--continuous-batching", "--continuous-batching-max-b", str(_USERS),
+        "--auth-api-keys-file", str(keys),
+    )  # fmt: skip
+    with (
+        parent.running(*flags, "--cache-memory-mb", "400") as cached,
+        parent.running(*flags, "--no-cache-prefix") as plain,
+    ):
+        for daemon in (cached, plain):  # what the first request costs besides
+            ask(daemon.url, _prompt("first of all", 20))
+        yield Pair(cached, plain)
+
+
+def _questions() -> list[Asked]:
+    """All that a prefix cache could get wrong, with a system prompt that all of them share."""
+    system = {"role": "system", "content": _text("system", 80)}
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA, "strict": True}}
+    # Of twenty tokens a rounding error never chooses another one, of the whole vocabulary it may.
+    drawn = {"temperature": 1, "top_k": 20}
+    ways: list[dict[str, object]] = [
+        {"temperature": 0},
+        {**drawn, "seed": 7},
+        {**drawn, "seed": 3, "n": 3},
+        {"temperature": 0, "logprobs": True, "top_logprobs": 3},
+        {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 1.0},
+        {"temperature": 0, "repetition_penalty": 1.5, "logprobs": True},
+        {**drawn, "seed": 11, "repetition_penalty": 1.3},
+        {**drawn, "seed": 5, "max_tokens": 60, "response_format": shape},
+    ]
+    users = ("Tell me about paper.", "Tell me about paper and silver.", _text("user", 70))
+    chats = [
+        Asked(
+            {
+                "model": _TINY, "max_tokens": 10, "ignore_eos": True, **way,
+                "messages": [system, {"role": "user", "content": user}],
+            }
+        )
+        for user in users
+        for way in ways
+    ]  # fmt: skip
+    texts = [
+        Asked({"model": _TINY, "prompt": _text("text", 100) + user, "max_tokens": 8, **way})
+        for user in users
+        for way in ({"temperature": 0, "logprobs": 2}, {"temperature": 0, "echo": True})
+    ]
+    return chats + texts
+
+
+_QUESTIONS = _questions()
+
+
+def _check_same(expected: Sequence[Answer], got: Sequence[Answer], what: str) -> None:
+    for asked, one, other in zip(_QUESTIONS, expected, got, strict=True):
+        fields = {name: value for name, value in asked.fields.items() if name != "messages"}
+        assert one.said == other.said, f"{what}: {fields}"
+        assert one.logprob_error(other) < _NOISE, f"{what}: {fields}"
+
+
+@pytest.mark.parametrize("mode", ["single", "batched"])
+def test_answers_are_those_of_a_daemon_without_a_cache(tiny: Pair, mode: str) -> None:
+    """Cold, warm, and all at once; greedy and drawn, n, penalties, logprobs, structured output."""
+    for daemon in (tiny.cached, tiny.plain):
+        daemon.change("/admin/mode", {"mode": mode})
+    tiny.cached.change("/admin/cache/clear", {})
+    expected = [ask(tiny.plain.url, one) for one in _QUESTIONS]
+    assert len({one.texts for one in expected}) > len(_QUESTIONS) // 2, "answers differ"
+    assert not any(one.cached_tokens for one in expected)
+    _check_same(expected, [ask(tiny.cached.url, one) for one in _QUESTIONS], "the first time")
+    again = [ask(tiny.cached.url, one) for one in _QUESTIONS]
+    _check_same(expected, again, "the second time")
+    assert all(one.cached_tokens == one.prompt_tokens - 1 for one in again)
+    together = ask_all(tiny.cached.url, _QUESTIONS)
+    _check_same(expected, together, "all at once")
+    tiny.cached.change("/admin/cache/clear", {})
+    _check_same(expected, ask_all(tiny.cached.url, _QUESTIONS), "all at once, cold")
+
+
+def test_modes_keep_the_cache(tiny: Pair) -> None:
+    """What one has computed the other finds, to the last token but one."""
+    for mode, text in (("single", "one"), ("batched", "two"), ("single", "two"), ("batched", "one")):
+        tiny.cached.change("/admin/mode", {"mode": mode})
+        asked = Asked({"model": _TINY, "prompt": _text(f"mode {text}", 60), "max_tokens": 2})
+        answer = ask(tiny.cached.url, asked)
+        assert answer.cached_tokens in {0, answer.prompt_tokens - 1}
+    assert answer.cached_tokens == answer.prompt_tokens - 1
+
+
+def test_stop_texts_and_leaving_spoil_nothing(tiny: Pair) -> None:
+    """Prompts whose earlier answers were cut short, by a text or by a client that left, in company."""
+    asked = Asked(
+        {
+            "model": _TINY, "prompt": _text("cut", 90), "max_tokens": 24, "temperature": 0,
+            "ignore_eos": True,
+        }
+    )  # fmt: skip
+    whole = ask(tiny.plain.url, asked)
+    word = whole.texts[0].split()[3]
+    stopped = Asked({**asked.fields, "stop": [word]})
+    expected = ask(tiny.plain.url, stopped)
+    assert expected.reasons == ("stop",)
+    with ThreadPoolExecutor(4) as pool:
+        for after in (1, 2, 5, 9):
+            pool.submit(ask_streamed, tiny.cached.url, asked, leaves_after=after)
+            assert ask(tiny.cached.url, stopped).said == expected.said
+    for _ in range(2):
+        assert ask(tiny.cached.url, asked).said == whole.said
+        assert ask(tiny.cached.url, stopped).said == expected.said
+    longer = Asked({**asked.fields, "prompt": f"{asked.fields['prompt']}{whole.texts[0]} and on"})
+    said = ask(tiny.cached.url, longer)
+    assert said.said == ask(tiny.plain.url, longer).said
+    assert said.cached_tokens >= whole.prompt_tokens, "an answer is reused, too"
+
+
+def test_the_steps_of_the_table(embedded: Pair) -> None:
+    """MISS, HIT, PREFIX_HIT, back to prompt 1, and a next turn that begins with the answer."""
+    url = embedded.cached.url
+    first = _prompt("table", 60)
+    begun = prefix_stats(url)
+    cold = ask(url, first)
+    assert cold.cached_tokens == 0
+    warm = ask(url, first)
+    assert warm.cached_tokens == warm.prompt_tokens - 1
+    longer = ask(url, _prompt("table", 60, prompt=f"{_text('table', 60)} And so on."))
+    assert cold.prompt_tokens - 1 <= longer.cached_tokens < longer.prompt_tokens - 1
+    back = ask(url, first)
+    assert back.cached_tokens == back.prompt_tokens - 1
+    assert cold.said == warm.said == back.said == ask(embedded.plain.url, first).said
+    wait_until(lambda: prefix_stats(url)["queries"] == begun["queries"] + 4, "all are counted")
+    ended = prefix_stats(url)
+    counts = {name: ended[name] - begun[name] for name in ("hits", "prefix_hits", "misses")}
+    assert counts == {"hits": 2, "prefix_hits": 1, "misses": 1}
+
+    turns = [{"role": "user", "content": "What is the capital of France?"}]
+    chat = {"model": _EMBEDDED, "temperature": 0, "max_tokens": 24}
+    turn = ask(url, Asked({**chat, "messages": turns}, ALICE))
+    assert "Paris" in turn.texts[0]
+    turns += [
+        {"role": "assistant", "content": turn.texts[0]},
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    asked = Asked({**chat, "messages": turns}, ALICE)
+    following = ask(url, asked)
+    assert following.cached_tokens >= turn.prompt_tokens + turn.completion_tokens - 1
+    assert following.said == ask(embedded.plain.url, asked).said
+
+
+@limits_in_seconds
+def test_ten_users_of_one_system_prompt(embedded: Pair) -> None:
+    """One computes it, nine wait for that and begin with it; it is kept once."""
+    url, seed = embedded.cached.url, f"ten {time.monotonic_ns()}"
+    system = _text(seed, 200)
+
+    def questions(**fields: object) -> list[Asked]:
+        return [
+            _prompt(seed, 0, prompt=f"{system} User {number}.", **fields)
+            for number in range(_USERS)
+        ]
+
+    begun_bytes = prefix_stats(url)["bytes"]
+    alone = ask(url, _prompt(f"{seed} alone", 200))
+    answers = ask_all(url, questions(), streamed=True)
+    computing = [one for one in answers if one.cached_tokens < one.prompt_tokens // 2]
+    assert len(computing) == 1, "one computes it"
+    shared_tokens = min(one.cached_tokens for one in answers if one not in computing)
+    assert shared_tokens > 0.9 * answers[0].prompt_tokens
+    # Ten that computed it one after the other would take ten times as long.
+    assert max(one.ttft_s for one in answers) < 5 * alone.ttft_s
+    shared_bytes = prefix_stats(url)["bytes"] - begun_bytes
+    alone_bytes = alone.prompt_tokens * 46_080
+    salted = [
+        Asked({**one.fields, "cache_salt": f"{number}"}, ALICE)
+        for number, one in enumerate(questions())
+    ]
+    before_bytes = prefix_stats(url)["bytes"]
+    assert all(not one.cached_tokens for one in ask_all(url, salted))
+    wait_until(lambda: prefix_stats(url)["pinned_blocks"] == 0, "they have ended")
+    salted_bytes = prefix_stats(url)["bytes"] - before_bytes
+    assert shared_bytes - alone_bytes <= 0.2 * salted_bytes
+    later = ask_all(url, [_prompt(seed, 0, prompt=f"{system} Late {one}.") for one in range(9)])
+    assert statistics.median(one.ttft_s for one in later[:1]) < alone.ttft_s
+
+
+@limits_in_seconds
+def test_another_key_meets_a_miss(embedded: Pair) -> None:
+    """In tokens and in time; what keys share they are told to share, and salts keep apart."""
+    url = embedded.cached.url
+    seed = f"keys {time.monotonic_ns()}"
+    colds, warms, others = [], [], []
+    for number in range(3):
+        name = f"{seed} {number}"
+        colds.append(ask(url, _prompt(name, 150, key=ALICE)))
+        warms.append(ask(url, _prompt(name, 150, key=ALICE)))
+        others.append(ask(url, _prompt(name, 150, key=BOB)))
+    assert all(one.cached_tokens == one.prompt_tokens - 1 for one in warms)
+    assert not any(one.cached_tokens for one in colds + others)
+    cold, warm, other = (
+        statistics.median(one.ttft_s for one in each) for each in (colds, warms, others)
+    )
+    assert warm < 0.5 * cold
+    assert other > 0.6 * cold, "nobody learns from the time what others have asked"
+    assert other > 1.5 * warm
+
+    text = f"{seed} salts"
+    for salt, cached in (("a", False), ("b", False), ("a", True)):
+        answer = ask(url, _prompt(text, 40, cache_salt=salt))
+        assert bool(answer.cached_tokens) is cached
+    assert not ask(url, _prompt(text, 40, key=BOB, cache_salt="a")).cached_tokens
+    assert not ask(url, _prompt(text, 40)).cached_tokens
+
+    # At once, too: neither waits for the other's prompt.
+    both = [_prompt(f"{seed} at once", 100, key=key) for key in (ALICE, BOB)]
+    assert [one.cached_tokens for one in ask_all(url, both)] == [0, 0]
+
+    embedded.cached.change("/admin/config", {"cache": {"namespace": "shared"}})
+    try:
+        shared = [_prompt(f"{seed} shared", 60, key=key) for key in (ALICE, BOB)]
+        assert not ask(url, shared[0]).cached_tokens
+        found = ask(url, shared[1])
+        assert found.cached_tokens == found.prompt_tokens - 1
+        assert not ask(url, _prompt(f"{seed} shared", 60, key=BOB, cache_salt="a")).cached_tokens
+        assert not ask(url, _prompt(f"{seed} 0", 150, key=BOB)).cached_tokens, "that was Alice's own"
+    finally:
+        embedded.cached.change("/admin/config", {"cache": {"namespace": "key"}})
+
+
+class _Watch:
+    """Looks at a daemon from outside until it is left: its process's memory, and what it says."""
+
+    def __init__(self, daemon: ForkedDaemon) -> None:
+        self._process = psutil.Process(daemon.process_id)
+        self._url = daemon.url
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.begun_bytes = self._process.memory_info().rss
+        self.highest_bytes = self.begun_bytes
+        self.readings: list[tuple[int, int]] = []
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.highest_bytes - self.begun_bytes
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.05):
+            self.highest_bytes = max(self.highest_bytes, self._process.memory_info().rss)
+            prefix = httpx.get(f"{self._url}/v1/cache/stats", timeout=30).json()["prefix"]
+            if prefix is not None:
+                self.readings.append((prefix["bytes"], prefix["limit_bytes"]))
+
+
+def test_a_tiny_limit_is_kept(parent: DaemonParent, embedded_model_path: Path) -> None:
+    """At every look, with memory that the system counts; a smaller one evicts at once, none keeps none."""
+    assert embedded_model_path.is_file()
+    limit_mb, allowance = 20, 40 * _MB
+    with (
+        parent.running("--cache-memory-mb", str(limit_mb)) as cached,
+        parent.running("--no-cache-prefix") as plain,
+    ):
+        grown: list[int] = []
+        for daemon in (plain, cached):
+            url = daemon.url
+            ask(url, _prompt("longest", 280))
+            with _Watch(daemon) as watch:
+                for number in range(12):
+                    ask(url, _prompt(f"tiny {number}", 140 + 10 * number))
+            grown.append(watch.grown_bytes)
+        assert watch.readings
+        assert all(held <= limit_mb * _MB == limit for held, limit in watch.readings)
+        assert prefix_stats(url)["evictions"] > 12  # noqa: PLR2004
+        assert max(held for held, _ in watch.readings) > limit_mb * _MB // 2, "it is used"
+        without, limited = grown
+        assert limited <= without + limit_mb * _MB + allowance
+
+        cached.change("/admin/config", {"cache": {"memory_mb": 5}})
+        wait_until(lambda: prefix_stats(url)["bytes"] <= 5 * _MB, "it goes at once", within_s=3)
+        again = _prompt("kept", 40)
+        ask(url, again)
+        assert ask(url, again).cached_tokens > 0
+        cached.change("/admin/config", {"cache": {"memory_mb": 0}})
+        wait_until(lambda: prefix_stats(url)["bytes"] == 0, "nothing is kept", within_s=3)
+        answers = [ask(url, again) for _ in range(2)]
+        assert [one.cached_tokens for one in answers] == [0, 0]
+        assert answers[0].said == ask(plain.url, again).said
+        assert prefix_stats(url)["bytes"] == prefix_stats(url)["blocks"] == 0
+
+
+def test_a_fault_forgets_and_goes_on(tmp_path: Path) -> None:
+    """A failing step costs what memory held: nobody knows what it left. The next prompts are kept again."""
+    fails = threading.Event()
+
+    def fail(_plan: StepPlan) -> None:
+        if fails.is_set():
+            fails.clear()
+            raise RuntimeError("a step fails")
+
+    text = "A prompt that is long enough to be kept, and to be found again later on. " * 2
+    flags = {"cache.memory_mb": 100, "continuous_batching.enabled": True}
+    with AdminDaemon(tmp_path, lambda: FakeEngine(told, before_step=fail), flags) as daemon:
+
+        def cached() -> int:
+            answer = daemon.http.post("/v1/completions", json=completion(text, max_tokens=1))
+            return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached(), cached()] == [0, len(text) - 1]
+        fails.set()
+        answer = daemon.http.post("/v1/completions", json=completion(f"{text} x", max_tokens=1))
+        assert answer.status_code == 500  # noqa: PLR2004
+        wait_until(lambda: daemon.status["running"] == 0, "nothing runs")
+        wait_until(lambda: prefix_stats(daemon.daemon.url)["blocks"] == 0, "nothing is held")
+        assert [cached(), cached()] == [0, len(text) - 1]
