@@ -208,7 +208,8 @@ class Parts:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
             if settings.continuous_batching != old.continuous_batching:
                 self._rearrange(settings)
-            if settings.cache != old.cache:
+            # Before the model is loaded there is nothing to limit, and what there will be reads these.
+            if settings.cache != old.cache and self._available_bytes is not None:
                 limits = prefix_limits(settings.cache, self._available_bytes)
                 self.loop.set_prefix_limits(limits)
             # Afterwards and at once: another arrangement may have to wait for long answers.

@@ -26,6 +26,7 @@ from machd.http.servers import HttpServers
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.engine_watch import EngineWatch
 from machd.serving.lifecycle import State
+from machd.serving.loop import EngineLoop
 from machd.serving.notify import ServiceNotifier
 from machd.serving.service_report import ServiceReport
 from machd.serving.startup_guard import NOTHING_MEASURED, Measures
@@ -35,6 +36,10 @@ __all__ = ["Daemon"]
 
 _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
+
+_WRITING_JOIN_S = 12.0
+"""How long the engine, once it has stopped, may take to give back what it has: the second tier of blocks
+writes what is queued."""
 
 _SERVER_JOIN_S = 10.0
 
@@ -174,7 +179,7 @@ class Daemon:
             for tracer in parts.tracers:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
             if parts.loop.loaded.done():
-                await asyncio.to_thread(parts.loop.join, _ENGINE_JOIN_S)
+                await _join(parts.loop)
             for watch in watches:
                 watch.cancel()
             self._log.info("daemon.stopped")
@@ -293,6 +298,12 @@ class Daemon:
                     await parts.configuration.reload()
             finally:
                 report.reloaded()
+
+
+async def _join(loop: EngineLoop) -> None:
+    """Wait for the engine thread: for a step that hangs not long, for what is written longer."""
+    if not await asyncio.to_thread(loop.join, _ENGINE_JOIN_S) and loop.finished.done():
+        await asyncio.to_thread(loop.join, _WRITING_JOIN_S)
 
 
 def _engine_watch(parts: Parts) -> EngineWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from machd.engine.protocol import Lane, PrefillChunk, SampledToken, StepPlan, StepResult
 from machd.errors import (
@@ -219,13 +220,16 @@ class SchedulerCore:
         self, error: MachdError, now_s: float, *, include_waiting: bool = False
     ) -> list[Event]:
         """End every running sequence with ``error``; who waits goes on waiting unless included."""
-        events: list[Event] = []
-        for decode in [*self._slots, *(self._waiting if include_waiting else ())]:
-            events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=False)
+        everybody = [*self._slots, *(self._waiting if include_waiting else ())]
+        events = self._end_with(error, everybody, now_s, is_sound=False)
         self._slots.confirm_released(self._slots.released)
         if self._prefixes is not None:
             self._prefixes.fail()
         return events
+
+    def end_all(self, error: MachdError, now_s: float) -> list[Event]:
+        """End every sequence with ``error``; the next plans free its slots and keep its blocks."""
+        return self._end_with(error, [*self._slots, *self._waiting], now_s, is_sound=True)
 
     def hold_admission(self) -> None:
         """Give nobody a slot until told otherwise; what runs goes on."""
@@ -359,6 +363,14 @@ class SchedulerCore:
     def _expire(self, now_s: float) -> list[SequenceFinished]:
         late = overdue(self._limits, self._waiting, self._slots, now_s)
         return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
+
+    def _end_with(
+        self, error: MachdError, decodes: Iterable[Decode], now_s: float, *, is_sound: bool
+    ) -> list[Event]:
+        events: list[Event] = []
+        for decode in decodes:
+            events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=is_sound)
+        return events
 
     def _end_decode(
         self,

@@ -125,6 +125,14 @@ class Scheduler(Protocol):
         """End every running sequence with ``error``; the engine has forgotten its slots."""
         ...
 
+    def end_all(self, error: MachdError, now_s: float) -> list[Event]:
+        """End every sequence with ``error``, on an engine that works.
+
+        The plans that follow free the slots and see to what is kept of the rows; then they are
+        empty.
+        """
+        ...
+
     def hold_admission(self) -> None:
         """From now on nobody is given a slot, so that what runs comes to an end.
 

@@ -55,6 +55,9 @@ _MAX_CONSECUTIVE_FAULTS = 3
 _CHECK_INTERVAL_S = 1.0
 """How often the scheduler's books are looked through; also whenever it becomes idle."""
 
+_PUT_AWAY_S = 2.0
+"""For what is kept of the rows that end with the daemon; what is to be written is written after that."""
+
 Publish = Callable[[list[Event]], None]
 
 
@@ -243,7 +246,8 @@ class EngineLoop:
             if self._stop:
                 self._finish_blocks(engine, scheduler)
                 self._end_error = self._stop.error
-                self._publish(events + self._end_all(scheduler, self._stop.error))
+                self._publish(events + scheduler.end_all(self._stop.error, self._clock.monotonic_s()))
+                self._put_away(engine, scheduler)
                 return
             events += scheduler.admit(self._clock.monotonic_s())
             if events:
@@ -264,6 +268,13 @@ class EngineLoop:
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
         """Hand over what the last answer left, or the second tier would not get it any more."""
         while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
+            self._step(engine, scheduler, plan)
+
+    def _put_away(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Keep what is worth keeping of the rows that ran to the end."""
+        until_s = self._clock.monotonic_s() + _PUT_AWAY_S
+        while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
+            self._pulse.beat()
             self._step(engine, scheduler, plan)
 
     def _rearrange(self, engine: Engine, scheduler: Scheduler) -> None:
