@@ -1,0 +1,65 @@
+"""The prefix cache where a daemon begins and where it ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from polling import wait_until
+from running_daemon import RunningDaemon
+from serve_process import ServeProcess
+from tiny_checkpoint import write_tiny_llama
+
+from machd.engine.block_protocol import SavedBlock
+from machd.engine.fake import FakeEngine, spelled
+from machd.engine.protocol import StepPlan, StepResult
+
+
+class SlowToCopy(FakeEngine):
+    """Takes its time over blocks, as copying those of a long answer does."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do it, and rest."""
+        result = super().run(plan)
+        if plan.blocks:
+            time.sleep(0.03)
+        return result
+
+
+def test_an_answer_is_on_disk_however_soon_the_daemon_ends(tmp_path: Path) -> None:
+    """A stop right behind the last answer writes all of it: the plans that keep it are still made."""
+    disk: dict[bytes, Any] = {}
+    flags = {"cache.memory_mb": 100, "cache.disk_dir": str(tmp_path), "model.path": "fake"}
+    engine = SlowToCopy(spelled("hello there general"), disk=disk)
+    with RunningDaemon(lambda: engine, flags) as daemon:
+        body = {"model": "fake", "prompt": "x" * 30, "max_tokens": 8}
+        httpx.post(f"{daemon.url}/v1/completions", json=body).raise_for_status()
+        daemon.stop()
+    saved: list[SavedBlock] = [one for one, _ in disk.values()]
+    assert sum(len(one.token_ids) for one in saved) == 30 + 8 - 1
+
+
+def test_a_reload_while_the_model_loads_leaves_the_cache_its_memory(tmp_path: Path) -> None:
+    """The limits of changed settings are worked out from what the machine has, not from nothing."""
+    model, settings = tmp_path / "tiny", tmp_path / "machd.toml"
+    write_tiny_llama(model)
+    text = f'[model]\npath = "{model}"\n[cache]\nmax_entries = '
+    settings.write_text(text + "100\n")
+    daemon = ServeProcess("--config", str(settings))
+    with daemon.started():
+        daemon.wait_for("daemon.listening")
+        settings.write_text(text + "101\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        url = str(daemon.wait_for("daemon.ready")["url"])
+
+        def prefix() -> dict[str, Any]:
+            stats: dict[str, Any] = httpx.get(f"{url}/v1/cache/stats").json()["prefix"]
+            return stats
+
+        body = {"model": "tiny", "prompt": "one two three " * 20, "max_tokens": 2}
+        httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
+        wait_until(lambda: prefix()["blocks"] > 0, "something is kept")
+        assert prefix()["limit_bytes"] > 0
