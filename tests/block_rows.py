@@ -45,9 +45,14 @@ class FilesInMemory:
         """Begin with none."""
         self.contents: dict[bytes, tuple[SavedBlock, BlockContent]] = {}
         self.closed_within_s: float | None = None
+        self.dropped_saves: set[bytes] = set()
+        self._unsaved: list[bytes] = []
 
     def save(self, saved: SavedBlock, content: BlockContent) -> None:
-        """Keep it."""
+        """Keep it, unless it is to be dropped."""
+        if saved.digest in self.dropped_saves:
+            self._unsaved.append(saved.digest)
+            return
         self.contents[saved.digest] = (saved, content)
 
     def load(self, saved: SavedBlock) -> BlockContent | None:
@@ -59,6 +64,11 @@ class FilesInMemory:
         """Delete."""
         for digest in digests:
             self.contents.pop(digest, None)
+
+    def take_unsaved(self) -> tuple[bytes, ...]:
+        """What was dropped."""
+        unsaved, self._unsaved = tuple(self._unsaved), []
+        return unsaved
 
     def saved(self) -> tuple[SavedBlock, ...]:
         """All there are."""

@@ -144,16 +144,17 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
     )
 
 
-def stats(url: str) -> dict[str, Any]:
-    """``GET /v1/cache/stats``."""
-    answer = httpx.get(f"{url}/v1/cache/stats", timeout=_TIMEOUT_S)
+def stats(url: str, key: str = "none") -> dict[str, Any]:
+    """``GET /v1/cache/stats``; the key is for daemons that have some."""
+    headers = {"X-Api-Key": key}
+    answer = httpx.get(f"{url}/v1/cache/stats", headers=headers, timeout=_TIMEOUT_S)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def prefix_stats(url: str) -> dict[str, Any]:
+def prefix_stats(url: str, key: str = "none") -> dict[str, Any]:
     """Of the prefix cache alone."""
-    return dict(stats(url)["prefix"])
+    return dict(stats(url, key)["prefix"])
 
 
 def _text(choice: Mapping[str, Any]) -> str:

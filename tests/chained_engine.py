@@ -80,6 +80,8 @@ class ChainedEngine:
         disk: The second tier.
         loses: Which stores and loads go wrong.
         writes: Whether the second tier gets what it is given.
+        drops: Which of it is not written, as the result of a later step says.
+        unsaved: What no result has said so of yet.
         makes_changes: After how many changes a step fails; None for never.
         failing_slots: Rows whose next token is a fault.
     """
@@ -101,6 +103,8 @@ class ChainedEngine:
         self.disk: ChainedDisk = {}
         self.loses: Callable[[BlockChange], bool] = lambda _change: False
         self.writes = True
+        self.drops: Callable[[SaveBlock], bool] = lambda _change: False
+        self.unsaved: list[bytes] = []
         self.makes_changes: int | None = None
         self.failing_slots: set[int] = set()
         self._alphabet = alphabet
@@ -112,6 +116,7 @@ class ChainedEngine:
     def run(self, plan: StepPlan) -> StepResult:
         """One step."""
         touched: dict[int, bool] = {}
+        unsaved = tuple(self.unsaved)
         for count, change in enumerate(plan.blocks):
             if count == self.makes_changes:
                 raise RuntimeError("planted between two changes")
@@ -128,7 +133,13 @@ class ChainedEngine:
             tuple(one for one in results if isinstance(one, RowFault)),
             tuple(self._held(one) for one in touched if one in self.blocks),
             tuple(one for one, is_held in touched.items() if not is_held),
+            self._told(unsaved),
         )
+
+    def _told(self, unsaved: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """What this step tells of what earlier ones were to write."""
+        del self.unsaved[: len(unsaved)]
+        return unsaved
 
     def reset(self) -> None:
         """Forget every row; blocks stay."""
@@ -208,7 +219,10 @@ class ChainedEngine:
         assert saved.start == len(text) - len(block.texts), "a block is saved by its positions"
         assert saved.token_ids == text[saved.start :], "a block is saved by its tokens"
         assert saved.has_state == self._held(change.block_id).has_state, "and by its state"
-        if self.writes:
+        if self.drops(change):
+            self.disk.pop(saved.digest, None)
+            self.unsaved.append(saved.digest)
+        elif self.writes:
             self.disk[saved.digest] = (saved, block)
 
     def _open(self, reused: ReusedPrefix) -> _Row:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 __all__ = ["DaemonParent", "ForkedDaemon", "daemon_parent"]
 
@@ -53,9 +54,12 @@ class ForkedDaemon:
         """The first event of that name."""
         deadline_s = time.monotonic() + _READY_WITHIN_S
         while time.monotonic() < deadline_s:
+            has_ended = psutil.Process(self.process_id).status() == psutil.STATUS_ZOMBIE
             for one in self.events:
                 if one["event"] == event:
                     return one
+            if has_ended:
+                break
             time.sleep(_LOOK_EVERY_S)
         raise AssertionError(f"no {event}:\n{self.log.read_text()}")
 

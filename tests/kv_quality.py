@@ -1,10 +1,12 @@
 """What keys and values in fewer bits change of a model's answers, on a text that never changes.
 
-``python tests/kv_quality.py`` prints the table of the embedded model for the docs.
+``tests/print_kv_quality.py`` prints the table of the embedded model for the docs.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from machd.engine.kv_format import kv_format_named
 from machd.engine.loader import LoadedModel
 from machd.engine.row_planes import innermost, make_row_caches, planes_of
 
-__all__ = ["FORMATS", "Quality", "measured_quality"]
+__all__ = ["FORMATS", "Quality", "main", "measured_quality"]
 
 FORMATS = ("none", "affine8", "affine4", "turboquant")
 
@@ -82,45 +84,37 @@ def _quality(
     )
 
 
-def _logprobs(
-    loaded: LoadedModel, token_ids: list[int], name: str
-) -> tuple[list[mx.array], int]:
+def _logprobs(loaded: LoadedModel, token_ids: list[int], name: str) -> tuple[list[mx.array], int]:
     """[tokens of a chunk, vocabulary] each, and what a position costs."""
     model = loaded.model
     caches = make_row_caches(model, kv_format_named(name))
     chunks = []
     for begin in range(0, len(token_ids), _CHUNK_TOKENS):
         chunk = mx.array([token_ids[begin : begin + _CHUNK_TOKENS]], dtype=mx.int32)
-        logits = model(chunk, cache=caches)[0].astype(mx.float32)  # type: ignore[operator]
+        logits = model(chunk, cache=caches)[0].astype(mx.float32)
         chunks.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.eval(chunks[-1], [cache.state for cache in caches])
     planes = [plane for cache in innermost(caches) for plane in planes_of(cache) or ()]
     return chunks, sum(plane.nbytes // plane.shape[2] for plane in planes)
 
 
-def _print_table() -> None:
-    import os  # noqa: PLC0415 - of the script alone
-
-    from machd.engine.embedded import user_cache_directory  # noqa: PLC0415
+def main() -> None:
+    """Print the table of the embedded model."""
+    from machd.engine.embedded import user_cache_directory  # noqa: PLC0415 - of the script alone
     from machd.engine.loader import load_model  # noqa: PLC0415
     from machd.engine.source import resolve_model  # noqa: PLC0415
 
     source = resolve_model(None, offline=True, cache_directory=user_cache_directory(os.environ))
     found = measured_quality(load_model(source))
     plain = found["none"]
-    print("| `kv_quantization` | bytes a token | fewer | perplexity | change | max | mean | same |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    lines = [
+        "| `kv_quantization` | bytes a token | fewer | perplexity | change | max | mean | same |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for name, one in found.items():
-        print(
+        lines.append(
             f"| {name} | {one.bytes_per_token} | {plain.bytes_per_token / one.bytes_per_token:.2f} "
             f"| {one.perplexity:.4f} | {one.perplexity / plain.perplexity - 1:+.3%} "
             f"| {one.max_difference:.3f} | {one.mean_difference:.4f} | {one.same_best:.1%} |"
         )
-    print(f"{plain.tokens} tokens")
-
-
-if __name__ == "__main__":
-    from machd.engine.blas import choose_blas
-
-    choose_blas("auto")
-    _print_table()
+    sys.stdout.write("\n".join([*lines, f"{plain.tokens} tokens", ""]))

@@ -52,6 +52,7 @@ class Maker:
 
     Attributes:
         lost_loads: Digests of what it has and cannot read.
+        dropped_saves: Digests of what it does not write.
     """
 
     is_fake: bool
@@ -60,6 +61,7 @@ class Maker:
     disk: FakeDisk = field(default_factory=dict)
     files: FilesInMemory = field(default_factory=FilesInMemory)
     lost_loads: set[bytes] = field(default_factory=set)
+    dropped_saves: set[bytes] = field(default_factory=set)
 
     def __call__(self, *, has_disk: bool = True) -> BlockRows:
         """A fresh engine."""
@@ -70,9 +72,10 @@ class Maker:
             return FakeEngine(
                 is_stateful=self.is_stateful,
                 disk=self.disk if has_disk else None,
-                faults=FakeFaults(lost_loads=self.lost_loads),
+                faults=FakeFaults(lost_loads=self.lost_loads, dropped_saves=self.dropped_saves),
             )
         kind = TinyKind.HYBRID if self.is_stateful else TinyKind.STANDARD
+        self.files.dropped_saves = self.dropped_saves
         files = self.files if has_disk else None
         return MlxEngine(loaded(kind), looks_ahead=self.looks_ahead, block_files=files)
 
@@ -102,6 +105,43 @@ def _maker(request: pytest.FixtureRequest) -> Maker:
 def _rows(maker: Maker) -> BlockRows:
     """A fresh engine of every kind."""
     return maker()
+
+
+def test_what_the_disk_does_not_keep_is_told(maker: Maker) -> None:
+    """Once, and no later than with the next step; saved again, it is there like any other."""
+    rows = maker()
+    one, two = rows.prompt_blocks(PROMPT, (8, 16))
+    held = {number: rows.store(0, 8 * n, 8 * n + 8) for n, number in enumerate((one, two))}
+    first, second = (
+        saved_block(held[number], PROMPT[8 * n : 8 * n + 8], 8 * n)
+        for n, number in enumerate((one, two))
+    )
+    maker.dropped_saves.add(second.digest)
+    results = [rows.change(SaveBlock(one, first), SaveBlock(two, second))]
+    results += [rows.change(DropBlocks(())) for _ in range(3)]
+
+    assert [digest for result in results[:2] for digest in result.unsaved_blocks] == [second.digest]
+    assert [result.unsaved_blocks for result in results[2:]] == [(), ()]
+    assert rows.change(LoadBlock(901, second)).lost_blocks == (901,)
+    maker.dropped_saves.clear()
+    results = [rows.change(SaveBlock(two, second)), rows.change(DropBlocks((two,)))]
+    assert [result.unsaved_blocks for result in results] == [(), ()]
+    assert rows.change(LoadBlock(902, second)).lost_blocks == ()
+
+
+@pytest.mark.parametrize("has_disk", [True, False])
+def test_a_block_that_is_gone_is_not_saved(maker: Maker, *, has_disk: bool) -> None:
+    """And that is told, as where there is nowhere to save it."""
+    rows = maker(has_disk=has_disk)
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 8),)))
+    held = rows.store(0, 0, 8)
+    saved = saved_block(held, PROMPT[:8], 0)
+
+    drop = DropBlocks((held.block_id,)) if has_disk else DropBlocks(())
+    result = rows.change(drop, SaveBlock(held.block_id, saved))
+
+    assert result.unsaved_blocks == (saved.digest,)
+    assert rows.change(DropBlocks(())).unsaved_blocks == ()
 
 
 def test_bytes_are_those_of_the_tokens(rows: BlockRows) -> None:

@@ -89,6 +89,7 @@ def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_modes_formats_and_restarts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,10 +114,11 @@ def test_modes_formats_and_restarts_are_measured(
         assert [one["actual"] for one in prefix["steps"]] == [
             one["expected"] for one in prefix["steps"]
         ]
-        assert prefix["latency"]["restarted"]["count"] == 4
+        assert prefix["latency"]["restarted"]["count"] == 2
         assert prefix["sharing"]["shared"]["added_bytes"] > 0
         assert prefix["sharing"]["saved_share"] > 0.3
         full = prefix["full_cache"]
+        assert (full["prompt_tokens"], full["pairs"]) == (60, 8)
         assert full["evictions"] > 0
         assert full["highest_bytes"] <= full["limit_bytes"]
         assert full["full_rss_bytes"] > full["limit_bytes"]
@@ -126,4 +128,5 @@ def test_modes_formats_and_restarts_are_measured(
     assert [one["decode_mode"] for one in (none, affine8)] == ["batched", "batched"]
     assert none["completion_tokens"] == affine8["completion_tokens"] == 3 * 16 * 64
     assert affine8["rows_ratio"] > 1.5
+    assert result.output.index("not judged") < result.output.index("full cache")
     assert list((tmp_path / "scratch").iterdir()) == []

@@ -20,9 +20,11 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import scrape
 from step_gate import StepGate
+from structlog.testing import capture_logs
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.fake import FakeEngine
+from machd.engine.fake_blocks import FakeDisk
 from machd.engine.protocol import Engine, ModelDescription
 
 ALICE = "k-alice-0123456789abcdef"
@@ -301,7 +303,7 @@ def test_a_cleared_cache_finds_nothing(daemon: AdminDaemon) -> None:
     wait_until(lambda: daemon.status["running"] == 0, "nothing runs any more")
     blocks = _stats(daemon)["prefix"]["blocks"]
     cleared = daemon.admin.post("/admin/cache/clear").json()
-    assert cleared == {"responses": {"count": 0, "size_bytes": 0}, "blocks": blocks}
+    assert (cleared["blocks"], cleared["disk_bytes"]) == (blocks, None)
     assert _cached(daemon.http) == 0
     assert daemon.admin.post("/admin/cache/clear?disk=true").status_code == 200
     assert _cached(daemon.http) == 0
@@ -370,6 +372,9 @@ def test_a_prompt_that_fails_does_not_stop_the_others(daemon: AdminDaemon) -> No
         ),
         ({"prompts": [{"prompt": "a"}], "cache_salt": ""}, "cache_salt"),
         ({"prompts": [{"prompt": 1}]}, "prompts[0].prompt"),
+        ({"prompts": [{"prompt": "a"}, {"prompt": "b", "client": "x"}]}, "prompts[1].client"),
+        ({"prompts": [{"prompt": "a", "cache_salt": "x"}]}, "prompts[0].cache_salt"),
+        ({"prompts": [{"prompt": "a"}], "cache_slat": "x"}, "cache_slat"),
     ],
 )
 def test_what_cannot_be_warmed_is_refused(
@@ -380,6 +385,68 @@ def test_what_cannot_be_warmed_is_refused(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert _stats(daemon)["prefix"]["queries"] == 0
+
+
+def test_nothing_is_warmed_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    """With a limit of 0 as without a cache: 409, and capabilities are inactive."""
+    with _running(tmp_path, cache__memory_mb=0) as daemon:
+        assert "cache.memory_mb" in _warm(daemon, {"prompt": LONG}, status=409)["error"]["message"]
+        assert daemon.http.get("/v1/capabilities").json()["prefix_cache"]["active"] is False
+
+
+def test_a_prompt_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    """In its row, and nothing is computed in vain; 976 tokens of 1024 bytes each are 1 MB."""
+    with _running(tmp_path, cache__memory_mb=1) as daemon:
+        warmed = _warm(daemon, {"prompt": "x" * 978}, {"prompt": "x" * 977})
+        (error, fits) = (one["error"] for one in warmed["prompts"])
+        assert (error["code"], fits, warmed["failed"]) == ("conflict", None, 1)
+        assert "978 tokens take 1.0 MB" in error["message"]
+        assert "cache.memory_mb" in error["message"]
+        wait_until(lambda: _stats(daemon)["prefix"]["queries"] == 1, "one was computed")
+        assert _cached(daemon.http, "x" * 977) == 976
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "why"),
+    [
+        (FakeEngine, {"cache__prefix": False}, "cache.prefix is off"),
+        (_Blocked, {}, "fake has no prefix cache"),
+    ],
+)
+def test_a_directory_that_is_not_used_is_not_cleared(
+    tmp_path: Path, engine: type[FakeEngine], flags: dict[str, object], why: str
+) -> None:
+    """Asking for it is a 409 that names the setting; without disk there is nothing to refuse."""
+    directory = str(tmp_path / "blocks")
+    with _running(tmp_path, lambda: engine(told), cache__disk_dir=directory, **flags) as daemon:
+        answer = daemon.admin.post("/admin/cache/clear?disk=true")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+        assert why in answer.json()["error"]["message"]
+        assert "cache.disk_dir" in answer.json()["error"]["message"]
+        assert daemon.admin.post("/admin/cache/clear").status_code == 200
+
+
+def test_what_was_deleted_on_disk_is_counted(tmp_path: Path) -> None:
+    """What was kept in memory alone, then what is on disk, then nothing; read after the fact."""
+    disk: FakeDisk = {}
+    directory = str(tmp_path / "blocks")
+    engine = lambda: FakeEngine(told, disk=disk)  # noqa: E731 - one line
+    with capture_logs() as lines, _running(tmp_path, engine, cache__disk_dir=directory) as daemon:
+        _cached(daemon.http)
+        wait_until(lambda: daemon.status["running"] == 0, "nothing runs any more")
+        wait_until(lambda: _stats(daemon)["disk"]["bytes"] > 0, "it is written")
+        before = _stats(daemon)
+        cleared = daemon.admin.post("/admin/cache/clear").json()
+        assert cleared["blocks"] == before["prefix"]["blocks"]
+        assert (cleared["deleted_blocks"], cleared["deleted_bytes"]) == (0, 0)
+        assert cleared["disk_bytes"] == before["disk"]["bytes"]
+        cleared = daemon.admin.post("/admin/cache/clear?disk=true").json()
+        assert cleared["blocks"] == cleared["deleted_blocks"] == before["prefix"]["saved_blocks"]
+        assert (cleared["deleted_bytes"], cleared["disk_bytes"]) == (before["disk"]["bytes"], 0)
+        cleared = daemon.admin.post("/admin/cache/clear?disk=true").json()
+        assert (cleared["blocks"], cleared["deleted_blocks"], cleared["disk_bytes"]) == (0, 0, 0)
+    logged = [one["deleted_blocks"] for one in lines if one["event"] == "cache.cleared"]
+    assert logged == [0, before["prefix"]["saved_blocks"], 0]
 
 
 def test_prompts_are_longer_than_settings(daemon: AdminDaemon) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from machd.api.admin_status import StoredResponses
 from machd.api.bounds import CacheSalt, ContentText, ModelName
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.conversation import Conversation
+from machd.api.decoding import decode_body, unknown_fields
 from machd.api.errors import ErrorDetail
 from machd.api.messages import ChatMessageList
 from machd.api.reasoning import ReasoningEffort, TemplateVariables
@@ -19,6 +20,7 @@ from machd.errors import InvalidRequestError
 __all__ = [
     "MAX_WARM_BODY_BYTES",
     "MAX_WARM_PROMPTS",
+    "WARM_PROMPT_FIELDS",
     "CacheCleared",
     "CacheWarmed",
     "WarmPrompt",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 MAX_WARM_PROMPTS = 64
-"""Prompts of one request; ``machd ctl cache warm`` sends one after the other."""
+"""Prompts of one request."""
 
 MAX_WARM_BODY_BYTES = 8 * 1024 * 1024
 """Of a request's body: prompts are what an operator sends that is not small."""
@@ -39,11 +41,18 @@ class CacheCleared(Struct, frozen=True, kw_only=True):
     """What was forgotten.
 
     Attributes:
-        blocks: Of the prefix cache; those of running sequences stay.
+        blocks: Of the prefix cache, that left memory or the disk, each counted once; those of
+            running sequences stay.
+        deleted_blocks: Those that were deleted on disk, a file each.
+        deleted_bytes: What their files took.
+        disk_bytes: What this model's files on disk take afterwards; null without a second tier.
     """
 
     responses: StoredResponses
     blocks: int
+    deleted_blocks: int = 0
+    deleted_bytes: int = 0
+    disk_bytes: int | None = None
 
 
 class WarmPrompt(Struct, frozen=True, kw_only=True):
@@ -100,6 +109,15 @@ class WarmPrompt(Struct, frozen=True, kw_only=True):
         return request.checked().conversation()
 
 
+WARM_PROMPT_FIELDS = "prompt, or messages with tools, reasoning_effort and chat_template_kwargs where they are asked for"
+
+
+class _Prompts(Struct, frozen=True):
+    """The prompts of a request as they were sent."""
+
+    prompts: list[Raw]
+
+
 class WarmRequest(Struct, frozen=True, kw_only=True):
     """Prompts to compute and keep.
 
@@ -112,6 +130,30 @@ class WarmRequest(Struct, frozen=True, kw_only=True):
     prompts: Annotated[list[WarmPrompt], Meta(min_length=1, max_length=MAX_WARM_PROMPTS)]
     client: _ClientName | None = None
     cache_salt: CacheSalt | None = None
+
+    @classmethod
+    def decoded(cls, body: bytes) -> Self:
+        """Read a request, in which every field counts: a salt that is misspelt would be none.
+
+        Raises:
+            InvalidRequestError: It is not what is expected, or has fields that mean nothing here.
+        """
+        request = decode_body(body, cls)
+        if names := unknown_fields(body, cls):
+            raise InvalidRequestError(
+                f"{', '.join(names)}: not known; send prompts, client and cache_salt",
+                param=names[0],
+            )
+        for index, prompt in enumerate(decode_body(body, _Prompts).prompts):
+            if names := unknown_fields(bytes(prompt), WarmPrompt):
+                raise InvalidRequestError(
+                    f"prompts[{index}]: {', '.join(names)}: not known; send {WARM_PROMPT_FIELDS}. "
+                    "client and cache_salt hold for all prompts and stand beside them",
+                    param=f"prompts[{index}].{names[0]}",
+                )
+        for index, one in enumerate(request.prompts):
+            one.check(f"prompts[{index}]")
+        return request
 
 
 class WarmedPrompt(Struct, frozen=True, kw_only=True):

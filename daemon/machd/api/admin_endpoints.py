@@ -128,7 +128,7 @@ ADMIN_ENDPOINTS: tuple[AdminEndpoint, ...] = (
         method="post",
         path="/admin/cache/clear",
         summary="Forget the stored responses and the prefix cache, with disk=true also on disk",
-        answers=_answers(CacheCleared, 400),
+        answers=_answers(CacheCleared, 400, 409),
     ),
     AdminEndpoint(
         name="warm_cache",

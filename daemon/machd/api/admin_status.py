@@ -62,11 +62,16 @@ class ModeRequest(Struct, frozen=True, kw_only=True):
 
 
 class KvStatus(Struct, frozen=True, kw_only=True):
-    """The KV cache in bytes: what there may be, what is promised, what is there."""
+    """The KV cache in bytes: what there may be, what is promised, what is there.
+
+    Attributes:
+        quantization: In how many bits keys and values are kept, as ``cache.kv_quantization`` says.
+    """
 
     budget_bytes: int
     reserved_bytes: int
     used_bytes: int
+    quantization: str = "none"
 
 
 class StoredResponses(Struct, frozen=True, kw_only=True):

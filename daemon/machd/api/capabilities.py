@@ -76,7 +76,8 @@ class PrefixCacheReport(PrefixCacheVerdict, frozen=True, kw_only=True):
     """What the daemon does with prompts that begin alike.
 
     Attributes:
-        active: Whether prompts are kept: the model allows it and ``cache.prefix`` asks for it.
+        active: Whether prompts are kept: the model allows it, ``cache.prefix`` asks for it, and
+            there is memory that they may take.
         disk: Whether they outlive the daemon, in ``cache.disk_dir``.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -41,6 +43,18 @@ class BenchProgress:
     ) -> None:
         """Take the bar away."""
         self._progress.stop()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Away while something else is written to the same terminal."""
+        if self._progress.disable:
+            yield
+            return
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
 
     def expect(self, count: int) -> None:
         """So many requests and bare loops there will be."""

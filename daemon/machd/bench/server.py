@@ -103,6 +103,9 @@ class ServerProcess:
         except TimeoutError:
             await self._kill()
             raise EngineFaultError(f"the server did not stop within {_STOP_S:g} s") from None
+        except asyncio.CancelledError:
+            await self._kill()  # whoever cancels waits no longer for it
+            raise
         await self._join_follower()
         if code != 0:
             raise EngineFaultError(f"the server stopped with exit code {code}: {self._last_words}")

@@ -17,7 +17,7 @@ from machd.bench.report import BenchReport, ServerFigures
 from machd.bench.scenario_tables import scenario_tables
 from machd.bench.structured import StructuredFigures
 
-__all__ = ["print_report"]
+__all__ = ["ReportPrinter", "print_report"]
 
 _MIB = 2**20
 _GIB = 2**30
@@ -25,14 +25,37 @@ _STEADY = 1.05
 """The most by which the bare loop's runs may differ before comparisons with it get a note."""
 
 
+class ReportPrinter:
+    """Writes a report while it grows: each part once, and at once, also into a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        """Prepare; nothing is written yet."""
+        self._console = console
+        self._written = 0
+
+    def show(self, report: BenchReport) -> None:
+        """Write the parts that came since the last time; those that were written stay as they are."""
+        parts = _parts(report)
+        for part in parts[self._written :]:
+            self._console.print(part)
+            self._console.print()
+        self._written = len(parts)
+
+    def finish(self, report: BenchReport) -> None:
+        """Write what is missing, and the notes, which are about all of it."""
+        self.show(report)
+        self._console.print(_notes(report))
+
+
 def print_report(report: BenchReport, console: Console) -> None:
-    """Write a report."""
+    """Write a report that is whole."""
+    ReportPrinter(console).finish(report)
+
+
+def _parts(report: BenchReport) -> list[RenderableType]:
     sweep = (_latencies(report), _throughput(report)) if report.levels else ()
     prefix = chain.from_iterable(map(prefix_tables, report.prefix))
-    for part in (_heading(report), *sweep, *scenario_tables(report), *prefix):
-        console.print(part)
-        console.print()
-    console.print(_notes(report))
+    return [_heading(report), *sweep, *scenario_tables(report), *prefix]
 
 
 def _heading(report: BenchReport) -> RenderableType:
@@ -43,14 +66,19 @@ def _heading(report: BenchReport) -> RenderableType:
         f"{machine.cpu}, {machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB",
         work.endpoint or "no server",
     ]
-    if not report.prefix or any(one.kv_formats for one in report.prefix):
-        lines[-1] += f", about {work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens"
+    if not report.prefix:
+        lines[-1] += f", {_workload(report)}"
     if report.url is not None:
         lines.insert(0, report.url)
     if model.versions is not None:
         versions = model.versions
         lines.insert(-1, f"machd {versions.machd}, mlx {versions.mlx}, mlx-lm {versions.mlx_lm}")
     return Text("\n".join(lines))
+
+
+def _workload(report: BenchReport) -> str:
+    work = report.workload
+    return f"about {work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens"
 
 
 def _latencies(report: BenchReport) -> Table:
@@ -103,6 +131,8 @@ def _share_cells(level: LevelFigures) -> list[str]:
 def _notes(report: BenchReport) -> RenderableType:
     lines = [_ceiling_line(ceiling) for ceiling in report.ceilings]
     lines += [_server_line(server) for server in report.servers]
+    if any(one.kv_formats for one in report.prefix):
+        lines.append(f"The streams of formats: {_workload(report)}")
     lines += _warnings(report)
     return Text("\n".join(lines))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from machd.bench.progress import BenchProgress
 from machd.bench.report import BenchReport
 from machd.bench.run import Bench
 from machd.bench.scenarios import Scenario
-from machd.bench.table import print_report
+from machd.bench.table import ReportPrinter
 from machd.bench.target import TargetHints
 from machd.bench.workload import Workload
 from machd.cli.bench_options import (
@@ -38,6 +37,7 @@ from machd.cli.bench_options import (
     read_url,
 )
 from machd.cli.options import SettingsCommand, model_argument, settings_options
+from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
 from machd.settings.keys import setting_keys
 from machd.settings.layers import OriginKind
@@ -235,16 +235,19 @@ def bench(
         long_prompt=LongPromptLoad(prompt_tokens=long_prompt_tokens),
     )
     sharing = SharedPrompt(users, system_tokens)
-    prefix_plan = PrefixPlan(prefix_tokens, sharing, kv_formats=kv_formats)
+    prefix_plan = PrefixPlan.sized(prefix_tokens, sharing, kv_formats)
+    printer = ReportPrinter(Console())
     with BenchProgress() as progress:
         run: Bench | PrefixBench = Bench(plan, clock=clock, progress=progress)
         if is_prefix:
-            run = PrefixBench(prefix_plan, workload, clock=clock, progress=progress)
+            run = PrefixBench(
+                prefix_plan, workload, clock=clock, progress=progress, show=printer.show
+            )
         if url is None:
-            report = asyncio.run(run.measure_modes(modes, arguments))
+            report = run_stoppable(run.measure_modes(modes, arguments))
         else:
             report = _run_remote(run, url, *hints)
-    print_report(report, Console())
+    printer.finish(report)
     _write(report, json_file, plot_file)
 
 
@@ -290,7 +293,7 @@ def _run_remote(
 ) -> BenchReport:
     api_key = process_environ().get(_KEY_VARIABLE)
     try:
-        return asyncio.run(run.measure_url(url, TargetHints(api_key, model_id, extra or {})))
+        return run_stoppable(run.measure_url(url, TargetHints(api_key, model_id, extra or {})))
     except OSError as error:
         reason = error.strerror or str(error) or "no answer in time"
         click.echo(f"machd: {url} does not answer: {reason}", err=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import click
 import msgspec
 
 from machd.api.admin_cache import (
+    MAX_WARM_PROMPTS,
+    WARM_PROMPT_FIELDS,
     CacheCleared,
     CacheWarmed,
     WarmedPrompt,
@@ -16,9 +19,9 @@ from machd.api.admin_cache import (
     WarmRequest,
 )
 from machd.api.admin_status import AdminStatus
-from machd.api.decoding import decode_body
+from machd.api.decoding import decode_body, unknown_fields
 from machd.cli.ctl_client import AdminClient
-from machd.cli.ctl_tables import print_cache, print_warmed
+from machd.cli.ctl_tables import print_cache, print_warmed, shown_size
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import counted, json_option, say, show_answer
 from machd.cli.ctl_wait import Countdown
@@ -31,6 +34,20 @@ _PROMPT_TIMEOUT_S = 3600.0
 
 Line = tuple[int, WarmPrompt]
 """A prompt and the number of its line."""
+
+
+_GROUP_PROMPTS = min(16, MAX_WARM_PROMPTS)
+_GROUP_BYTES = 4_000_000
+"""Of one request: half of what the daemon takes, and a prompt that is longer goes alone."""
+
+_OPTIONS = {"client": "--client", "cache_salt": "--cache-salt"}
+"""What says for the whole file what a request says in a field."""
+
+
+class _Turns(msgspec.Struct):
+    """A prompt's messages, whatever they are."""
+
+    messages: object = None
 
 
 @click.group()
@@ -57,7 +74,7 @@ def clear(*, with_disk: bool, as_json: bool) -> None:
     """Have the daemon forget its stored responses and the prefix cache."""
     path = f"/admin/cache/clear{'?disk=true' if with_disk else ''}"
     cleared = admin_client().ask("POST", path, CacheCleared)
-    show_answer(cleared, _say_cleared, as_json=as_json)
+    show_answer(cleared, lambda one: _say_cleared(one, with_disk=with_disk), as_json=as_json)
 
 
 @cache.command()
@@ -85,9 +102,17 @@ def warm(file: BinaryIO, *, client: str | None, cache_salt: str | None, as_json:
         raise RequestError(f"{warmed.failed} of {counted(len(lines), 'prompt')} failed")
 
 
-def _say_cleared(cleared: CacheCleared) -> None:
+def _say_cleared(cleared: CacheCleared, *, with_disk: bool) -> None:
     responses = counted(cleared.responses.count, "stored response")
     say(f"forgot {responses} and {counted(cleared.blocks, 'block')} of the prefix cache")
+    if cleared.disk_bytes is None:
+        return
+    if with_disk:
+        files, size = counted(cleared.deleted_blocks, "file"), shown_size(cleared.deleted_bytes)
+        say(f"deleted {files} on disk, {size}")
+    if cleared.disk_bytes:
+        how = "" if with_disk else "; --disk deletes them"
+        say(f"{shown_size(cleared.disk_bytes)} of this model remain on disk{how}")
 
 
 def _read(file: BinaryIO) -> list[Line]:
@@ -99,10 +124,12 @@ def _read(file: BinaryIO) -> list[Line]:
     lines: list[Line] = []
     problems: list[str] = []
     for number, line in enumerate(file, start=1):
-        if not line.strip():
+        # Some editors begin a file with a mark.
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not content.strip():
             continue
         try:
-            lines.append((number, _prompt(line)))
+            lines.append((number, _prompt(content)))
         except InvalidRequestError as error:
             problems.append(f"line {number}: {error.message}")
     if not lines and not problems:
@@ -113,23 +140,55 @@ def _read(file: BinaryIO) -> list[Line]:
 
 
 def _prompt(line: bytes) -> WarmPrompt:
-    is_text = line.lstrip().startswith(b'"')
-    prompt = WarmPrompt(prompt=decode_body(line, str)) if is_text else decode_body(line, WarmPrompt)
+    """What a line says.
+
+    Raises:
+        InvalidRequestError: It is no prompt; the message goes on from the line's number.
+    """
+    kind = line.lstrip()[:1]
+    if kind not in {b'"', b"{"}:
+        raise InvalidRequestError(
+            "a JSON text or an object with prompt or messages is expected, all in one line"
+        )
+    try:
+        prompt = WarmPrompt(prompt=decode_body(line, str)) if kind == b'"' else _object(line)
+    except InvalidRequestError as error:
+        # A line is all that there is of a body here.
+        raise InvalidRequestError(error.message.removeprefix("The body ")) from None
     prompt.check()
     return prompt
 
 
+def _object(line: bytes) -> WarmPrompt:
+    if decode_body(line, _Turns).messages == []:
+        raise InvalidRequestError("messages is empty; send at least one message")
+    prompt = decode_body(line, WarmPrompt)
+    if names := unknown_fields(line, WarmPrompt):
+        options = [option for name, option in _OPTIONS.items() if name in names]
+        hint = (
+            f"; {' and '.join(options)} of the command hold for the whole file" if options else ""
+        )
+        raise InvalidRequestError(
+            f"{', '.join(names)}: not known; a prompt has {WARM_PROMPT_FIELDS}{hint}"
+        )
+    return prompt
+
+
 def _warm(client: AdminClient, asked: WarmRequest, lines: Sequence[Line]) -> CacheWarmed:
-    """Send one prompt after the other, so that it shows how far it is."""
+    """Send a few prompts at a time: it shows how far it is, and the daemon's log is not flooded."""
     warmed: list[WarmedPrompt] = []
     with Countdown("prompts", total=len(lines)) as shown:
-        for _, prompt in lines:
-            body = msgspec.structs.replace(asked, prompts=[prompt])
-            answer = client.ask(
-                "POST", "/admin/cache/warm", CacheWarmed, body, timeout_s=_PROMPT_TIMEOUT_S
-            )
+        for prompts in _groups(lines):
+            body = msgspec.structs.replace(asked, prompts=prompts)
+            timeout_s = len(prompts) * _PROMPT_TIMEOUT_S
+            try:
+                answer = client.ask(
+                    "POST", "/admin/cache/warm", CacheWarmed, body, timeout_s=timeout_s
+                )
+            except RequestError as error:
+                raise _in_options(error, asked) from None
             warmed += answer.prompts
-            shown.advance()
+            shown.advance(len(prompts))
     return CacheWarmed(
         prompts=warmed,
         prompt_tokens=sum(one.prompt_tokens for one in warmed),
@@ -137,3 +196,33 @@ def _warm(client: AdminClient, asked: WarmRequest, lines: Sequence[Line]) -> Cac
         failed=sum(one.error is not None for one in warmed),
         duration_s=round(sum(one.duration_s for one in warmed), 6),
     )
+
+
+def _groups(lines: Sequence[Line]) -> Iterator[list[WarmPrompt]]:
+    """The prompts in order, as many together as one request is to have."""
+    group: list[WarmPrompt] = []
+    group_bytes = 0
+    for _, prompt in lines:
+        size_bytes = len(msgspec.json.encode(prompt))
+        if group and (len(group) == _GROUP_PROMPTS or group_bytes + size_bytes > _GROUP_BYTES):
+            yield group
+            group, group_bytes = [], 0
+        group.append(prompt)
+        group_bytes += size_bytes
+    if group:
+        yield group
+
+
+def _in_options(error: RequestError, asked: WarmRequest) -> RequestError:
+    """The daemon's refusal in the words of who typed the command."""
+    option = _OPTIONS.get(error.param or "")
+    if option is None:
+        return error
+    if error.param == "client" and asked.client is None:
+        return RequestError(
+            "every API key keeps its prompts to itself (cache.namespace is key): name the key whose "
+            "requests are to find these with --client NAME"
+        )
+    # What the operator typed is the operator's own; the name is no secret, the salt may be one.
+    typed = f"{option} {asked.client}" if error.param == "client" else option
+    return RequestError(f"{typed}: {error.message.removeprefix(f'{error.param}: ')}")

@@ -225,7 +225,7 @@ def _refusal(status: int, detail: AdminErrorDetail) -> MachdError:
         case _ if status >= 500:
             return FaultError(text)
         case _:
-            return RequestError(text)
+            return RequestError(text, param=detail.param)
 
 
 def _reason(error: Exception) -> str:

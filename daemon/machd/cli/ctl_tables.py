@@ -14,12 +14,19 @@ from rich.text import Text
 from machd.api.admin_cache import WarmedPrompt
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import OpenRequest
-from machd.api.admin_status import AdminStatus, ModeStatus
-from machd.api.cache import CacheStats, DiskStats, PrefixStats
+from machd.api.admin_status import AdminStatus, KvStatus, ModeStatus
+from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
 from machd.cli.ctl_text import counted, plain, say
 from machd.clock import SystemClock
 
-__all__ = ["event_line", "print_cache", "print_requests", "print_status", "print_warmed"]
+__all__ = [
+    "event_line",
+    "print_cache",
+    "print_requests",
+    "print_status",
+    "print_warmed",
+    "shown_size",
+]
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
 _WORDS = {"STATE", "MODE", "PROMPT"}
@@ -77,6 +84,12 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
         say(f"  {one.endpoint}, {one.client}, {one.request_id}")
 
 
+def shown_size(size_bytes: int) -> str:
+    """Bytes for a person, in MB or GB of powers of ten."""
+    size_mb = size_bytes / _MB
+    return f"{size_mb:.1f} MB" if round(size_mb, 1) < _LARGEST_MB else f"{size_mb / 1000:.2f} GB"
+
+
 def event_line(event: AdminEvent, time_of_day: str) -> str:
     """One event as one line: when, what, and its facts.
 
@@ -101,12 +114,13 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
     yield "requests", f"{status.open_requests} open; sequences: {sequences}"
     yield "speed", f"{status.tokens_per_s:.1f} tokens/s over the last ten seconds"
     if status.kv is not None:
-        used, reserved = _size(status.kv.used_bytes), _size(status.kv.reserved_bytes)
-        yield "KV cache", f"{used} used, {reserved} reserved of {_size(status.kv.budget_bytes)}"
+        yield "KV cache", _kv_line(status.kv) + _quantised(status.kv)
     if status.cache is not None:
         yield "prefix cache", _kept(status.cache.prefix)
+        if status.cache.disk is not None:
+            yield "disk", _on_disk(status.cache)
     responses = status.responses
-    yield "responses", f"{responses.count} stored, {_size(responses.size_bytes)}"
+    yield "responses", f"{responses.count} stored, {shown_size(responses.size_bytes)}"
     lag_ms = status.event_loop_lag_s * 1000
     yield "engine", f"heartbeat {status.heartbeat_age_s:.1f} s ago; event loop {lag_ms:.0f} ms late"
     yield "settings", _settings(status)
@@ -118,32 +132,51 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
 
 def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
     prefix = stats.prefix
-    if prefix is not None:
-        found = f"{prefix.hits} found whole, {prefix.prefix_hits} in part, {prefix.misses} not"
-        yield "prompts", f"{prefix.queries} looked up: {found}"
-        shared = f"{prefix.shared_blocks} shared, {prefix.pinned_blocks} in use"
-        yield "texts", f"{prefix.entries} in {counted(prefix.blocks, 'block')}: {shared}"
-        yield "evictions", counted(prefix.evictions, "block")
-        yield "sharing", f"saves {_size(prefix.bytes_saved)}"
     yield "prefix cache", _kept(prefix)
-    yield "disk", "none" if stats.disk is None else _on_disk(stats.disk)
-    used, reserved = _size(stats.kv.used_bytes), _size(stats.kv.reserved_bytes)
-    yield "KV cache", f"{used} used, {reserved} reserved of {_size(stats.kv.budget_bytes)}"
+    if prefix is not None:
+        hits, partly = counted(prefix.hits, "hit"), counted(prefix.prefix_hits, "prefix hit")
+        misses = f"{prefix.misses} {'miss' if prefix.misses == 1 else 'misses'}"
+        yield "prompts", f"{prefix.queries} looked up: {hits}, {partly}, {misses}"
+        shared = f"{counted(prefix.shared_blocks, 'shared block')}, {prefix.pinned_blocks} in use"
+        yield "texts", f"{prefix.entries} in {counted(prefix.blocks, 'block')}; {shared}"
+        yield "sharing", f"saves {shown_size(prefix.bytes_saved)}"
+        yield "evictions", counted(prefix.evictions, "block")
+    yield "disk", _on_disk(stats)
+    if stats.disk is not None:
+        yield "since start", _disk_traffic(stats.disk)
+    yield "KV cache", _kv_line(stats.kv)
     stale = "" if stats.status == "ok" else "; a generation runs, and what it changes shows later"
     yield "as of", f"{_moment(stats.as_of)}{stale}"
+
+
+def _kv_line(kv: KvStats | KvStatus) -> str:
+    used, reserved = shown_size(kv.used_bytes), shown_size(kv.reserved_bytes)
+    return f"{used} used, {reserved} reserved of {shown_size(kv.budget_bytes)}"
+
+
+def _quantised(kv: KvStatus) -> str:
+    return "" if kv.quantization == "none" else f"; kept as {kv.quantization}"
 
 
 def _kept(prefix: PrefixStats | None) -> str:
     if prefix is None:
         return "off"
-    limit = "" if prefix.limit_bytes is None else f" of {_size(prefix.limit_bytes)}"
+    limit = "" if prefix.limit_bytes is None else f" of {shown_size(prefix.limit_bytes)}"
     found = f"{prefix.hits + prefix.prefix_hits} of {counted(prefix.queries, 'prompt')} found"
-    return f"{_size(prefix.bytes)}{limit} in {counted(prefix.blocks, 'block')}; {found}"
+    return f"{shown_size(prefix.bytes)}{limit} in {counted(prefix.blocks, 'block')}; {found}"
 
 
-def _on_disk(disk: DiskStats) -> str:
-    files = f"{disk.written} written, {disk.loaded} loaded, {disk.dropped} dropped"
-    return f"{_size(disk.bytes)} of {_size(disk.budget_bytes)}; {files}, {disk.damaged} damaged"
+def _on_disk(stats: CacheStats) -> str:
+    disk, prefix = stats.disk, stats.prefix
+    if disk is None:
+        return "none"
+    count = "" if prefix is None else f" in {counted(prefix.saved_blocks, 'block')}"
+    return f"{shown_size(disk.bytes)} of {shown_size(disk.budget_bytes)}{count}"
+
+
+def _disk_traffic(disk: DiskStats) -> str:
+    done = f"{counted(disk.written, 'block')} written to disk, {disk.loaded} read back"
+    return f"{done}, {disk.dropped} not written, {disk.damaged} damaged"
 
 
 def _warmed_cells(warmed: Sequence[WarmedPrompt]) -> tuple[Text, Text, Text]:
@@ -182,11 +215,6 @@ def _moment(at: str) -> str:
     moment = datetime.fromisoformat(at)
     ago = _duration(max(0.0, SystemClock().unix_s() - moment.timestamp()))
     return f"{moment.astimezone():%H:%M:%S} ({ago} ago)"
-
-
-def _size(size_bytes: int) -> str:
-    size_mb = size_bytes / _MB
-    return f"{size_mb:.1f} MB" if round(size_mb, 1) < _LARGEST_MB else f"{size_mb / 1000:.2f} GB"
 
 
 def _duration(seconds: float) -> str:

@@ -63,15 +63,12 @@ def wait_until(
 class Countdown:
     """How many of a known number of things are done, once that takes longer than two seconds.
 
-    On a terminal it is a bar on standard error; elsewhere a line is written there every other second.
+    It is a bar on standard error, and only where that is a terminal: nobody watches a file grow.
     """
 
     def __init__(self, what: str, *, total: int) -> None:
         """Count to ``total``; entering the context starts the clock."""
         console = Console(stderr=True)
-        self._what = what
-        self._total = total
-        self._done = 0
         self._is_terminal = console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -102,18 +99,10 @@ class Countdown:
         self._thread.join()
         self._progress.stop()
 
-    def advance(self) -> None:
-        """One more is done."""
-        self._done += 1
-        self._progress.advance(self._task)
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self._progress.advance(self._task, count)
 
     def _show(self) -> None:
-        if self._is_terminal:
-            if not self._ended.wait(_SAY_EVERY_S):
-                self._progress.start()
-            return
-        said = 0
-        while not self._ended.wait(_SAY_EVERY_S):
-            if self._done != said:
-                said = self._done
-                say(f"{said} of {self._total} {self._what}", err=True)
+        if self._is_terminal and not self._ended.wait(_SAY_EVERY_S):
+            self._progress.start()

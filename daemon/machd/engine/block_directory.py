@@ -12,11 +12,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from machd.engine.key_directory import BlockFile, KeyDirectory
+from machd.engine.key_directory import KeyDirectory
 from machd.errors import SettingsError
 
 __all__ = ["BlockDirectory", "check_block_directory"]
@@ -70,48 +69,28 @@ class BlockDirectory:
         except OSError as error:
             raise _unusable(self._path / name, error) from error
 
-    def trim_others(self, key: bytes, max_bytes: int) -> int:
-        """Delete what other keys have, longest unused first; returns how many files.
+    def keys(self) -> list[bytes]:
+        """All that have a sub-directory, or something else of its name."""
+        with os.scandir(self._fd) as entries:
+            return [bytes.fromhex(entry.name) for entry in entries if _KEY.fullmatch(entry.name)]
 
-        A model that is no longer served, or a version that is no longer installed, would keep its
-        files for ever.
+    def found(self, key: bytes) -> KeyDirectory:
+        """The sub-directory of a key, which is not made if it is not there.
 
-        Args:
-            key: Whose files stay.
-            max_bytes: What the others may take together.
+        Raises:
+            OSError, SettingsError: It is not there, is something else, or cannot be used.
         """
-        others = [
-            (max((one.used_unix_s for one in files), default=0.0), name, files)
-            for name, files in self._others(key)
-        ]
-        excess_bytes = sum(one.size_bytes for _, _, files in others for one in files) - max_bytes
-        deleted = 0
-        for _, name, files in sorted(others):
-            if files and excess_bytes <= 0:
-                break
-            with suppress(OSError, SettingsError), self._opened(name) as directory:
-                for file in files:
-                    directory.delete(file.digest)
-                deleted += len(files)
-                os.rmdir(name, dir_fd=self._fd)
-            excess_bytes -= sum(one.size_bytes for one in files)
-        return deleted
+        return KeyDirectory(_open_private(self._path / key.hex(), self._fd))
+
+    def remove(self, key: bytes) -> None:
+        """Remove the sub-directory of a key, if nothing is in it; that it cannot be is no fault."""
+        with suppress(OSError):
+            os.rmdir(key.hex(), dir_fd=self._fd)
 
     def close(self) -> None:
         """Let go of the lock."""
         os.close(self._lock_fd)
         os.close(self._fd)
-
-    def _others(self, key: bytes) -> Iterator[tuple[str, list[BlockFile]]]:
-        with os.scandir(self._fd) as entries:
-            names = [entry.name for entry in entries if _KEY.fullmatch(entry.name)]
-        for name in names:
-            if name != key.hex():
-                with suppress(OSError, SettingsError), self._opened(name) as directory:
-                    yield name, directory.files()
-
-    def _opened(self, name: str) -> closing[KeyDirectory]:
-        return closing(KeyDirectory(_open_private(self._path / name, self._fd)))
 
 
 def _open_root(path: Path) -> int:

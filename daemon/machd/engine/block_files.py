@@ -21,7 +21,8 @@ from machd.engine.block_encoding import decode_block, is_of
 from machd.engine.block_protocol import SavedBlock
 from machd.engine.block_scan import FoundBlocks, find_blocks
 from machd.engine.block_writer import BlockWriter, WrittenBlock
-from machd.engine.key_directory import KeyDirectory
+from machd.engine.key_directory import KeyDirectory, NotAFileError
+from machd.engine.other_keys import OtherKeys
 from machd.engine.protocol import DiskReading
 
 __all__ = ["BlockFiles"]
@@ -45,8 +46,8 @@ class BlockFiles:
         Args:
             directory: Of all keys; made if it is not there.
             key: What blocks have to be made under to be of use.
-            budget_bytes: What the files of all keys may take at this start: other keys' go for
-                it, this one's do not. None leaves the others alone.
+            budget_bytes: What the files of all keys may take: other keys' go for it, now and
+                while this one's become more; this one's do not. None leaves the others alone.
             clock: Reads time; the machine's unless given.
 
         Raises:
@@ -60,7 +61,8 @@ class BlockFiles:
         with ExitStack() as opened:
             root = opened.enter_context(closing(BlockDirectory(directory)))
             self._directory = opened.enter_context(closing(root.of_key(key)))
-            found = _found(root, self._directory, key, budget_bytes)
+            others = OtherKeys(root, key, budget_bytes)
+            found = _found(self._directory, key, others)
             # As long as anything is written; whatever failed until here has let go of the lock.
             on_end = opened.pop_all().close
         self._found = tuple(saved for saved, _ in found.blocks)
@@ -71,6 +73,7 @@ class BlockFiles:
             {one.digest: WrittenBlock.of(one, size_bytes) for one, size_bytes in found.blocks},
             self._clock,
             on_end,
+            others.make_room,
         )
 
     def saved(self) -> tuple[SavedBlock, ...]:
@@ -84,12 +87,13 @@ class BlockFiles:
     def load(self, saved: SavedBlock) -> BlockContent | None:
         """A block's content; None where it is not there, or not as it was written."""
         found = None if self._is_closed else self._writer.find(saved.digest)
+        content = None
         if isinstance(found, WrittenBlock):
             content = self._read(saved, found.size_bytes)
         elif found is not None and is_of(found[0], saved):
             content = found[1]
-        else:
-            return None
+        elif not self._is_closed:
+            self._writer.lose(saved.digest)
         if content is not None:
             self._loaded_count += 1
             self._writer.use(saved.digest)
@@ -98,6 +102,14 @@ class BlockFiles:
     def forget(self, digests: Iterable[bytes]) -> None:
         """Have blocks deleted soon; those that are not there are no fault."""
         self._writer.forget(digests)
+
+    def take_unsaved(self) -> tuple[bytes, ...]:
+        """Digests of blocks that were to be kept and are not, since this was last asked.
+
+        Those that could not be written, and those that were found to be gone or damaged; not those
+        that were forgotten, or saved once more since.
+        """
+        return self._writer.take_unsaved()
 
     def reading(self) -> DiskReading:
         """What there is, without what is about to be deleted."""
@@ -122,13 +134,15 @@ class BlockFiles:
             whole = self._directory.read(saved.digest, size_bytes + 1)
             content = decode_block(whole, saved, self._key)
         except FileNotFoundError:
-            self._writer.forget((saved.digest,))
+            self._writer.lose(saved.digest)
             return None
+        except NotAFileError:
+            pass
         except OSError:
-            pass  # a link, no file, or a disk that cannot be read
+            return None  # no memory, no descriptor, a cable: the file may well be right
         if content is None:
             self._damaged_count += 1
-            self._writer.forget((saved.digest,))
+            self._writer.lose(saved.digest)
             self._report_damage()
         return content
 
@@ -143,13 +157,11 @@ class BlockFiles:
             )
 
 
-def _found(
-    root: BlockDirectory, directory: KeyDirectory, key: bytes, budget_bytes: int | None
-) -> FoundBlocks:
+def _found(directory: KeyDirectory, key: bytes, others: OtherKeys) -> FoundBlocks:
     """Look through the directory, and say what is there."""
     found = find_blocks(directory, key)
     own_bytes = sum(size_bytes for _, size_bytes in found.blocks)
-    stale = 0 if budget_bytes is None else root.trim_others(key, max(budget_bytes - own_bytes, 0))
+    stale = others.make_room(own_bytes)
     log = structlog.get_logger("machd.engine")
     log.info(
         "blocks.found",

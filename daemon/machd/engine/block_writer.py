@@ -1,7 +1,8 @@
 """Writes blocks behind the steps' back: a queue bounded in bytes, and one thread.
 
 The thread deletes before it writes, because who made room wants it first; so a block that is
-forgotten and saved again is there in the end. Whatever fails costs that block alone.
+forgotten and saved again is there in the end. Whatever fails costs that block alone, and whoever
+asked for it can learn of it.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class BlockWriter:
         written: Mapping[bytes, WrittenBlock],
         clock: Clock,
         on_end: Callable[[], None],
+        make_room: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Start the thread.
 
@@ -81,11 +83,13 @@ class BlockWriter:
             written: The files that are there, by digest.
             clock: Reads time.
             on_end: Called when nothing is written any more, which may be after :meth:`close`.
+            make_room: Called on the thread, before a file is written, with what all files take then.
         """
         self._directory = directory
         self._key = key
         self._clock = clock
         self._on_end = on_end
+        self._make_room = make_room
         self._changed = threading.Condition()
         self._written = dict(written)
         self._file_bytes = sum(one.size_bytes for one in self._written.values())
@@ -94,6 +98,7 @@ class BlockWriter:
         self._queued_bytes = 0
         self._used: set[bytes] = set()
         self._forgotten: set[bytes] = set()
+        self._unsaved: dict[bytes, None] = {}
         self._is_closing = False
         self._written_count = 0
         self._dropped_count = 0
@@ -124,12 +129,14 @@ class BlockWriter:
         with self._changed:
             if self._is_closing:
                 return
+            self._unsaved.pop(saved.digest, None)
             if self._has(saved):
                 self._used.add(saved.digest)
             else:
                 self._leave_queue(saved.digest)
                 if self._queued_bytes and self._queued_bytes + waiting.nbytes > MAX_QUEUED_BYTES:
                     self._drop(1, "the disk could not keep up")
+                    self._lose(saved.digest)
                     return
                 self._queue[saved.digest] = waiting
                 self._queued_bytes += waiting.nbytes
@@ -160,13 +167,21 @@ class BlockWriter:
         """Have blocks deleted, or not written after all."""
         with self._changed:
             for digest in digests:
-                self._leave_queue(digest)
-                written = self._written.pop(digest, None)
-                if written is not None:
-                    self._file_bytes -= written.size_bytes
-                if written is not None or self._writing(digest) is not None:
-                    self._forgotten.add(digest)
+                self._forget(digest)
             self._changed.notify()
+
+    def lose(self, digest: bytes) -> None:
+        """Have a block deleted that is not what it should be, and let it be known."""
+        with self._changed:
+            self._lose(digest)
+
+    def take_unsaved(self) -> tuple[bytes, ...]:
+        """Digests of what was to be kept and is not, each once."""
+        if not self._unsaved:  # the usual case, without waiting for a lock
+            return ()
+        with self._changed:
+            unsaved, self._unsaved = self._unsaved, {}
+        return tuple(unsaved)
 
     def close(self, within_s: float) -> None:
         """Write what waits, for ``within_s`` seconds at most."""
@@ -194,6 +209,21 @@ class BlockWriter:
         """What is being written now, if it is that."""
         present = self._present
         return present if present is not None and present.saved.digest == digest else None
+
+    def _forget(self, digest: bytes) -> None:
+        self._unsaved.pop(digest, None)
+        self._leave_queue(digest)
+        written = self._written.pop(digest, None)
+        if written is not None:
+            self._file_bytes -= written.size_bytes
+        if written is not None or self._writing(digest) is not None:
+            self._forgotten.add(digest)
+
+    def _lose(self, digest: bytes) -> None:
+        """Nothing stays by this name, not even another cut of the text, which nobody asks for."""
+        self._forget(digest)
+        self._unsaved[digest] = None
+        self._changed.notify()
 
     def _leave_queue(self, digest: bytes) -> None:
         waiting = self._queue.pop(digest, None)
@@ -240,6 +270,7 @@ class BlockWriter:
         size_bytes, cause = 0, ""
         try:
             pieces = encode_block(saved, waiting.content, self._key)
+            self._make_room(self._file_bytes + sum(len(piece) for piece in pieces))
             size_bytes = self._directory.write(saved.digest, pieces, saved.used_unix_s)
         except OSError as error:
             cause = error.strerror or type(error).__name__
@@ -250,6 +281,9 @@ class BlockWriter:
             self._queued_bytes -= waiting.nbytes
             if cause:
                 self._drop(1, cause)
+                # Unless it was forgotten meanwhile, or is to be written once more.
+                if saved.digest not in self._forgotten and saved.digest not in self._queue:
+                    self._lose(saved.digest)
                 return
             self._written_count += 1
             if saved.digest not in self._forgotten:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
 import mlx.core as mx
 import psutil
 
-__all__ = ["available_memory_bytes", "backend_name", "device_memory_bytes"]
+__all__ = [
+    "available_memory_bytes",
+    "backend_name",
+    "device_memory_bytes",
+    "give_memory_back",
+]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -24,9 +30,12 @@ def available_memory_bytes() -> int:
     """Bytes that can still be taken for weights where mlx computes.
 
     On the CPU: what the machine has available, or less where a control group's limit is nearer. On
-    a GPU: what the device recommends or has in all, less what mlx holds already.
+    a GPU: what the device recommends or has in all, less what mlx holds already. Metal shares the
+    machine's memory with all other processes, so there it is no more than the machine has available,
+    counting what mlx keeps for reuse.
     """
-    if backend_name() == "cpu":
+    backend = backend_name()
+    if backend == "cpu":
         machine_bytes = int(psutil.virtual_memory().available)
         limit_bytes = _control_group_bytes()
         return machine_bytes if limit_bytes is None else min(machine_bytes, limit_bytes)
@@ -35,8 +44,13 @@ def available_memory_bytes() -> int:
         value = facts.get(key)
         if isinstance(value, int):
             held_bytes = 0 if key == "free_memory" else mx.get_active_memory()
-            return max(value - held_bytes, 0)
+            device_bytes = max(value - held_bytes, 0)
+            return min(device_bytes, _reusable_bytes()) if backend == "metal" else device_bytes
     return int(psutil.virtual_memory().available)
+
+
+def _reusable_bytes() -> int:
+    return int(psutil.virtual_memory().available) + mx.get_cache_memory()
 
 
 def device_memory_bytes() -> int:
@@ -55,6 +69,19 @@ def device_memory_bytes() -> int:
         if isinstance(value, int):
             return value
     return machine_bytes
+
+
+def give_memory_back() -> None:
+    """Let go of what mlx and the C library keep for reuse, so that others can have it.
+
+    Takes some milliseconds. glibc keeps a free piece of its heap unless it is the last one, so of
+    blocks dropped here and there the process would give nothing back.
+    """
+    mx.clear_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
 
 
 def _control_group_bytes(root: Path = _CGROUP_ROOT) -> int | None:

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.block_protocol import SavedBlock
-from machd.engine.fake_blocks import BYTES_PER_STATE, BYTES_PER_TOKEN, FakeBlocks, FakeDisk
+from machd.engine.fake_blocks import (
+    BYTES_PER_STATE,
+    BYTES_PER_TOKEN,
+    FakeBlocks,
+    FakeDisk,
+    FakeDiskFaults,
+)
 from machd.engine.fake_tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.guide import RowGuide, guide_of
@@ -62,12 +68,14 @@ class FakeFaults:
         row_errors: (slot index, position) to the row's fault there.
         reset_error: What ``reset`` raises.
         lost_loads: Digests of blocks that the second tier has and cannot read.
+        dropped_saves: Digests of blocks that it does not write; the next step's result says so.
     """
 
     step_errors: dict[int, Exception] = field(default_factory=dict)
     row_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
     reset_error: Exception | None = None
     lost_loads: set[bytes] = field(default_factory=set)
+    dropped_saves: set[bytes] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -121,9 +129,8 @@ class FakeEngine:
         self._step = 0
         self._tokenizer = FakeTokenizer()
         self._model = _description(context_tokens, is_stateful=is_stateful)
-        self._blocks = FakeBlocks(
-            is_stateful=is_stateful, disk=disk, lost_loads=self._faults.lost_loads
-        )
+        disk_faults = FakeDiskFaults(self._faults.lost_loads, self._faults.dropped_saves)
+        self._blocks = FakeBlocks(is_stateful=is_stateful, disk=disk, faults=disk_faults)
         self._grammars = LlguidanceCompiler(
             self._tokenizer, self._model.vocabulary_tokens, self._model.eos_token_ids
         )
@@ -145,11 +152,11 @@ class FakeEngine:
 
     def run(self, plan: StepPlan) -> StepResult:
         """See to blocks, free, prefill, decode, as the script says and grammars allow."""
-        held, lost = self._blocks.apply(plan.blocks, self._computed)
+        held, lost, unsaved = self._blocks.apply(plan.blocks, self._computed)
         for slot_index in plan.release:
             self._rows.pop(slot_index, None)
         if not (plan.prefill or plan.decode):
-            return StepResult(held_blocks=held, lost_blocks=lost)
+            return StepResult(held_blocks=held, lost_blocks=lost, unsaved_blocks=unsaved)
         self._before_step(plan)
         step, self._step = self._step, self._step + 1
         if step in self._faults.step_errors:
@@ -161,6 +168,7 @@ class FakeEngine:
             tuple(one for one in outcomes if isinstance(one, RowFault)),
             held,
             lost,
+            unsaved,
         )
 
     def memory(self) -> MemoryReading:

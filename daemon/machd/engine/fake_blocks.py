@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from machd.engine.block_protocol import (
     BlockChange,
@@ -19,7 +19,14 @@ from machd.engine.block_protocol import (
 )
 from machd.engine.protocol import DiskReading
 
-__all__ = ["BYTES_PER_STATE", "BYTES_PER_TOKEN", "FakeBlock", "FakeBlocks", "FakeDisk"]
+__all__ = [
+    "BYTES_PER_STATE",
+    "BYTES_PER_TOKEN",
+    "FakeBlock",
+    "FakeBlocks",
+    "FakeDisk",
+    "FakeDiskFaults",
+]
 
 BYTES_PER_TOKEN = 1024
 BYTES_PER_STATE = 4096
@@ -49,28 +56,41 @@ FakeDisk = dict[bytes, tuple[SavedBlock, FakeBlock]]
 """A second tier that outlives the engine: by digest."""
 
 
+@dataclass(slots=True)
+class FakeDiskFaults:
+    """What goes wrong with the second tier.
+
+    Attributes:
+        lost_loads: Digests of blocks that it has and cannot read.
+        dropped_saves: Digests of blocks that it does not write, as the step after says.
+    """
+
+    lost_loads: Collection[bytes] = field(default_factory=set)
+    dropped_saves: Collection[bytes] = field(default_factory=set)
+
+
 class FakeBlocks:
     """Blocks by their numbers."""
 
-    def __init__(
-        self, *, is_stateful: bool, disk: FakeDisk | None, lost_loads: Collection[bytes]
-    ) -> None:
+    def __init__(self, *, is_stateful: bool, disk: FakeDisk | None, faults: FakeDiskFaults) -> None:
         """Begin with none.
 
         Args:
             is_stateful: Whether the made-up model keeps something that only exists where a row is.
             disk: The second tier, if there is one.
-            lost_loads: Digests of what cannot be read there.
+            faults: What goes wrong there.
         """
         self._is_stateful = is_stateful
         self._disk = disk
-        self._lost_loads = lost_loads
+        self._faults = faults
         self._blocks: dict[int, FakeBlock] = {}
-        self._written = self._loaded = 0
+        self._unsaved: dict[bytes, None] = {}
+        self._dropped: dict[bytes, None] = {}
+        self._written = self._loaded = self._dropped_count = 0
 
     def apply(
         self, changes: Sequence[BlockChange], computed: Callable[[int], tuple[int, ...]]
-    ) -> tuple[tuple[HeldBlock, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[HeldBlock, ...], tuple[int, ...], tuple[bytes, ...]]:
         """Make changes in their order.
 
         Args:
@@ -78,8 +98,10 @@ class FakeBlocks:
             computed: Tokens of a slot's row that are computed; none where there is no row.
 
         Returns:
-            Blocks that are there since, and the numbers of those that could not be had.
+            Blocks that are there since, the numbers of those that could not be had, and digests
+            of what the second tier does not keep.
         """
+        self._unsaved, self._dropped = self._dropped, {}
         touched: dict[int, bool] = {}
         for change in changes:
             for block_id, block in self._made(change, computed):
@@ -91,6 +113,7 @@ class FakeBlocks:
         return (
             tuple(HeldBlock(number, block.nbytes, block.has_state) for number, block in held),
             tuple(block_id for block_id, is_held in touched.items() if not is_held),
+            tuple(self._unsaved),
         )
 
     def open(self, reused: ReusedPrefix) -> tuple[int, ...]:
@@ -120,7 +143,7 @@ class FakeBlocks:
         if self._disk is None:
             return None
         held_bytes = sum(block.nbytes for _, block in self._disk.values())
-        return DiskReading(held_bytes, self._written, self._loaded)
+        return DiskReading(held_bytes, self._written, self._loaded, dropped=self._dropped_count)
 
     def close(self) -> None:
         """Drop all that is in memory."""
@@ -151,7 +174,7 @@ class FakeBlocks:
                 self._save(change)
             case ForgetSaved():
                 for digest in change.digests:
-                    (self._disk or {}).pop(digest, None)
+                    self._forget(digest)
 
     def _copy(self, change: StoreBlock, computed: tuple[int, ...]) -> FakeBlock | None:
         assert 0 <= change.start < change.stop, "a block has positions"
@@ -175,19 +198,32 @@ class FakeBlocks:
         return [(change.head_id, head), (change.block_id, tail)]
 
     def _save(self, change: SaveBlock) -> None:
+        digest = change.saved.digest
+        self._forget(digest)
         block = self._blocks.get(change.block_id)
         if block is None or self._disk is None:
+            self._unsaved[digest] = None
             return
         assert change.saved.token_ids == block.token_ids, "a block is saved by its own tokens"
         assert change.saved.start == block.start, "a block is saved by its own positions"
-        self._disk[change.saved.digest] = (change.saved, block)
+        if digest in self._faults.dropped_saves:
+            self._dropped[digest] = None
+            self._dropped_count += 1
+            return
+        self._disk[digest] = (change.saved, block)
         self._written += 1
 
+    def _forget(self, digest: bytes) -> None:
+        for kept in (self._unsaved, self._dropped, self._disk or {}):
+            kept.pop(digest, None)
+
     def _load(self, saved: SavedBlock) -> FakeBlock | None:
-        if self._disk is None or saved.digest in self._lost_loads:
+        if self._disk is None or saved.digest in self._faults.lost_loads:
             return None
         _, block = self._disk.get(saved.digest, (None, None))
         if block is None or (block.start, block.token_ids) != (saved.start, saved.token_ids):
+            self._forget(saved.digest)
+            self._unsaved[saved.digest] = None
             return None
         self._loaded += 1
         return block

@@ -7,6 +7,7 @@ descriptor and no link is followed, so nobody can slip another place in later.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -15,12 +16,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["BlockFile", "KeyDirectory"]
+__all__ = ["BlockFile", "KeyDirectory", "NotAFileError"]
 
 _BLOCK = re.compile(r"((?:[0-9a-f]{2}){1,64})\.safetensors")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{2,128}\.[0-9a-f]{16}\.tmp")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FEW_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class NotAFileError(OSError):
+    """What has a block's name is a link, or no regular file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,8 @@ class KeyDirectory:
     def __init__(self, fd: int) -> None:
         """Take over a directory's file descriptor."""
         self._fd = fd
+        self._spare_fd: int | None = None
+        self._keep_spare()
 
     def files(self) -> list[BlockFile]:
         """All that is named like a block's file; temporary files of killed processes are removed."""
@@ -55,13 +64,14 @@ class KeyDirectory:
         """The first bytes of a block's file.
 
         Raises:
-            OSError: It is not there, is a link or no regular file, or cannot be read.
+            NotAFileError: It is a link or no regular file.
+            OSError: It is not there, or cannot be read now.
         """
-        fd = os.open(_name(digest), _READ, dir_fd=self._fd)
+        fd = self._open(_name(digest))
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
-                raise OSError("it is no regular file")
+                raise NotAFileError("it is no regular file")
             pieces: list[bytes] = []
             wanted = min(max_bytes, facts.st_size)
             while wanted > 0 and (piece := os.read(fd, wanted)):  # once, but for gigabytes
@@ -69,6 +79,7 @@ class KeyDirectory:
                 wanted -= len(piece)
         finally:
             os.close(fd)
+            self._keep_spare()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
@@ -109,8 +120,28 @@ class KeyDirectory:
         self._unlink(_name(digest))
 
     def close(self) -> None:
-        """Give the file descriptor back."""
+        """Give the file descriptors back."""
         os.close(self._fd)
+        if self._spare_fd is not None:
+            os.close(self._spare_fd)
+
+    def _open(self, name: str) -> int:
+        """Open for reading, with the spare file descriptor where connections have all others."""
+        try:
+            return os.open(name, _READ, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise NotAFileError(error.errno, error.strerror) from error
+            if error.errno not in _FEW_DESCRIPTORS or self._spare_fd is None:
+                raise
+        os.close(self._spare_fd)
+        self._spare_fd = None
+        return os.open(name, _READ, dir_fd=self._fd)
+
+    def _keep_spare(self) -> None:
+        if self._spare_fd is None:
+            with suppress(OSError):
+                self._spare_fd = os.dup(self._fd)
 
     def _unlink(self, name: str) -> None:
         with suppress(OSError):

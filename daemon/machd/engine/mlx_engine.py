@@ -13,10 +13,10 @@ from machd.capabilities.rules import PrefixExtent, prefix_cache
 from machd.clock import SystemClock
 from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
 from machd.engine.block_key import block_key
-from machd.engine.block_protocol import DropBlocks, SavedBlock, StoreBlock
+from machd.engine.block_protocol import SavedBlock
 from machd.engine.block_store import BlockStore, SecondTier
 from machd.engine.decoder import Chunk, Decoder, DecoderRow
-from machd.engine.device import available_memory_bytes
+from machd.engine.device import available_memory_bytes, give_memory_back
 from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.left_rows import LeftRows
@@ -43,6 +43,9 @@ from machd.engine.untyped import Cache
 __all__ = ["MlxEngine"]
 
 _WARM_UP_TOKENS = 8
+
+_DROPPED_BYTES = 64_000_000
+"""So much of blocks that are dropped may be kept for reuse while rows run."""
 
 
 class MlxEngine:
@@ -84,6 +87,7 @@ class MlxEngine:
         self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
         self._prefills: dict[int, Prefill] = {}
         self._blocks = BlockStore(block_files)
+        self._dropped_bytes = 0
         self._left = LeftRows(self._make_caches)
         has_blocks = prefix_cache(loaded.description.cache).extent is not PrefixExtent.NONE
         self._see_leaving = self._left.take if leaves_blocks and has_blocks else None
@@ -132,10 +136,13 @@ class MlxEngine:
             tokens += lane_tokens
             faults += lane_faults
         self._left.forget(fault.slot_index for fault in faults)
-        if self._is_idle:
-            mx.clear_cache()
+        self._give_back(blocks.dropped_bytes)
         return StepResult(
-            tuple(tokens), tuple(faults), tuple(blocks.held.values()), tuple(blocks.lost)
+            tuple(tokens),
+            tuple(faults),
+            tuple(blocks.held.values()),
+            tuple(blocks.lost),
+            tuple(dict.fromkeys(blocks.unsaved)),
         )
 
     def memory(self) -> MemoryReading:
@@ -177,6 +184,15 @@ class MlxEngine:
     @property
     def _is_idle(self) -> bool:
         return not (self._prefills or self._serial or self._batch.slot_indices)
+
+    def _give_back(self, dropped_bytes: int) -> None:
+        """Let go of what mlx keeps for reuse, where no row needs it or blocks were dropped for it."""
+        self._dropped_bytes += dropped_bytes
+        if self._dropped_bytes > _DROPPED_BYTES:
+            self._dropped_bytes = 0
+            give_memory_back()
+        elif self._is_idle:
+            mx.clear_cache()
 
     def _release(self, slot_indices: Sequence[int]) -> None:
         for slot_index in slot_indices:
@@ -301,7 +317,6 @@ class MlxEngine:
         if self._blocks.has_files:
             # What is loaded has to look like what this model leaves.
             self.run(StepPlan(prefill=(replace(whole, is_last=False),)))
-            self.run(StepPlan(blocks=(StoreBlock(0, 0, 0, _WARM_UP_TOKENS, has_state=True),)))
-            self._blocks.learn(0)
-            self.run(StepPlan(release=(0,), blocks=(DropBlocks((0,)),)))
+            self._blocks.learn(self._prefills[0].standing)
+            self.run(StepPlan(release=(0,)))
         mx.reset_peak_memory()

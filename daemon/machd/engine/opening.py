@@ -50,6 +50,11 @@ def engine_loader(
         SettingsError: The directory for blocks cannot be used.
     """
     block_directory = _block_directory(settings)
+    if settings.cache.disk_dir and not settings.cache.prefix:
+        structlog.get_logger("machd.engine").warning(
+            "blocks.not_used",
+            advice="turn cache.prefix on, or leave cache.disk_dir out and delete what it holds",
+        )
     if block_directory is not None:
         check_block_directory(block_directory)
     choice = choose_blas(settings.engine.blas)
@@ -110,6 +115,12 @@ def _engine(loaded: LoadedModel, settings: Settings, block_directory: Path | Non
     budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
     block_files = BlockFiles(block_directory, block_key(loaded), budget_bytes=budget_bytes)
     try:
+        if damaged := block_files.reading().damaged:
+            structlog.get_logger("machd.engine").warning(
+                "blocks.damaged",
+                count=damaged,
+                advice="see that nothing else writes to cache.disk_dir, and that its disk is well",
+            )
         return MlxEngine(loaded, max_rows=max_rows, block_files=block_files)
     except BaseException:
         block_files.close(within_s=0)

@@ -33,7 +33,7 @@ _LEAST_NORM = 1e-20
 
 _GRID = 1 << 16
 _ROUNDS = 2000
-_SETTLED = 1e-10
+_SETTLED = 1e-7
 
 _Floats = NDArray[np.float64]
 
@@ -173,19 +173,19 @@ def codebook(width: int, bits: int) -> _Floats:
     """
     # Beyond ten standard deviations there is nothing; in very few dimensions the grid is all of it.
     reach = min(1.0, 10 / np.sqrt(width))
-    grid = (np.arange(_GRID) + 0.5) / _GRID * 2 * reach - reach
+    edges = np.linspace(-reach, reach, _GRID + 1)
+    grid = (edges[1:] + edges[:-1]) / 2
     density = np.exp((max(width, 3) - 3) / 2 * np.log1p(-(grid**2)))
     mass = np.concatenate([[0.0], np.cumsum(density)])
     moment = np.concatenate([[0.0], np.cumsum(density * grid)])
     # Begin with quantiles: every level is nearest to something.
     count = 1 << bits
-    quantiles = (np.arange(count) + 0.5) / count
-    levels = grid[np.searchsorted(mass[1:] / mass[-1], quantiles)]
+    levels = np.interp((np.arange(count) + 0.5) / count, mass / mass[-1], edges)
     for _ in range(_ROUNDS):
-        inner = np.searchsorted(grid, (levels[1:] + levels[:-1]) / 2)
-        borders = np.concatenate([[0], inner, [_GRID]])
-        better = np.diff(moment[borders]) / np.maximum(np.diff(mass[borders]), 1e-300)
-        is_settled = np.max(np.abs(better - levels)) < _SETTLED
+        borders = np.concatenate([[-reach], (levels[1:] + levels[:-1]) / 2, [reach]])
+        held = np.diff(np.interp(borders, edges, mass))
+        better = np.diff(np.interp(borders, edges, moment)) / np.maximum(held, _LEAST_NORM)
+        is_settled = np.max(np.abs(better - levels)) < _SETTLED * reach
         levels = better
         if is_settled:
             break

@@ -122,7 +122,7 @@ def _prefix_cache(row: ModelCapabilities, context: ServerContext) -> PrefixCache
     assert verdict is not None, "every model is judged"
     return PrefixCacheReport(
         **msgspec.structs.asdict(verdict),
-        active=snapshot.prefix is not None,
+        active=snapshot.prefix is not None and snapshot.prefix.limit_bytes != 0,
         disk=snapshot.memory.disk is not None,
     )
 

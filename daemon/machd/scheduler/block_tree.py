@@ -16,6 +16,9 @@ __all__ = ["Block", "BlockTree", "Walk", "common_tokens"]
 
 _DIGEST_BYTES = 16
 
+_SLICE_TOKENS = 1024
+"""Texts are compared in slices of so many, so that long ones that part early are not copied whole."""
+
 _MIN_SWEPT_ROOTS = 1024
 """Namespaces before those that nothing is kept of are looked for: clients can make as many as they
 like with salts."""
@@ -37,6 +40,9 @@ class Block:
         pins: Running rows whose text goes on after it, or ends in it.
         uses: How often a prompt began with it.
         memory_children: Blocks after it that are in memory.
+        saved_children: Blocks after it that the second tier was asked to keep.
+        entries: Texts in memory that begin with it, if it is there.
+        holds: Its pins, and the blocks after it that are pinned or before one that is.
         priority: What it is worth; see :mod:`machd.scheduler.eviction`.
     """
 
@@ -45,7 +51,9 @@ class Block:
         "_hash",
         "block_id",
         "children",
+        "entries",
         "has_state",
+        "holds",
         "is_held",
         "is_pending",
         "is_saved",
@@ -54,6 +62,7 @@ class Block:
         "parent",
         "pins",
         "priority",
+        "saved_children",
         "start",
         "token_ids",
         "uses",
@@ -82,7 +91,8 @@ class Block:
         self.token_ids = token_ids
         self.children: dict[int, Block] = {}
         self.is_held = self.is_pending = self.is_saved = self.has_state = False
-        self.nbytes = self.pins = self.uses = self.memory_children = 0
+        self.nbytes = self.pins = self.holds = self.uses = 0
+        self.memory_children = self.saved_children = self.entries = 0
         self.priority = 0.0
         self._digest = digest
         self._hash: hashlib.blake2b | None = None
@@ -266,14 +276,39 @@ class BlockTree:
         self._max_roots = max(_MIN_SWEPT_ROOTS, 2 * len(self._roots))
 
 
-def common_tokens(block: tuple[int, ...], text: tuple[int, ...], at: int = 0) -> int:
-    """How many tokens ``block`` and ``text`` from ``at`` on have in common, from the first one."""
+def common_tokens(
+    block: tuple[int, ...], text: tuple[int, ...], at: int = 0, *, known: int = 0
+) -> int:
+    """How many tokens ``block`` and ``text`` from ``at`` on have in common, from the first one.
+
+    Args:
+        block: One of them.
+        text: The other one.
+        at: Where it begins to be compared.
+        known: Tokens that are known to be the same.
+    """
     length = min(len(block), len(text) - at)
-    if not length or block[0] != text[at]:
-        return 0  # most texts have nothing to do with each other
-    if block[:length] == text[at : at + length]:
-        return length  # the usual case, compared at once
-    return next(i for i in range(length) if block[i] != text[at + i])
+    if known >= length or block[known] != text[at + known]:
+        return min(known, length)  # most texts have nothing to do with each other
+    # Slices are compared a hundred times as fast as tokens one by one.
+    low = known
+    while low < length:
+        high = min(low + _SLICE_TOKENS, length)
+        if block[low:high] != text[at + low : at + high]:
+            return _parting(block, text, at, low, high)
+        low = high
+    return length
+
+
+def _parting(block: tuple[int, ...], text: tuple[int, ...], at: int, low: int, high: int) -> int:
+    """Where two texts part that are known to, from ``low`` on and before ``high``."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if block[low:middle] == text[at + low : at + middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _hash_of(key: bytes) -> hashlib.blake2b:

@@ -253,13 +253,13 @@ class SchedulerCore:
         self.resume_admission()
         return [event for one in tuple(self._waiting) for event in self._end_unfit(one, now_s)]
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, *, is_whole: bool = True) -> None:
         """Assert that slots, queue, sequences, reservations and coalescing agree."""
         check_sequences(self._slots, self._waiting, self._open)
         self._reservations.check_invariants(self._slots)
         self._index.check_invariants([*self._slots, *self._waiting])
         if self._prefixes is not None:
-            self._prefixes.check_invariants(self._slots)
+            self._prefixes.check_invariants(self._slots, is_whole=is_whole)
 
     def _take_on(self, arrangement: Arrangement) -> None:
         """Begin with empty slots."""

@@ -20,12 +20,15 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
+from machd.scheduler.block_counts import BlockCounts
 from machd.scheduler.block_tree import Block, BlockTree
 from machd.scheduler.eviction import EvictionOrder
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.second_tier import SecondTier
 
 __all__ = ["KeptBlocks", "RowStand"]
+
+_Digest = bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +49,33 @@ class KeptBlocks:
     Attributes:
         changes: What the next step has to do, in order.
         second_tier: Blocks that are kept besides, or only there.
+        counts: Of those in memory.
         evictions: Blocks that made room for others.
-        bytes: What those in memory take.
-        entries: Those in memory that nothing there follows: texts.
     """
 
     def __init__(self, tree: BlockTree, costs: BlockCosts, limits: PrefixLimits) -> None:
         """Begin with an empty tree."""
         self.tree = tree
         self.changes: list[BlockChange] = []
-        self.second_tier = SecondTier(tree, self.changes, limits.disk_bytes)
-        self.evictions = self.bytes = self.entries = 0
+        self.second_tier = SecondTier(tree, self.changes, costs, limits.disk_bytes)
+        self.counts = BlockCounts()
+        self.evictions = 0
         self._order = EvictionOrder(costs)
         self._costs = costs
         self._limits = limits
         self._available_bytes: int | None = None
         self._limit_bytes = limits.max_bytes
         self._by_id: dict[int, Block] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What those in memory take."""
+        return self.counts.bytes
+
+    @property
+    def entries(self) -> int:
+        """Those in memory that nothing there follows: texts."""
+        return self.counts.entries
 
     @property
     def limit_bytes(self) -> int:
@@ -113,11 +126,12 @@ class KeptBlocks:
         expected = self._costs.of(len(block.token_ids), has_state=has_state)
         if not self._make_room(expected, after=block.before, besides=block):
             return False
-        if block.is_in_memory:
-            self._leave_memory(block)
         if self._costs.is_stateful and has_state != block.has_state:
             self.second_tier.forget(block)
         self._resize(block, expected)
+        if block.is_in_memory:  # it stays where it is counted, by another number
+            del self._by_id[block.block_id]
+            self.changes.append(DropBlocks((block.block_id,)))
         block.block_id = self.tree.new_id()
         self._ask_for(block, row, has_state=has_state)
         return True
@@ -131,7 +145,7 @@ class KeptBlocks:
         head.is_held = True
         head.has_state = block.has_state and not self._costs.is_stateful
         head.uses, head.priority = block.uses, block.priority
-        head.memory_children = 1
+        self.counts.split(head, block)
         # About so much, until the engine says it.
         head.nbytes = min(nbytes, self._costs.of(at, has_state=False))
         block.nbytes = nbytes - head.nbytes
@@ -141,15 +155,22 @@ class KeptBlocks:
             self.second_tier.write_halves(head, block)
         return head
 
-    def load(self, blocks: Iterable[Block]) -> None:
-        """Bring saved blocks back into memory, from the first on, as far as there is room."""
+    def load(self, blocks: Iterable[Block]) -> bool:
+        """Bring saved blocks back into memory, from the first on, as far as there is room.
+
+        Returns:
+            Whether others are to be asked for after the next step, because that has enough to read.
+        """
         for block in blocks:
             assert block.is_saved, "what is nowhere is not in the tree"
+            if not self.second_tier.has_load_room:
+                return True
             if not self._make_room(block.nbytes, after=block.before):
-                return
+                return False
             block.is_pending = True
             self._enter_memory(block)
             self.second_tier.load(block)
+        return False
 
     def find_saved(self, saved: Iterable[SavedBlock]) -> None:
         """Take over what the second tier has kept since another day, parents first."""
@@ -161,52 +182,64 @@ class KeptBlocks:
             self._order.begin(block)
             block.priority *= shares[used_s[block.digest]]  # what was used last is worth most
 
-    def use(self, blocks: Iterable[Block]) -> None:
-        """Count that a prompt begins with these."""
+    def use(self, blocks: Collection[Block]) -> None:
+        """Count that a prompt begins with these, and have the second tier keep what it does not."""
         for block in blocks:
             self._order.use(block)
+        self.second_tier.save_path(blocks)
 
     def pin(self, block: Block) -> None:
         """Keep a block, and with it all before it, until it is let go."""
-        block.pins += 1
+        self.counts.pin(block)
 
     def unpin(self, block: Block) -> None:
         """Let a block go again."""
-        assert block.pins > 0, "pinned before"
-        block.pins -= 1
+        self.counts.unpin(block)
         self._order.offer(block)
         self._trim()
 
-    def confirm(self, held: Iterable[HeldBlock], lost: Iterable[int]) -> None:
-        """Take in what the engine made of the changes."""
+    def confirm(
+        self, held: Iterable[HeldBlock], lost: Iterable[int], unsaved: Iterable[_Digest] = ()
+    ) -> None:
+        """Take in what the engine made of the changes.
+
+        Args:
+            held: Blocks that are in memory now.
+            lost: Those that could not be brought there.
+            unsaved: What the second tier was to keep, and does not.
+        """
         known = [(self._by_id[one.block_id], one) for one in held if one.block_id in self._by_id]
         for block, one in known:
             if block.has_state != one.has_state:
                 self.second_tier.forget(block)  # that one is as it was expected to be
-            self._resize(block, one.nbytes)
+            self._resize(block, self._costs.counted(one.nbytes))
             block.has_state = one.has_state
             block.is_held, block.is_pending = True, False
             self._order.offer(block)
         for block_id in lost:
             if block_id in self._by_id:
                 self._remove(self._by_id[block_id])
+        for digest in unsaved:
+            self._take_as_unsaved(digest)
         self._trim()
+        self.second_tier.trim()
         for block, _ in known:
             self.second_tier.save(block)
+        self.second_tier.write_waiting()
 
     def clear(self, *, is_disk_included: bool) -> int:
         """Forget every block that no running row needs; returns how many left memory or disk."""
-        count = 0
+        forgotten = self.second_tier.forget_all() if is_disk_included else set()
+        count, dropped = len(forgotten), []
         for block in sorted(self.tree, key=lambda one: one.start, reverse=True):
-            is_leaving = block.is_in_memory and not block.pins and not block.memory_children
-            is_forgotten = block.is_saved and is_disk_included
-            count += is_leaving or is_forgotten
-            if is_forgotten:
-                self.second_tier.forget(block)
-            if is_leaving:
-                self._leave_memory(block)
+            if block.is_in_memory and not block.holds:
+                self._leave_memory(block, is_told=False)
+                dropped.append(block.block_id)
+                count += block not in forgotten
             if not block.is_known:
                 self._remove(block)  # and files that nobody would find any more
+        if dropped:
+            self.changes.append(DropBlocks(tuple(dropped)))
         self.tree.forget_empty_roots()
         return count
 
@@ -235,63 +268,72 @@ class KeptBlocks:
 
     def check_invariants(self) -> None:
         """Assert that counts and bytes are those of the blocks in the tree."""
-        in_memory = [block for block in self.tree if block.is_in_memory]
-        saved = [block for block in self.tree if block.is_saved]
-        assert {one.block_id: one for one in in_memory} == self._by_id, "the tree has all blocks"
-        assert self.bytes == sum(one.nbytes for one in in_memory), "bytes of blocks add up"
-        assert self.second_tier.count == len(saved), "saved blocks are counted"
-        assert self.second_tier.bytes == sum(one.nbytes for one in saved), "saved bytes add up"
-        for block in self.tree:
-            children = sum(one.is_in_memory for one in block.children.values())
-            assert block.memory_children == children, "children in memory are counted"
-            assert block.is_known, "a block is somewhere"
-            assert not (block.is_held and block.is_pending), "a block is there or on its way"
-            parent = block.before
-            assert parent.stop == block.start, "blocks follow one another"
-            assert parent.children[block.token_ids[0]] is block, "blocks are found by their tokens"
-            if block.is_in_memory:
-                assert parent in self, "what comes before is there, too"
-        assert self.entries == sum(not one.memory_children for one in in_memory), "entries add up"
+        blocks = list(self.tree)
+        in_memory = {block.block_id: block for block in blocks if block.is_in_memory}
+        assert in_memory == self._by_id, "the tree has all blocks"
+        self.counts.check(blocks)
+        self.second_tier.check(blocks)
+        for block in blocks:
+            self._check(block)
+
+    def check_path(self, last: Block) -> None:
+        """Assert that a block and those before it are what they should be."""
+        for block in last.path():
+            self._check(block)
+
+    def _check(self, block: Block) -> None:
+        parent = block.before
+        assert block.is_known, "what is kept nowhere is not in the tree"
+        assert parent.stop == block.start, "blocks follow one another"
+        assert parent.children[block.token_ids[0]] is block, "blocks are found by their tokens"
+        if block.is_in_memory:
+            assert parent in self, "what comes before is there, too"
+            assert self._by_id.get(block.block_id) is block, "blocks are found by their numbers"
 
     def _ask_for(self, block: Block, row: RowStand, *, has_state: bool) -> None:
         """Have a block copied out of a row; its size is what is expected."""
+        is_new = not block.is_in_memory
         block.is_pending, block.is_held = True, False
         if self._costs.is_stateful:
             block.has_state = has_state
-        self._enter_memory(block)
+        if is_new:
+            self._enter_memory(block)
+        else:
+            self._by_id[block.block_id] = block
+            self._order.begin(block)
         self.changes.append(
             StoreBlock(block.block_id, row.slot_index, block.start, block.stop, has_state)
         )
+
+    def _take_as_unsaved(self, digest: _Digest) -> None:
+        """The second tier misses a block; it is written again when it is of use."""
+        block = self.second_tier.known_as(digest)
+        if block is not None:
+            # It may have been asked for once more since: nothing is to be there that is not counted.
+            self.second_tier.forget(block)
+            if not block.is_known:
+                self._remove(block)
 
     def _resize(self, block: Block, nbytes: int) -> None:
         """Take in what a block really takes."""
         more_bytes = nbytes - block.nbytes
         block.nbytes = nbytes
-        self.bytes += more_bytes if block.is_in_memory else 0
-        self.second_tier.bytes += more_bytes if block.is_saved else 0
+        if block.is_in_memory:
+            self.counts.resize(block, more_bytes)
+        self.second_tier.resize(block, more_bytes)
 
     def _enter_memory(self, block: Block) -> None:
         self._by_id[block.block_id] = block
-        self.bytes += block.nbytes
-        if not block.memory_children:
-            self.entries += 1
-        parent = block.before
-        parent.memory_children += 1
-        if parent.memory_children == 1 and not parent.is_root:
-            self.entries -= 1
+        self.counts.enter(block)
         self._order.begin(block)
 
     def _leave_memory(self, block: Block, *, is_told: bool = True) -> None:
         """Count a block out; the engine gives its memory back if it is told."""
         del self._by_id[block.block_id]
-        self.bytes -= block.nbytes
-        if not block.memory_children:
-            self.entries -= 1
+        self.counts.leave(block)
         block.is_held = block.is_pending = False
         parent = block.before
-        parent.memory_children -= 1
-        if not parent.memory_children and not parent.is_root:
-            self.entries += 1
+        if not parent.memory_children:
             self._order.offer(parent)
         if is_told:
             self.changes.append(DropBlocks((block.block_id,)))

@@ -26,6 +26,9 @@ __all__ = ["PrefixCache", "PrefixShape"]
 
 _MIN_GAIN_TOKENS = 16
 
+_MAX_PARTINGS = 2
+"""Places at which a row leaves its state for those who wait for it and part from it there."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixShape:
@@ -56,8 +59,11 @@ class _Row:
         found_tokens: Tokens that it will begin from.
         leader: The row that computes what this one waits for; None while there is none.
         leader_tokens: How far that one has to be.
+        is_compared: Whether it was found that nobody computes more of its prompt than it has.
+        is_loading: Whether what it holds is not all yet that it asked the second tier for.
         parting: Where its text leaves others, if state is wanted there.
         common_tokens: With whom it was compared, and how many of its tokens that one begins with.
+        nearest: Of those the one that it has most in common with.
     """
 
     __slots__ = (
@@ -65,10 +71,13 @@ class _Row:
         "common_tokens",
         "decode",
         "found_tokens",
+        "is_compared",
+        "is_loading",
         "is_open",
         "known",
         "leader",
         "leader_tokens",
+        "nearest",
         "parting",
         "pinned",
         "root",
@@ -80,8 +89,9 @@ class _Row:
         self.beginning = decode.request.prompt[:-1]
         self.root = self.known = self.tip = self.pinned = root
         self.common_tokens: dict[_Row, int] = {}
+        self.nearest: _Row | None = None
         self.found_tokens = 0
-        self.is_open = False
+        self.is_open = self.is_compared = self.is_loading = False
         self.leader: _Row | None = None
         self.leader_tokens = 0
         self.parting = 0
@@ -110,22 +120,20 @@ class PrefixCache:
 
     @property
     def reading(self) -> PrefixReading:
-        """Counts, and what is there; it looks at every block in memory."""
-        kept = self._kept
-        pinned = {id(one): one for row in self._rows.values() for one in row.pinned.path()}
-        shared, saved_bytes = self._sharing()
+        """Counts, and what is there."""
+        kept, counts = self._kept, self._kept.counts
         return PrefixReading(
             queries=self._queries,
             hits=self._hits,
             prefix_hits=self._prefix_hits,
             misses=self._queries - self._hits - self._prefix_hits,
-            entries=kept.entries,
+            entries=counts.entries,
             blocks=len(kept),
-            shared_blocks=shared,
-            pinned_blocks=sum(one.is_in_memory for one in pinned.values()),
-            bytes=kept.bytes,
-            pinned_bytes=sum(one.nbytes for one in pinned.values() if one.is_in_memory),
-            bytes_saved=saved_bytes,
+            shared_blocks=counts.shared_blocks,
+            pinned_blocks=counts.pinned_blocks,
+            bytes=counts.bytes,
+            pinned_bytes=counts.pinned_bytes,
+            bytes_saved=counts.bytes_saved,
             limit_bytes=kept.limit_bytes,
             evictions=kept.evictions,
             saved_blocks=kept.second_tier.count,
@@ -163,6 +171,9 @@ class PrefixCache:
         self._let_go(row)
         for other in self._rows.values():
             other.common_tokens.pop(row, None)
+            if other.nearest is row:
+                known = other.common_tokens
+                other.nearest = max(known, key=known.__getitem__, default=None)
             if other.leader is row:
                 self._look_up(other)
 
@@ -170,7 +181,7 @@ class PrefixCache:
         """Take in what a step left in memory, keep what it computed, and see who can begin."""
         del self._kept.changes[: len(plan.blocks)]
         self._open_rows(plan)
-        self._kept.confirm(result.held_blocks, result.lost_blocks)
+        self._kept.confirm(result.held_blocks, result.lost_blocks, result.unsaved_blocks)
         for chunk in plan.prefill:
             self._keep_prompt(self._rows[chunk.slot_index])
         if plan.prefill or plan.blocks:
@@ -198,9 +209,9 @@ class PrefixCache:
         """Whether a row may begin: it has, or nothing that is worth waiting for is on its way."""
         assert decode.slot_index is not None, "a row has a slot"
         row = self._rows[decode.slot_index]
-        return row.is_open or (
-            row.leader is None and all(block.is_held for block in row.pinned.path())
-        )
+        if row.is_open or row.leader is not None or row.is_loading:
+            return row.is_open
+        return all(block.is_held for block in row.pinned.path())
 
     def reused(self, decode: Decode) -> ReusedPrefix | None:
         """What a row begins from; None if it has begun, or has to begin with nothing."""
@@ -219,21 +230,31 @@ class PrefixCache:
         if not self._is_stateful:
             return stop
         row = self._rows[decode.slot_index]
-        wanted = [row.parting, decode.prompt_tokens - 1]
-        wanted += [other.leader_tokens for other in self._rows.values() if other.leader is row]
+        wanted = {row.parting, decode.prompt_tokens - 1, *self._partings_behind(row)}
         return min([stop, *(one for one in wanted if decode.prefilled_tokens < one < stop)])
 
-    def check_invariants(self, decodes: Iterable[Decode]) -> None:
-        """Assert that blocks, pins and running rows agree."""
-        self._kept.check_invariants()
+    def check_invariants(self, decodes: Iterable[Decode], *, is_whole: bool = True) -> None:
+        """Assert that blocks, pins and running rows agree.
+
+        Args:
+            decodes: Those that run.
+            is_whole: Whether to look at every block, which takes the longer the more there are, and
+                not only at those that running rows hold.
+        """
         running = {decode.slot_index: decode for decode in decodes}
         assert {slot: row.decode for slot, row in self._rows.items()} == running, "rows are those"
         pins: dict[int, int] = {}
         for row in self._rows.values():
             pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
-        for block in self._tree:
-            assert block.pins == pins.get(id(block), 0), "rows hold blocks, and nobody else does"
+        if is_whole:
+            self._kept.check_invariants()
+            for block in self._tree:
+                assert block.pins == pins.get(id(block), 0), "rows hold blocks, nobody else does"
         for row in self._rows.values():
+            if row.pinned in self._kept and not row.pinned.is_root:
+                assert row.pinned.pins == pins[id(row.pinned)], "rows hold blocks"
+                if not is_whole:
+                    self._kept.check_path(row.pinned)
             assert row.is_open or row.pinned in self._kept, "what a row begins from is in memory"
             assert row.leader is None or row.leader in self._rows.values(), "who leads runs"
 
@@ -251,17 +272,30 @@ class PrefixCache:
         decode = row.decode
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         row.known = walk.whole_block
-        block = self._usable(walk.block, walk.tokens)
+        block = tip = self._usable(walk.block, walk.tokens)
+        row.is_loading = block not in self._kept and self._kept.load(_missing(block))
         if block not in self._kept:
-            self._kept.load(_missing(block))
-            while block not in self._kept:
-                block = self._usable(block.before, walk.tokens)
+            while tip not in self._kept:
+                tip = tip.before
+            block = self._usable(tip, walk.tokens)
         tokens = min(block.stop, walk.tokens)
         row.parting = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
-        row.leader, row.leader_tokens = self._leader_of(row, tokens)
+        self._find_leader(row, tokens)
         row.found_tokens = decode.prefilled_tokens = tokens
-        self._hold(row, block)
+        # What is on its way to it stays, although it may have no use without what is not there yet.
+        self._hold(row, tip if row.is_loading else block)
         row.tip = block if block.stop <= tokens else block.before
+
+    def _find_leader(self, row: _Row, tokens: int) -> None:
+        """See whom a row waits for that can begin with so many tokens by itself.
+
+        Those who have nothing for it now will not have it later: they are not compared again.
+        """
+        if row.is_loading:
+            row.leader, row.leader_tokens, row.is_compared = None, 0, False
+        elif not row.is_compared or tokens < row.found_tokens:
+            row.leader, row.leader_tokens = self._leader_of(row, tokens)
+            row.is_compared = row.leader is None
 
     def _usable(self, block: Block, tokens: int) -> Block:
         """How far a text that goes to a block can begin with it, if all of it were in memory."""
@@ -283,7 +317,8 @@ class PrefixCache:
             if other.decode.place > row.decode.place:
                 continue  # its turn comes later, whatever slot it has
             common = self._common_tokens(row, other)
-            if common > max(best_tokens, self._kept_tokens(other)):
+            is_more = common > max(best_tokens, self._kept_tokens(other))
+            if is_more and self._leaves_state_at(common, other, besides=row):
                 best, best_tokens = other, common
         return best, best_tokens if best is not None else 0
 
@@ -292,7 +327,30 @@ class PrefixCache:
         leader = row.leader
         if leader is None or row.pinned not in self._kept or not self._is_leading(leader):
             return False
-        return row.leader_tokens > self._kept_tokens(leader)
+        if leader.decode.place > row.decode.place:
+            return False  # its turn comes later now
+        if row.leader_tokens <= self._kept_tokens(leader):
+            return False
+        return self._leaves_state_at(row.leader_tokens, leader, besides=row)
+
+    def _leaves_state_at(self, tokens: int, leader: _Row, *, besides: _Row) -> bool:
+        """Whether a row's state is kept there for another one, as far as others leave it room."""
+        if not self._is_stateful:
+            return True
+        partings = self._partings_behind(leader, besides=besides)
+        return tokens in partings or len(partings) < _MAX_PARTINGS or tokens > min(partings)
+
+    def _partings_behind(self, leader: _Row, besides: _Row | None = None) -> list[int]:
+        """Where those who wait for a row part from it; with state only the furthest ones.
+
+        For each a chunk ends and all state is copied.
+        """
+        waiting = {
+            row.leader_tokens
+            for row in self._rows.values()
+            if row.leader is leader and row is not besides
+        }
+        return sorted(waiting)[-_MAX_PARTINGS:] if self._is_stateful else sorted(waiting)
 
     def _kept_tokens(self, row: _Row) -> int:
         """How far others need not wait for a row any more.
@@ -303,10 +361,23 @@ class PrefixCache:
 
     def _common_tokens(self, row: _Row, other: _Row) -> int:
         """How many tokens two prompts begin with that are the same; compared once."""
-        known = row.common_tokens.get(other)
-        if known is None:
-            known = row.common_tokens[other] = common_tokens(other.beginning, row.beginning)
-        return known
+        common = row.common_tokens.get(other)
+        if common is None:
+            common = row.common_tokens[other] = self._compare(row, other)
+            if row.nearest is None or common > row.common_tokens[row.nearest]:
+                row.nearest = other
+        return common
+
+    def _compare(self, row: _Row, other: _Row) -> int:
+        """Compare two prompts from where it is not known already how they stand to a third one."""
+        known, nearest = 0, row.nearest
+        if nearest is not None:
+            known = row.common_tokens[nearest]
+            its = other.common_tokens.get(nearest, nearest.common_tokens.get(other))
+            if its is not None and its != known:
+                return min(its, known)
+            known = known if its is not None else 0
+        return common_tokens(other.beginning, row.beginning, known=known)
 
     def _is_leading(self, row: _Row) -> bool:
         """Whether a row computes its prompt, and what it computes is kept: there was room so far."""
@@ -333,8 +404,7 @@ class PrefixCache:
             self._extend(row, decode.request.prompt, upto, position=None, is_end=True)
             return
         position = decode.prefilled_tokens
-        ends = {row.parting, decode.prompt_tokens - 1}
-        ends |= {one.leader_tokens for one in self._rows.values() if one.leader is row}
+        ends = {row.parting, decode.prompt_tokens - 1, *self._partings_behind(row)}
         if not decode.is_prefilled:
             is_end = position in ends
             self._extend(row, decode.request.prompt, position, position=position, is_end=is_end)
@@ -385,9 +455,17 @@ class PrefixCache:
             if not child.is_held or not (is_parting or is_state_wanted):
                 return None
             child = self._kept.split(child, common)
+        if self._is_better_saved(child, stand):
+            self._kept.load([child])
+            return child if child.is_in_memory else None
         if not child.is_in_memory or self._lacks_state(child, stand):
             return child if self._kept.store_anew(child, stand) else None
         return child
+
+    def _is_better_saved(self, block: Block, stand: RowStand) -> bool:
+        """Whether the second tier alone has a block, with state that the row does not stand at."""
+        is_elsewhere = self._is_stateful and not block.is_in_memory
+        return is_elsewhere and block.has_state and stand.position != block.stop
 
     def _lacks_state(self, block: Block, stand: RowStand) -> bool:
         """Whether a row stands where a block ends, and the block could have state from there."""
@@ -396,18 +474,6 @@ class PrefixCache:
     def _slot_of(self, row: _Row) -> int:
         assert row.decode.slot_index is not None, "a row has a slot"
         return row.decode.slot_index
-
-    def _sharing(self) -> tuple[int, int]:
-        """Blocks in memory that several entries begin with, and the bytes that this saves."""
-        entries: dict[Block, int] = {}
-        shared = saved_bytes = 0
-        for block in self._kept.children_first():
-            own = max(entries.pop(block, 0), 1)
-            if own > 1:
-                shared += 1
-                saved_bytes += (own - 1) * block.nbytes
-            entries[block.before] = entries.get(block.before, 0) + own
-        return shared, saved_bytes
 
 
 def _missing(block: Block) -> list[Block]:

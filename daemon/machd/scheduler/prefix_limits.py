@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BlockCosts", "PrefixLimits"]
+__all__ = ["BYTES_PER_FILE", "MIN_BLOCK_BYTES", "BlockCosts", "PrefixLimits"]
+
+MIN_BLOCK_BYTES = 4096
+"""A block counts as so much at least, for what the tree and the engine keep about it: or a limit in
+bytes would not bound blocks that have no positions and no state."""
+
+BYTES_PER_FILE = 6 * 1024
+"""What a file of the second tier has besides keys, values and state: names, shapes, tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +22,8 @@ class PrefixLimits:
         max_bytes: In memory, each block counted once.
         max_entries: Texts that are kept: ends of chains of blocks; None for any number.
         left_bytes: What the machine is to have left. While it has less, blocks take less.
-        disk_bytes: In the second tier, by what they would take in memory; None without one.
+        disk_bytes: In the second tier, by what they would take in memory and what a file has
+            besides; None without one.
     """
 
     max_bytes: int
@@ -42,10 +50,14 @@ class BlockCosts:
     Attributes:
         bytes_per_token: Of keys and values.
         bytes_per_state: Of what exists at its end alone.
+        min_block_bytes: What it counts as at least, in memory and in the second tier.
+        bytes_per_file: What it takes there besides.
     """
 
     bytes_per_token: int
     bytes_per_state: int = 0
+    min_block_bytes: int = MIN_BLOCK_BYTES
+    bytes_per_file: int = BYTES_PER_FILE
 
     @property
     def is_stateful(self) -> bool:
@@ -53,5 +65,10 @@ class BlockCosts:
         return self.bytes_per_state > 0
 
     def of(self, tokens: int, *, has_state: bool) -> int:
-        """Bytes of a block of so many tokens."""
-        return tokens * self.bytes_per_token + (self.bytes_per_state if has_state else 0)
+        """What a block of so many tokens is expected to count as, in bytes."""
+        state_bytes = self.bytes_per_state if has_state else 0
+        return self.counted(tokens * self.bytes_per_token + state_bytes)
+
+    def counted(self, nbytes: int) -> int:
+        """What a block counts as that takes ``nbytes``."""
+        return max(nbytes, self.min_block_bytes)

@@ -20,7 +20,7 @@ class PrefixReading:
         blocks: Blocks in memory.
         shared_blocks: Those that more than one entry begins with.
         pinned_blocks: Those that running sequences hold.
-        bytes: What the blocks take in memory, each counted once.
+        bytes: What the blocks take in memory, each counted once, and as 4096 at least.
         pinned_bytes: What the pinned ones take.
         bytes_saved: What would be taken besides if every entry had blocks of its own.
         limit_bytes: What they may take; None where only their number is limited.

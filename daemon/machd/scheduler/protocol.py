@@ -164,8 +164,12 @@ class Scheduler(Protocol):
         """Whether :meth:`rearrange` would change nothing but the limits."""
         ...
 
-    def check_invariants(self) -> None:
-        """Assert that slots, queue, sequences and what was promised agree; run at idle moments.
+    def check_invariants(self, *, is_whole: bool = True) -> None:
+        """Assert that slots, queue, sequences and what was promised agree.
+
+        Args:
+            is_whole: Whether to look at all that the prefix cache keeps, too, and not only at what
+                running sequences hold of it. That takes long where it keeps much: at idle moments.
 
         Raises:
             AssertionError: They do not; its text says which.

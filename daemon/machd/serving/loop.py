@@ -333,7 +333,7 @@ class EngineLoop:
         """
         self._checked_s = self._clock.monotonic_s()
         try:
-            scheduler.check_invariants()
+            scheduler.check_invariants(is_whole=idle)
             left_bytes = self._snapshots.newest.memory.kv_used_bytes if idle else 0
             assert left_bytes == 0, f"{left_bytes} bytes of KV cache are left and nobody runs"
         except AssertionError as error:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from machd.api.admin_cache import WarmPrompt
 from machd.api.options import GenerationOptions
 from machd.clock import Clock
-from machd.errors import InvalidRequestError, MachdError
+from machd.errors import ConflictError, InvalidRequestError, MachdError
 from machd.serving.generation import GenerationIdentity, GenerationUsage
 from machd.serving.service import GenerationService
 
 __all__ = ["Warmed", "Warmer"]
 
 _ENDPOINT = "cache_warm"
+_MB = 1_000_000
+
 _IDLE_S = 60.0
 """How long a look at a generation waits for news; it looks again until the end."""
 
@@ -44,6 +47,7 @@ class Warmer:
         client: str,
         salt: str | None,
         request_id: str,
+        limit_bytes: Callable[[], int | None],
     ) -> None:
         """Warm for one client.
 
@@ -53,11 +57,14 @@ class Warmer:
             client: Whose requests are to find the prompts; its limits are not touched.
             salt: What those requests send.
             request_id: Of the request that asked for it, for the log.
+            limit_bytes: Reads what the prefix cache may take now; None where only the number of
+                texts is limited.
         """
         self._service = service
         self._clock = clock
         self._client = client
         self._request_id = request_id
+        self._limit_bytes = limit_bytes
         self._options = GenerationOptions(
             max_tokens=1, temperature=0.0, priority="batch", cache_salt=salt
         )
@@ -66,7 +73,9 @@ class Warmer:
         """Compute one prompt. Ends with the generation that it opens, also when it is cancelled."""
         started_s = self._clock.monotonic_s()
         try:
-            usage = await self._generate(await self._tokens(prompt), started_s)
+            token_ids = await self._tokens(prompt)
+            self._check_room(len(token_ids))
+            usage = await self._generate(token_ids, started_s)
         except MachdError as error:
             return Warmed(0, 0, self._clock.monotonic_s() - started_s, error)
         duration_s = self._clock.monotonic_s() - started_s
@@ -84,6 +93,23 @@ class Warmer:
         if not token_ids:
             raise InvalidRequestError("prompt: holds no token; send some text", param="prompt")
         return tuple(token_ids)
+
+    def _check_room(self, tokens: int) -> None:
+        """Refuse a prompt that would not be kept whole, however much made room for it.
+
+        Where a model keeps more than positions, what a prompt takes is only known once it is kept.
+
+        Raises:
+            ConflictError: It is.
+        """
+        facts, limit_bytes = self._service.model.cache, self._limit_bytes()
+        # The last token is computed again whenever the prompt comes.
+        needed_bytes = (tokens - 1) * facts.bytes_per_token
+        if facts.has_positions_only and limit_bytes is not None and needed_bytes > limit_bytes:
+            raise ConflictError(
+                f"prompt: {tokens} tokens take {needed_bytes / _MB:.1f} MB, and the prefix cache may "
+                f"take {limit_bytes / _MB:.1f} MB: raise cache.memory_mb"
+            )
 
     async def _generate(self, prompt: tuple[int, ...], arrived_s: float) -> GenerationUsage:
         identity = GenerationIdentity(

@@ -44,7 +44,7 @@ class CacheSettings(SettingsSection):
         ge=0.0,
         le=0.9,
         description="Memory of the prefix cache, as a share of what the machine has left when the "
-        "model is loaded; it shrinks while less is left than the cache leaves to others.",
+        "model is loaded: 0.2 is 20 %. It shrinks while less is left than the cache leaves to others.",
     )
     max_entries: int | None = Field(
         default=None,

@@ -228,14 +228,16 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     LogEvent(
         "cache.cleared",
         ("info",),
-        ("responses", "blocks", "disk"),
-        "An operator had the stored responses and the prefix cache dropped.",
+        ("responses", "blocks", "deleted_blocks", "disk_bytes"),
+        "An operator had the stored responses and the prefix cache dropped; `deleted_blocks` were "
+        "deleted on disk, and `disk_bytes` are still there.",
     ),
     LogEvent(
         "cache.warmed",
         ("info",),
         ("prompts", "failed", "prompt_tokens", "cached_tokens", "duration_s"),
-        "An operator had prompts computed and kept.",
+        "An operator had prompts computed and kept: those of one request, of which "
+        "`machd ctl cache warm` sends several for a long file.",
     ),
     # The second tier of the prefix cache
     LogEvent(
@@ -245,6 +247,14 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "What `cache.disk_dir` had at the start, and what was deleted there: files that are damaged, "
         "those that no text leads to, and those of other models or versions that the budget has no "
         "room for.",
+    ),
+    LogEvent(
+        "blocks.not_used",
+        ("warning",),
+        ("advice",),
+        "`cache.disk_dir` is set while `cache.prefix` is off: nothing is written there, and nothing "
+        "read or deleted.",
+        "Do what `advice` says.",
     ),
     LogEvent(
         "blocks.not_written",
@@ -257,9 +267,18 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "blocks.damaged",
         ("warning",),
         ("count", "advice"),
-        "A file was not what had been written, and was deleted; once a minute at most, with their "
-        "number since the start.",
-        "Do what `advice` says; the prompt was computed instead.",
+        "Files were not what had been written, and were deleted: those found at the start, and later "
+        "once a minute at most, with the number of all of them so far.",
+        "Do what `advice` says; the prompts are computed instead.",
+    ),
+    LogEvent(
+        "blocks.change_failed",
+        ("error",),
+        ("count", "exception"),
+        "A block could not be copied, cut, saved or loaded, and is lost; once a minute at most, with "
+        "the number of all since the start.",
+        "Give the daemon more memory if the traceback says that there was none; else report it. "
+        "Requests are not affected.",
     ),
     # The engine
     LogEvent(

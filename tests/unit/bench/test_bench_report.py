@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-from unit.bench.bench_reports import made_report
+from unit.bench.bench_reports import made_prefix, made_report
 
 from machd.bench.ceiling import CeilingAnswer
 from machd.bench.figures import CeilingFigures, ceilings_of
 from machd.bench.plot import write_plot
 from machd.bench.report import BenchReport
-from machd.bench.table import print_report
+from machd.bench.table import ReportPrinter, print_report
 
 
 def printed(report: BenchReport, width: int) -> list[str]:
@@ -170,3 +170,24 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
         assert data.startswith(b"\x89PNG")
         width, height = struct.unpack(">II", data[16:24])
         assert width > height > 300
+
+
+def test_a_growing_report_is_written_part_by_part() -> None:
+    """What is shown while it grows is, in the end, what a whole report prints at once."""
+    whole = msgspec.structs.replace(made_report(), levels=[], prefix=[made_prefix()])
+    first = msgspec.structs.replace(
+        whole, prefix=[msgspec.structs.replace(made_prefix(), full_cache=None, kv_formats=[])]
+    )
+    first.prefix[0].skipped.clear()
+    stream = io.StringIO()
+    printer = ReportPrinter(Console(file=stream, width=80))
+
+    printer.show(first)
+    shown = stream.getvalue()
+    printer.show(first)
+    assert stream.getvalue() == shown
+    assert "Sharing takes" in shown
+    assert "full cache" not in shown
+    printer.finish(whole)
+
+    assert stream.getvalue().splitlines() == printed(whole, 80)

@@ -10,7 +10,7 @@ from unit.bench.caching_openai import TOKEN_BYTES, CachingOpenAi
 
 from machd.bench.connection import ServerAddress
 from machd.bench.level import Level, LevelTimings
-from machd.bench.prefix.full_cache import FullCacheFigures, WatchedServer
+from machd.bench.prefix.full_cache import FullCacheFigures, FullCacheLoad, WatchedServer
 from machd.bench.prefix.kv_formats import FormatServer, formats_named, kv_format_figures
 from machd.bench.prefix.latency import PrefixLatency, PrefixLatencyFigures
 from machd.bench.prefix.plan import PrefixPlan
@@ -178,6 +178,19 @@ def test_a_plan_counts_what_it_asks() -> None:
     assert (wider.width, wider.kv_requests) == (16, 96)
 
 
+def test_a_full_cache_is_asked_no_longer_prompts_than_wanted() -> None:
+    """Prompts too short for a judgement are fewer, and the progress bar knows it."""
+    usual, short = (PrefixPlan(tokens).full_cache for tokens in (1000, 60))
+
+    assert usual == FullCacheLoad(250)
+    assert short == FullCacheLoad(60)
+    assert (usual.pairs, short.pairs) == (24, 8)
+    sizes = [PrefixPlan.sized(tokens, SharedPrompt()) for tokens in (500, 499)]
+    assert [(plan.rounds, plan.restarts) for plan in sizes] == [(4, 2), (2, 1)]
+    difference = PrefixPlan(1000).requests - PrefixPlan(60).requests
+    assert difference == usual.requests - short.requests == 2 * (24 - 8)
+
+
 def test_a_full_cache_costs_the_median_of_its_pairs() -> None:
     """One pair in which the machine was busy decides nothing, and shows in the quartiles."""
     asked = format_server("none", [], 0).server
@@ -187,7 +200,7 @@ def test_a_full_cache_costs_the_median_of_its_pairs() -> None:
     )
     pairs = [(2.0, 2.0), (2.1, 2.0), (9.0, 1.0), (1.02, 1.0), (1.9, 2.0)]
 
-    figures = FullCacheFigures.of(100, pairs, full, without)
+    figures = FullCacheFigures.of(100, 250, pairs, full, without)
 
     assert figures.cost_share == pytest.approx(0.02)
     assert figures.cost_quartiles == pytest.approx((0.0, 0.05))

@@ -51,8 +51,8 @@ def test_every_goal_is_reached_or_missed() -> None:
     assert "after a restart 2.00 s 0.500 x 0.25 x missed" in words
     assert "Sharing takes 84.0% less: reached" in text
     assert "The server says: 200 MB saved, 200 shared blocks" in text
-    assert "costs +5.0%, median of 12 pairs: missed" in text
-    assert "note: half of the pairs lie between -2% and +11%" in text
+    assert "costs +5.0%, median of 24 pairs: missed" in text
+    assert "Half of the pairs lie between +4.0% and +11.0%" in text
     assert "144 blocks were driven out; within its limit whenever it was asked" in text
     assert "0.91 x" in next(line for line in printed(made_prefix()) if "affine8  " in line)
     assert "not measured: affine4: the model has no such caches" in text
@@ -70,8 +70,8 @@ def test_goals_change_sides_with_their_figures() -> None:
         sharing=msgspec.structs.replace(figures.sharing, saved_share=0.79, evictions=3),
         full_cache=msgspec.structs.replace(
             figures.full_cache,
-            cost_share=0.03,
-            cost_quartiles=(0.0, 0.06),
+            cost_share=0.01,
+            cost_quartiles=(-0.02, 0.03),
             highest_bytes=92_000_001,
         ),
         kv_formats=[first, msgspec.structs.replace(affine8, rows_ratio=1.7)],
@@ -82,10 +82,49 @@ def test_goals_change_sides_with_their_figures() -> None:
     assert "0.250 x 0.25 x reached" in text
     assert "79.0% less: missed" in text
     assert "note: 3 blocks were driven out meanwhile" in text
-    assert "+3.0%, median of 12 pairs: reached" in text
-    assert "busy besides" not in text
+    assert "+1.0%, median of 24 pairs: reached" in text
     assert "OVER ITS LIMIT" in text
     assert "1.70 x missed" in text
+
+
+def test_pairs_on_both_sides_of_the_goal_decide_nothing() -> None:
+    """A median that reaches the goal is worth as little then as one that misses it."""
+    figures = made_prefix()
+    assert figures.full_cache is not None
+    for cost_share in (0.02, 0.05):
+        full_cache = msgspec.structs.replace(
+            figures.full_cache, cost_share=cost_share, cost_quartiles=(0.0, 0.06)
+        )
+        text = "\n".join(printed(msgspec.structs.replace(figures, full_cache=full_cache)))
+        assert f"{cost_share:+.1%}, median of 24 pairs: not known" in text
+
+
+def test_goals_that_cannot_apply_are_not_judged() -> None:
+    """Short prompts, too few users and a cache with room say nothing of the goals, either way."""
+    figures = made_prefix()
+    assert figures.sharing is not None
+    assert figures.full_cache is not None
+    first, _, affine8 = figures.kv_formats
+    changed = msgspec.structs.replace(
+        figures,
+        latency=msgspec.structs.replace(figures.latency, prompt_tokens=499),
+        sharing=msgspec.structs.replace(figures.sharing, users=2, saved_share=0.46),
+        full_cache=msgspec.structs.replace(figures.full_cache, prompt_tokens=60),
+        kv_formats=[first, msgspec.structs.replace(affine8, rows_ratio=None)],
+    )
+    lines = printed(changed)
+    text = " ".join(" ".join(lines).split())
+
+    assert max(len(line) for line in lines) <= 80
+    assert "0.050 x 0.10 x not judged" in text
+    assert "0.500 x 0.25 x not judged" in text
+    assert "The goals are for 500 tokens and more" in text
+    assert "46.0% less: not judged These prompts could take 47.4% less at best" in text
+    assert "median of 24 pairs: not judged" in text
+    assert text.count("not known") == 1
+    assert not any(line.endswith(("reached", "missed")) for line in lines)
+    full_cache = msgspec.structs.replace(figures.full_cache, evictions=0)
+    assert not full_cache.is_judged
 
 
 def test_what_was_not_measured_leaves_nothing_behind() -> None:

@@ -183,6 +183,8 @@ def test_other_models_make_room(tmp_path: Path) -> None:
     BlockFiles(root, b"own", budget_bytes=sum(sizes)).close(10)
     assert len(files_in(root, b"old")) == 3
     BlockFiles(root, b"own", budget_bytes=sum(sizes) - 1).close(10)
+    assert len(files_in(root, b"old")) == 2, "no more goes than has to"
+    BlockFiles(root, b"own", budget_bytes=sum(sizes[1:])).close(10)
     assert not (root / b"old".hex()).exists()
     assert len(files_in(root, b"recent")) == 3
     BlockFiles(root, b"own", budget_bytes=0).close(10)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,6 +219,7 @@ def test_damage_is_deleted_and_counted(root: Path, damage: object, *, is_found: 
         damage(path)
     assert files.load(saved) is None
     assert files.reading().damaged == 1
+    assert files.take_unsaved() == (saved.digest,)
     assert files.load(saved) is None
     assert _is(files, other)
     files.close(10)
@@ -259,6 +262,7 @@ def test_a_file_that_somebody_deleted(root: Path) -> None:
     file_of(root, KEY, saved_block(1)).unlink()
     assert files.load(saved_block(1)) is None
     assert (files.reading().damaged, files.reading().bytes, files.saved()) == (0, 0, ())
+    assert files.take_unsaved() == (saved_block(1).digest,)
     files.close(10)
 
 
@@ -318,6 +322,141 @@ def test_no_more_than_the_limits(
     files.close(10)
 
 
+def _tree() -> tuple[SavedBlock, list[list[SavedBlock]]]:
+    """A system prompt, used last when it was written, and three conversations that begin with it."""
+    system = replace(saved_block(0), used_unix_s=1000.0)
+    texts: list[list[SavedBlock]] = []
+    for number in range(3):
+        text = [system]
+        for place in range(4):
+            block = saved_block(100 * number + place + 1, parent=text[-1])
+            text.append(replace(block, used_unix_s=2000.0 + 100 * number + place))
+        texts.append(text[1:])
+    return system, texts
+
+
+@pytest.mark.parametrize(("limit", "per_block"), [("MAX_FOUND_FILES", 1), ("MAX_FOUND_TOKENS", 8)])
+def test_leaves_go_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, per_block: int
+) -> None:
+    """What others follow was in memory all the time and its file not touched: it is no less of use."""
+    system, texts = _tree()
+    _written(root, [system, *(one for text in texts for one in text)])
+    monkeypatch.setattr(block_scan, limit, 12 * per_block)
+    files = BlockFiles(root, KEY)
+    expected = {one.digest: one for one in (system, *texts[0][:3], *texts[1], *texts[2])}
+    found = {one.digest: one for one in files.saved()}
+    assert found.keys() == expected.keys(), "one file too many costs one file"
+    assert found[system.digest].used_unix_s == texts[2][-1].used_unix_s
+    assert [one.token_ids for one in found.values()] == [
+        expected[digest].token_ids for digest in found
+    ]
+    files.close(10)
+    monkeypatch.setattr(block_scan, limit, 6 * per_block)
+    files = BlockFiles(root, KEY)
+    kept = (system, *texts[1][:1], *texts[2])
+    assert {one.digest for one in files.saved()} == {one.digest for one in kept}
+    assert files.reading().bytes == sum(files_in(root, KEY).values())
+    files.close(10)
+
+
+def test_other_models_make_room_as_files_become_more(root: Path) -> None:
+    """All keys together never take more than the budget, and others lose the ends of texts first."""
+    system, texts = _tree()
+    theirs = b"t" * len(KEY)
+    _written(root, [system, *(one for text in texts for one in text)], key=theirs)
+    size = max(files_in(root, theirs).values()) + 16
+    budget_bytes = 14 * size
+    files = BlockFiles(root, KEY, budget_bytes=budget_bytes)
+    assert len(files_in(root, theirs)) == 13
+    for number in range(5):
+        saved = saved_block(number)
+        files.save(saved, content_of(saved))
+        wait_until(lambda: files.reading().written == number + 1, "it is written")  # noqa: B023
+        both = [*files_in(root, KEY).values(), *files_in(root, theirs).values()]
+        assert sum(both) <= budget_bytes
+    assert len(files_in(root, theirs)) == 9
+    kept = {f"{one.digest.hex()}.safetensors" for one in (system, *texts[1], *texts[2])}
+    assert set(files_in(root, theirs)) == kept
+    for number in range(5, 14):
+        saved = saved_block(number)
+        files.save(saved, content_of(saved))
+    files.close(10)
+    assert len(files_in(root, KEY)) == 14, "own files are whoever saves them's to count"
+    assert not (root / theirs.hex()).exists()
+
+
+_NOT_NOW = pytest.mark.parametrize("error", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.EACCES])
+
+
+def _failing(number: int) -> Callable[[int, int], bytes]:
+    def read(_fd: int, _size: int) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    return read
+
+
+@_NOT_NOW
+def test_a_file_that_cannot_be_read_now_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """It may be well: nothing is deleted or called damaged, and it can be read another time."""
+    saved = saved_block(1)
+    _written(root, [saved])
+    files = BlockFiles(root, KEY)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", _failing(error))
+        assert files.load(saved) is None
+    assert (files.reading().damaged, files.take_unsaved()) == (0, ())
+    assert _is(files, saved)
+    files.close(10)
+
+
+@_NOT_NOW
+def test_what_cannot_be_read_at_the_start_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """With all that may follow it; the next start finds it."""
+    text = list(chain(1, 4))
+    _written(root, text)
+    first = file_of(root, KEY, text[0]).stat().st_ino
+    read = os.read
+
+    def fail_for_the_first(fd: int, size: int) -> bytes:
+        return _failing(error)(fd, size) if os.fstat(fd).st_ino == first else read(fd, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", fail_for_the_first)
+        files = BlockFiles(root, KEY)
+    assert (files.saved(), files.reading().damaged) == ((), 0)
+    files.close(10)
+    again = BlockFiles(root, KEY)
+    assert len(again.saved()) == 4
+    again.close(10)
+
+
+def test_a_block_is_read_when_all_file_descriptors_are_taken(root: Path) -> None:
+    """By connections: the one that is kept for it is enough, time and again."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    saved = saved_block(1)
+    _written(root, [saved])
+    files = BlockFiles(root, KEY)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        found = [files.load(saved) for _ in range(3)]
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert all(is_same_content(one, content_of(saved)) for one in found)
+    files.close(10)
+
+
 def test_a_giant_is_not_read(root: Path) -> None:
     """A file larger than any that is written is deleted without a look."""
     _written(root, [saved_block(1)])
@@ -354,6 +493,8 @@ def test_a_disk_that_is_full(root: Path, opened: BlockFiles) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert opened.reading().dropped == 4
+    assert set(opened.take_unsaved()) == {one.digest for one in large}
+    assert opened.take_unsaved() == (), "each is told once"
     assert list(files_in(root, KEY)) == [file_of(root, KEY, small).name]
     assert opened.reading().bytes == sum(files_in(root, KEY).values())
     assert [one["event"] for one in logs] == ["blocks.not_written"]
@@ -368,6 +509,7 @@ def test_a_directory_that_goes_away(root: Path, opened: BlockFiles) -> None:
     (root / KEY.hex()).rmdir()
     opened.save(saved_block(1), content_of(saved_block(1)))
     wait_until(lambda: opened.reading().dropped == 1, "it cannot be written")
+    wait_until(lambda: opened.take_unsaved() == (saved_block(1).digest,), "and is known to be")
     assert opened.load(saved_block(1)) is None
     opened.close(10)
     assert not (root / KEY.hex()).exists()
@@ -415,6 +557,7 @@ def test_a_slow_disk_takes_no_memory(slow: _SlowDirectory) -> None:
     assert [writer.find(saved_block(n).digest) is None for n in (1, 2, 3, 4)] == [False] * 2 + [
         True
     ] * 2
+    assert writer.take_unsaved() == (saved_block(3).digest, saved_block(4).digest)
     writer.forget([saved_block(1).digest])
     writer.put(saved_block(5), _big(hundred))
     assert writer.dropped == 2
@@ -426,6 +569,33 @@ def test_a_slow_disk_takes_no_memory(slow: _SlowDirectory) -> None:
     slow.may_end.set()
     writer.close(10)
     assert writer.written == 1
+
+
+def test_what_is_saved_once_more_is_not_unsaved(slow: _SlowDirectory) -> None:
+    """Nor what was forgotten since: the answer is about what is there now."""
+    writer = _writer(slow)
+    blocks = [saved_block(number) for number in range(5)]
+    writer.put(blocks[0], content_of(blocks[0]))
+    assert slow.begun.wait(10)
+    writer.put(blocks[1], _big(MAX_QUEUED_BYTES - 100_000))
+    for saved in blocks[2:]:
+        writer.put(saved, _big(200_000))
+    assert writer.dropped == 3
+    writer.forget([blocks[1].digest, blocks[2].digest])
+    writer.put(blocks[3], _big(200_000))
+
+    assert writer.take_unsaved() == (blocks[4].digest,)
+
+
+def test_another_cut_that_cannot_be_written_leaves_none(opened: BlockFiles, root: Path) -> None:
+    """The one that is there is of no use to who wants the other."""
+    saved = saved_block(1)
+    opened.save(saved, content_of(saved))
+    wait_until(lambda: opened.reading().written == 1, "it is written")
+    opened.save(replace(saved, has_state=True), BlockContent({"a": np.array([object()])}, {}))
+    wait_until(lambda: opened.take_unsaved() == (saved.digest,), "it is known not to be kept")
+    wait_until(lambda: not files_in(root, KEY), "and nothing is")
+    assert opened.reading().bytes == 0
 
 
 def test_closing_waits_no_longer_than_it_may(slow: _SlowDirectory) -> None:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
+import psutil
 import pytest
+import structlog
 from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
 from numpy.typing import NDArray
 from parity import differences
 from tiny_engines import loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
+from machd.clock import ManualClock
 from machd.engine.block_arrays import BlockArrays, copy_of_row, fill_caches
 from machd.engine.block_content import BlockContent, PlainArray
 from machd.engine.block_conversion import BlockForm, content_of
-from machd.engine.block_protocol import LoadBlock, ReusedPrefix, SaveBlock, StoreBlock
+from machd.engine.block_protocol import (
+    BlockChange,
+    DropBlocks,
+    LoadBlock,
+    ReusedPrefix,
+    SaveBlock,
+    SavedBlock,
+    SplitBlock,
+    StoreBlock,
+)
 from machd.engine.block_state import copied, is_like, row_state, shape_of
 from machd.engine.block_store import BlockStore
 from machd.engine.loader import LoadedModel
@@ -529,3 +542,154 @@ def test_a_missing_block_opens_nothing() -> None:
 
     with pytest.raises(AssertionError, match="held"):
         store.fill([KVCache()], ReusedPrefix((1, 2), (1, 2)))
+
+
+class _FailingFiles(FilesInMemory):
+    """A second tier that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def load(self, _saved: SavedBlock) -> BlockContent | None:
+        raise self._error
+
+    def save(self, _saved: SavedBlock, _content: BlockContent) -> None:
+        raise self._error
+
+
+_SAVED = SavedBlock(b"digest", b"", 0, (1, 2), has_state=True, nbytes=10)
+
+
+def test_what_raises_costs_its_block_alone() -> None:
+    """No step and no row; the log has it once in a while."""
+    clock = ManualClock()
+    store = BlockStore(_FailingFiles(MemoryError()), clock)
+    row = _standing([_kv(8)], 8)
+    with structlog.testing.capture_logs() as logs:
+        for n in range(4):
+            clock.advance(25)
+            outcome = store.apply(
+                [
+                    StoreBlock(10 * n, 0, 0, 4),
+                    LoadBlock(10 * n + 1, _SAVED),
+                    SaveBlock(10 * n, _SAVED),
+                    StoreBlock(10 * n + 2, 0, 4, 8),
+                ],
+                lambda _: row,
+            )
+            assert set(outcome.held) == {10 * n, 10 * n + 2}
+            assert (outcome.lost, outcome.unsaved) == ([10 * n + 1], [b"digest"])
+    assert [(one["event"], one["count"]) for one in logs] == [
+        ("blocks.change_failed", 1),
+        ("blocks.change_failed", 7),
+    ]
+
+
+def test_bugs_are_not_hidden() -> None:
+    """What cannot be by our own rules ends the step, as anywhere else."""
+    store = BlockStore(_FailingFiles(AssertionError("a rule")))
+    with pytest.raises(AssertionError, match="a rule"):
+        store.apply([LoadBlock(1, _SAVED)], lambda _: None)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_store_that_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Computed together they fail together; then each is tried alone."""
+    store = BlockStore()
+    row = _standing([_kv(8)], 8)
+    calls = 0
+    evaluate = mx.eval
+
+    def fail(*arrays: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in {1, 1 + failing}:
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", fail)
+    outcome = store.apply([StoreBlock(1, 0, 0, 4), StoreBlock(2, 0, 4, 8)], lambda _: row)
+
+    assert outcome.lost == [failing]
+    assert set(outcome.held) == {1, 2} - {failing}
+
+
+def test_a_cut_that_fails_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for them is told, and their numbers are free again."""
+    store = BlockStore()
+    row = _standing([_kv(8)], 8)
+    store.apply([StoreBlock(1, 0, 0, 8)], lambda _: row)
+    with monkeypatch.context() as patched:
+        patched.setattr(mx, "eval", _raise)
+        outcome = store.apply([SplitBlock(1, 2, 3)], lambda _: row)
+    assert sorted(outcome.lost) == [1, 2]
+    assert store.nbytes == 0
+    changes: list[BlockChange] = [StoreBlock(1, 0, 0, 8), StoreBlock(2, 0, 0, 8)]
+    assert store.apply(changes, lambda _: row).lost == []
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+
+
+@_KINDS
+def test_a_model_that_warms_up_to_no_number_has_files(kind: TinyKind) -> None:
+    """What loaded blocks have to look like follows from shapes: other prompts may well be sound."""
+    broken = tiny_model(kind)
+    weight = broken.model.model.embed_tokens.weight
+    weight[0] = float("nan")
+    mx.eval(weight)
+    files = FilesInMemory()
+    engine = MlxEngine(broken, block_files=files)
+    rows = BlockRows(engine)
+    prompt = [1 + token % (VOCABULARY_TOKENS - 1) for token in PROMPT]
+    (block_id,) = rows.prompt_blocks(prompt, (16,))
+    held = engine._blocks._blocks[block_id]
+    saved = SavedBlock(b"d", b"", 0, tuple(prompt[:16]), has_state=True, nbytes=held.nbytes)
+
+    rows.change(SaveBlock(block_id, saved), DropBlocks((block_id,)))
+
+    assert rows.change(LoadBlock(901, saved)).lost_blocks == ()
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_dropped_blocks_are_given_back(*, is_running: bool) -> None:
+    """Not kept for reuse: where nothing runs at once, and where rows run before it is much."""
+    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    rows = BlockRows(engine)
+    _store_blocks(engine, 8, tokens=65536)  # 16 MB each
+    if is_running:
+        rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, len(PROMPT)),)))
+    mx.clear_cache()
+    kept = []
+    for n in range(8):
+        rows.drop(n)
+        kept.append(mx.get_cache_memory())
+    assert max(kept) < 64_000_000
+    assert is_running or max(kept) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others' C libraries do as they like")
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("tokens", [512, 8192])
+def test_the_process_gets_smaller(*, is_running: bool, tokens: int) -> None:
+    """Where every second block goes, too, whose memory lies between that of those that stay."""
+    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    rows = BlockRows(engine)
+    count = (256 << 20) // (256 * tokens)
+    _store_blocks(engine, count, tokens=tokens)
+    if is_running:
+        rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, len(PROMPT)),)))
+    mx.clear_cache()
+    before_bytes = psutil.Process().memory_info().rss
+    rows.drop(*range(0, count, 2))
+    assert before_bytes - psutil.Process().memory_info().rss > 100 << 20
+
+
+def _store_blocks(engine: MlxEngine, count: int, *, tokens: int) -> None:
+    """Blocks of 256 bytes a token, numbered from 0 on."""
+    row = _standing([_kv(tokens, widths=(16, 16))], tokens)
+    engine._blocks.apply([StoreBlock(n, 0, 0, tokens) for n in range(count)], lambda _: row)

@@ -112,7 +112,7 @@ def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> N
     lengths = (300, 7, 8, 120, 119, 118, 1, 400)
     mixed = []
     for columns in (1, 1 << 20):
-        monkeypatch.setattr(slab, "_SPAN_COLUMNS", columns)
+        monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", columns)
         positions = RowPositions()
         cache = SlabCache(positions, len(lengths))
         for row, length in enumerate(lengths):

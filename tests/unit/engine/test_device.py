@@ -96,3 +96,31 @@ def test_a_gpus_capacity_is_what_it_recommends_or_has(
     monkeypatch.setattr(device, "backend_name", lambda: "metal")
     monkeypatch.setattr("mlx.core.device_info", lambda: facts)
     assert device.device_memory_bytes() == expected_bytes
+
+
+@pytest.mark.parametrize(
+    ("machine_bytes", "reusable_bytes", "expected_bytes"),
+    [(100, 0, 70), (20, 0, 20), (20, 15, 35), (65, 15, 70), (0, 0, 0)],
+    ids=["plenty", "others have it", "some of it is ours", "enough of it is ours", "nothing"],
+)
+def test_metal_shares_the_machines_memory(
+    machine_bytes: int, reusable_bytes: int, expected_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other processes hold is not available; what mlx keeps for reuse is."""
+    facts = {"max_recommended_working_set_size": 80, "memory_size": 128}
+    monkeypatch.setattr(device, "backend_name", lambda: "metal")
+    monkeypatch.setattr("mlx.core.device_info", lambda: facts)
+    monkeypatch.setattr("mlx.core.get_active_memory", lambda: 10)
+    monkeypatch.setattr("mlx.core.get_cache_memory", lambda: reusable_bytes)
+    machine = psutil.virtual_memory()._replace(available=machine_bytes)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert device.available_memory_bytes() == expected_bytes
+
+
+def test_cuda_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine has available says nothing about it."""
+    machine = psutil.virtual_memory()._replace(available=1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    monkeypatch.setattr(device, "backend_name", lambda: "cuda")
+    monkeypatch.setattr("mlx.core.device_info", lambda: {"free_memory": 7, "total_memory": 9})
+    assert device.available_memory_bytes() == 7

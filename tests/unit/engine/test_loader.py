@@ -14,6 +14,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from unit.engine.tiny_llama import CONFIG, TinyLlama, largest
 
+from machd.engine.kv_format import kv_format_named
 from machd.engine.loader import LoadedModel, load_model
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.errors import (
@@ -355,3 +356,37 @@ def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
     )
     given, kept = json.loads(done.stdout)
     assert kept == given
+
+
+def test_the_cost_of_a_position_is_that_of_the_format(tiny: TinyLlama) -> None:
+    """What keys and values cost in fewer bits is what the budget reckons with."""
+    plain = load_model(tiny.source).description.cache
+    small = load_model(tiny.source, kv_format=kv_format_named("affine8")).description.cache
+
+    assert small.layers == plain.layers
+    assert small.bytes_per_token * 1.8 < plain.bytes_per_token
+
+
+def test_a_model_without_a_cache_for_the_format_is_refused_before_it_is_read(
+    tiny: TinyLlama,
+) -> None:
+    """Both settings are named, and what to do; nothing is silently kept in full size."""
+    tiny.change_config(layer_types=["sliding_attention"] * 2, sliding_window=8)
+    progress = Recorder()
+
+    with pytest.raises(SettingsError) as refused:
+        load_model(tiny.source, kv_format=kv_format_named("affine8"), progress=progress)
+
+    for words in ("cache.kv_quantization", "model.path", "sliding window", "to none"):
+        assert words in refused.value.message
+    assert "loading the weights" not in progress.totals
+    assert refused.value.exit_code == 2
+
+
+def test_windows_beside_standard_caches_are_no_reason_to_refuse(tiny: TinyLlama) -> None:
+    """Those that can be are in the format, the others stay as they are."""
+    tiny.change_config(layer_types=["sliding_attention", "full_attention"], sliding_window=8)
+
+    loaded = load_model(tiny.source, kv_format=kv_format_named("turboquant"))
+
+    assert loaded.kv_format.name == "turboquant"

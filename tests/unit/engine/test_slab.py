@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from machd.engine import slab
+from machd.engine import row_positions
 from machd.engine.protocol import slab_rows
 from machd.engine.slab import RowPositions, SlabCache
 
@@ -120,7 +120,7 @@ def test_a_batch_of_rows_without_positions_begins_with_its_first_step() -> None:
 
 def test_rows_of_about_one_length_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long row among short ones is a stretch of its own; each mask shows a row its own columns."""
-    monkeypatch.setattr(slab, "_SPAN_COLUMNS", 100)
+    monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", 100)
     positions = RowPositions()
     for length in (10, 12, 400, 9, 9):
         positions.append(length, 500)

@@ -30,7 +30,7 @@ class Shelf:
     max_bytes: int = PLENTY
     max_entries: int | None = None
     disk_bytes: int | None = None
-    costs: BlockCosts = field(default_factory=lambda: BlockCosts(10))
+    costs: BlockCosts = field(default_factory=lambda: BlockCosts(10, 0, 0, 0))
     saved: tuple[SavedBlock, ...] = ()
     made: list[BlockChange] = field(default_factory=list)
 
@@ -186,7 +186,7 @@ def test_entries_are_counted_as_texts() -> None:
 
 def test_state_is_added_to_a_block_although_all_entries_are_taken() -> None:
     """What takes the place of itself is no new text."""
-    shelf = Shelf(max_entries=1, costs=BlockCosts(10, 5))
+    shelf = Shelf(max_entries=1, costs=BlockCosts(10, 5, 0, 0))
     first = shelf.add(None, 1, 1)
     shelf.kept.pin(first)
     assert shelf.kept.store_anew(first, RowStand(0, 2))
@@ -367,3 +367,142 @@ def test_a_block_used_again_and_again_costs_no_memory() -> None:
         shelf.kept.use([block])
         shelf.kept.unpin(block)
     assert len(shelf.kept._order._heap) < 200
+
+
+def _run_through(shelf: Shelf) -> list[list[BlockChange]]:
+    """Steps until nothing is left to be done."""
+    steps = []
+    while shelf.kept.changes:
+        steps.append(shelf.settle())
+    return steps
+
+
+def _chain(shelf: Shelf, length: int) -> list[Block]:
+    blocks: list[Block] = []
+    for number in range(length):
+        blocks.append(shelf.add(blocks[-1] if blocks else None, number, 0))
+    return blocks
+
+
+def test_what_comes_behind_something_that_was_forgotten_brings_it_back() -> None:
+    """A block that is confirmed has all before it written first, wherever the gap begins."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    blocks = _chain(shelf, 3)
+    _run_through(shelf)
+    shelf.kept.pin(blocks[-1])
+    shelf.kept.clear(is_disk_included=True)
+    blocks.append(shelf.add(blocks[-1], 9))
+    saved = [
+        one.block_id for step in _run_through(shelf) for one in step if isinstance(one, SaveBlock)
+    ]
+    assert saved == [block.block_id for block in blocks]
+    shelf.kept.unpin(blocks[2])
+
+
+def test_what_was_not_written_is_written_when_it_is_used_again() -> None:
+    """It counts as not there from when that is known, and is not tried for its own sake."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    blocks = _chain(shelf, 3)
+    _run_through(shelf)
+    shelf.kept.confirm((), (), (blocks[0].digest, blocks[1].digest, b"nobody knows"))
+    assert (shelf.kept.second_tier.count, shelf.kept.second_tier.bytes) == (1, 20)
+    for step in _run_through(shelf):
+        assert all(isinstance(one, ForgetSaved) for one in step)
+    shelf.kept.use(blocks)
+    shelf.kept.confirm((), ())
+    saved = [one.block_id for one in shelf.kept.changes if isinstance(one, SaveBlock)]
+    assert saved == [blocks[0].block_id, blocks[1].block_id]
+    assert shelf.kept.second_tier.count == 3
+    shelf.kept.check_invariants()
+
+
+def test_what_is_neither_written_nor_in_memory_is_gone() -> None:
+    """And all behind it, which nobody could reach."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    blocks = _chain(shelf, 3)
+    _run_through(shelf)
+    shelf.kept.clear(is_disk_included=False)
+    shelf.settle()
+    shelf.kept.confirm((), (), (blocks[1].digest,))
+    assert list(shelf.tree) == [blocks[0]]
+    shelf.kept.check_invariants()
+
+
+def test_a_step_writes_only_so_many_blocks() -> None:
+    """The others come with the next ones, what comes before first."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    parent, blocks = shelf.root, []
+    for number in range(100):
+        block = shelf.kept.store(parent, (number,), ROW)
+        assert block is not None
+        parent = block
+        blocks.append(block)
+    steps = _run_through(shelf)
+    saves = [[one.block_id for one in step if isinstance(one, SaveBlock)] for step in steps]
+    assert [len(one) for one in saves] == [0, 32, 32, 32, 4]
+    assert [one for step in saves for one in step] == [block.block_id for block in blocks]
+
+
+def test_a_step_reads_only_so_many_blocks() -> None:
+    """Who asks is told that there is more to come, and not so where there is no room for it."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    blocks = _chain(shelf, 40)
+    _run_through(shelf)
+    shelf.kept.clear(is_disk_included=False)
+    shelf.settle()
+    assert shelf.kept.load(blocks)
+    assert len(shelf.settle()) == 32
+    assert not shelf.kept.load(blocks[32:])
+    assert len(shelf.settle()) == 8
+    shelf.kept.clear(is_disk_included=False)
+    shelf.settle()
+    shelf.kept.set_limits(PrefixLimits(100, disk_bytes=PLENTY))
+    assert not shelf.kept.load(blocks)
+    assert len(shelf.settle()) == 5
+
+
+def test_a_limit_bounds_blocks_that_take_nothing() -> None:
+    """Without positions and state a block counts for what is kept about it, on both tiers."""
+    costs = BlockCosts(0, 4096)
+    assert Shelf(max_bytes=0, costs=costs).kept.store(Block(-1, None, 0, ()), (1,), ROW) is None
+    assert not Shelf(max_bytes=0, costs=costs).kept.can_keep(16)
+    shelf = Shelf(max_bytes=20 * 4096, disk_bytes=PLENTY, costs=costs)
+    for number in range(50):
+        block = shelf.kept.store(shelf.root, (number,), ROW)
+        assert block is not None
+        shelf.kept.changes.clear()
+        shelf.kept.confirm([HeldBlock(block.block_id, 0)], ())
+    assert len(shelf.kept) == 20
+    assert shelf.kept.bytes == 20 * 4096
+    assert shelf.kept.second_tier.bytes == 50 * 4096
+    assert shelf.kept.second_tier.file_bytes == 50 * (4096 + 6 * 1024)
+    shelf.kept.second_tier.set_limit(20 * 10_240)
+    assert shelf.kept.second_tier.count == 20
+    found = SavedBlock(b"d" * 16, shelf.root.digest, 0, (99,), has_state=False, nbytes=0)
+    other = Shelf(disk_bytes=PLENTY, costs=costs, saved=(found,))
+    assert other.kept.second_tier.bytes == 4096
+
+
+def test_files_count_for_more_than_what_is_in_them() -> None:
+    """A budget of disk is one of files."""
+    shelf = Shelf(disk_bytes=100, costs=BlockCosts(10, 0, 0, 30))
+    for number in range(5):
+        shelf.add(None, number, 0)
+        shelf.settle()
+    assert shelf.kept.second_tier.count == 2
+    assert shelf.kept.second_tier.bytes == 40
+
+
+def test_clearing_tells_the_engine_once() -> None:
+    """Not once for each block."""
+    shelf = Shelf(disk_bytes=PLENTY)
+    blocks = _chain(shelf, 20)
+    _run_through(shelf)
+    digests = {block.digest for block in blocks}
+    assert shelf.kept.clear(is_disk_included=True) == 20
+    forgotten, dropped = shelf.kept.changes
+    assert isinstance(forgotten, ForgetSaved)
+    assert isinstance(dropped, DropBlocks)
+    assert set(forgotten.digests) == digests
+    assert set(dropped.block_ids) == {block.block_id for block in blocks}
+    shelf.kept.check_invariants()

@@ -8,9 +8,11 @@ import pytest
 from chained_engine import STATE_BYTES, TOKEN_BYTES, ChainedEngine, said
 from sequence_samples import LIMITS, batching_of, only
 
-from machd.engine.block_protocol import LoadBlock, StoreBlock
+from machd.engine.block_protocol import ForgetSaved, LoadBlock, StoreBlock
 from machd.engine.protocol import SamplingParams, StepPlan
 from machd.errors import EngineFaultError
+from machd.scheduler import prefix_cache
+from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import Event, PromptReused, SequenceFinished, TokenGenerated
@@ -44,7 +46,7 @@ class Daemon:
         )
         if before is not None:
             self.engine.disk = before.engine.disk
-        costs = BlockCosts(TOKEN_BYTES, STATE_BYTES if is_stateful else 0)
+        costs = BlockCosts(TOKEN_BYTES, STATE_BYTES if is_stateful else 0, 0, 0)
         shape = PrefixShape(b"model", 4, costs, min_gain_tokens=3)
         saved = sorted((one for one, _ in self.engine.disk.values()), key=lambda one: one.start)
         self.cache = PrefixCache(shape, limits, saved)
@@ -87,6 +89,7 @@ class Daemon:
             plan = self.core.plan()
             self.plans.append(plan)
             self.events += self.core.commit(plan, self.engine.run(plan), 0.0, duration_s=0.01)
+            self.core.check_invariants(is_whole=False)
             self.core.check_invariants()
 
     def finish(self) -> None:
@@ -386,3 +389,190 @@ def test_who_waits_is_not_looked_up_again_and_again(monkeypatch: pytest.MonkeyPa
     daemon.finish()
     waited = 12 * 3
     assert walks < waited
+
+
+DISK = PrefixLimits(1_000_000, disk_bytes=1_000_000)
+STOPS = (10, 20, 50, 30, 40)
+"""Where texts leave one that is longer."""
+
+
+def test_what_was_cleared_while_a_row_ran_is_saved_again() -> None:
+    """The system prompt that everybody begins with is not lost to the second tier for good."""
+    daemon = Daemon(limits=DISK)
+    daemon.ask(*SYSTEM, 1)
+    daemon.submit(*SYSTEM, 2, max_tokens=6)
+    daemon.step(3)
+    daemon.core.clear_prefixes(is_disk_included=True)
+    daemon.finish()
+    daemon.ask(*SYSTEM, 30, 31, 32)
+    assert daemon.reading.saved_blocks == daemon.reading.blocks
+    assert Daemon(before=daemon, limits=DISK).ask(*SYSTEM, 30, 31, 32) == 14
+
+
+def test_a_budget_of_disk_that_was_none_for_a_while_is_used_again() -> None:
+    """By all that is of use from then on."""
+    daemon = Daemon(limits=DISK)
+    daemon.ask(*SYSTEM, 1)
+    daemon.core.set_prefix_limits(replace(DISK, disk_bytes=0))
+    daemon.step()
+    assert daemon.reading.saved_blocks == 0
+    daemon.core.set_prefix_limits(DISK)
+    daemon.ask(*SYSTEM, 2, 3)
+    assert Daemon(before=daemon, limits=DISK).ask(*SYSTEM, 2, 3) == 13
+
+
+def test_a_write_that_was_dropped_is_made_with_the_next_use() -> None:
+    """And what is behind it can be found by another daemon again."""
+    daemon = Daemon(limits=DISK)
+    daemon.engine.drops = lambda change: change.saved.start == 0
+    daemon.ask(*SYSTEM, 1)
+    daemon.engine.drops = lambda _change: False
+    daemon.ask(*SYSTEM, 2, 3)
+    daemon.ask(*SYSTEM, 2, 3)
+    assert len(daemon.engine.disk) == daemon.reading.saved_blocks
+    assert Daemon(before=daemon, limits=DISK).ask(*SYSTEM, 2, 3) == 13
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_a_long_text_is_read_by_several_steps(*, is_stateful: bool) -> None:
+    """A step reads so many blocks and no more, and the row begins when all are there."""
+    long = tuple(number % 190 for number in range(400))
+    before = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100)
+    before.ask(*long)
+    daemon = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100, before=before)
+    assert daemon.ask(*long) == 399
+    loads = [sum(isinstance(one, LoadBlock) for one in plan.blocks) for plan in daemon.plans]
+    assert [one for one in loads if one] == [32, 32, 32, 4]
+    assert sum(bool(plan.prefill) for plan in daemon.plans) == 1
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_two_long_texts_that_do_not_fit_are_not_read_for_ever(*, is_stateful: bool) -> None:
+    """Where there is no room for more, rows begin with what is there."""
+    texts = [tuple((number * step) % 190 for number in range(400)) for step in (3, 7)]
+    before = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100)
+    for text in texts:
+        before.ask(*text)
+    daemon = Daemon(
+        is_stateful=is_stateful,
+        limits=replace(DISK, max_bytes=450 * TOKEN_BYTES),
+        chunk_tokens=100,
+        before=before,
+    )
+    for text in texts:
+        daemon.submit(*text)
+    daemon.finish()
+    assert len(only(SequenceFinished, daemon.events)) == 2
+
+
+def test_prompts_that_begin_alike_are_compared_about_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not each with each: who stands how to a third one is known of most; and not again each step."""
+    compared: list[int] = []
+
+    def counted(block: tuple[int, ...], text: tuple[int, ...], at: int = 0, known: int = 0) -> int:
+        common = common_tokens(block, text, at, known=known)
+        compared.append(common - known + 1)
+        return common
+
+    monkeypatch.setattr(prefix_cache, "common_tokens", counted)
+    daemon = Daemon(max_b=32, chunk_tokens=1)
+    base = tuple(number % 190 for number in range(500))
+    for number in range(32):
+        daemon.submit(*base, number, 50)
+    daemon.step()
+    assert sum(compared) < 2 * 32 * 500
+    seen = len(compared)
+    daemon.step(20)
+    assert len(compared) - seen <= 20, "of its own text with the tree, once a step at the most"
+
+
+def test_rows_that_wait_for_nobody_look_for_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps it takes until their turn comes."""
+    daemon = Daemon(max_b=8, chunk_tokens=1)
+    searched = 0
+    leader_of = daemon.cache._leader_of
+
+    def counted(*args: object) -> object:
+        nonlocal searched
+        searched += 1
+        return leader_of(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(daemon.cache, "_leader_of", counted)
+    for number in range(8):
+        daemon.submit(number, *range(50, 90))
+    daemon.step(20)
+    assert searched == 8
+
+
+def test_books_are_read_without_looking_at_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While rows run: it would take the longer the more is kept."""
+    daemon = Daemon()
+    daemon.ask(*SYSTEM, 1, 2, 3, 4, 5)
+    daemon.submit(*SYSTEM, 2, max_tokens=8)
+    daemon.step(2)
+    shown = daemon.reading
+
+    def never(_tree: BlockTree) -> object:
+        raise AssertionError("all blocks are looked at")
+
+    monkeypatch.setattr(BlockTree, "__iter__", never)
+    assert daemon.reading == shown
+    daemon.core.check_invariants(is_whole=False)
+    row = daemon.cache._rows[0]
+    row.pinned.pins += 1
+    with pytest.raises(AssertionError, match="rows hold blocks"):
+        daemon.core.check_invariants(is_whole=False)
+    row.pinned.pins -= 1
+
+
+def test_who_waits_stops_when_the_other_one_s_turn_comes_later() -> None:
+    """Also when that changes while it waits: an urgent reader joins, or leaves."""
+    daemon = Daemon(chunk_tokens=2)
+    daemon.submit(*SYSTEM, 1)
+    daemon.submit(*SYSTEM, 2)
+    daemon.step()
+    leader, follower = (daemon.cache._rows[slot] for slot in (0, 1))
+    assert daemon.cache._goes_on_waiting(follower)
+    leader.decode.readers[0].request = replace(
+        leader.decode.readers[0].request, priority=Priority.BATCH, arrived_s=1e6
+    )
+    assert leader.decode.place > follower.decode.place
+    assert not daemon.cache._goes_on_waiting(follower)
+
+
+def test_state_is_left_for_the_two_who_go_furthest_along() -> None:
+    """A prompt with many waiters is not cut, and its state copied, for each of them."""
+    text = tuple(range(100, 160))
+    daemon = Daemon(is_stateful=True, chunk_tokens=100, max_b=8)
+    daemon.submit(*text, 1)
+    asked = [daemon.submit(*text[:stop], number, 50, 51) for number, stop in enumerate(STOPS)]
+    daemon.step()
+    while 0 in daemon.cache._rows:
+        daemon.step()
+    chunks = [one for plan in daemon.plans for one in plan.prefill if one.slot_index == 0]
+    assert len(chunks) == 4, "two partings, the prompt's end, and its last token"
+    daemon.finish()
+    cached = dict(zip(STOPS, map(daemon.cached, asked), strict=True))
+    assert (cached[50], cached[40]) == (50, 40)
+
+
+def test_a_better_copy_on_disk_is_not_forgotten() -> None:
+    """A row that does not stand where a block has state reads it rather than replace it."""
+    daemon = Daemon(is_stateful=True, limits=DISK)
+    daemon.ask(*SYSTEM, 1)
+    daemon.core.clear_prefixes(is_disk_included=False)
+    daemon.step()
+    ends = {one.digest for one, _ in daemon.engine.disk.values() if one.has_state}
+    # There is no room to read it while the row is looked up.
+    daemon.core.set_prefix_limits(replace(DISK, max_bytes=0))
+    daemon.submit(*SYSTEM, 1, 2, 3, 4, 5)
+    daemon.events += daemon.core.admit(0.0)
+    daemon.core.set_prefix_limits(DISK)
+    daemon.finish()
+    told = [one for plan in daemon.plans for one in plan.blocks]
+    assert any(isinstance(one, LoadBlock) for one in told)
+    forgotten = [one.digests for one in told if isinstance(one, ForgetSaved)]
+    assert not ends & {digest for digests in forgotten for digest in digests}
+    assert all(daemon.engine.disk[digest][0].has_state for digest in ends)

@@ -17,6 +17,7 @@ from machd.bench.statistics import Distribution
 from machd.bench.timing import RequestTiming
 
 __all__ = [
+    "LEAST_JUDGED_TOKENS",
     "RESTARTED_GOAL",
     "WARM_GOAL",
     "PrefixLatency",
@@ -27,6 +28,9 @@ WARM_GOAL = 0.10
 """The most that a known prompt may take, over a new one."""
 RESTARTED_GOAL = 0.25
 """The most that it may take after a restart."""
+
+LEAST_JUDGED_TOKENS = 500
+"""Below, a request costs so much beside its prompt that shares of a prompt's time say little."""
 
 _NEW_TOKENS = 20
 _ANSWER_TOKENS = 2
@@ -55,6 +59,11 @@ class PrefixLatencyFigures(Struct, frozen=True, kw_only=True):
     warm_ratio: float
     prefix_ratio: float
     restarted_ratio: float | None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether prompts are long enough for the goals; so are those that nobody has counted."""
+        return not 0 < self.prompt_tokens < LEAST_JUDGED_TOKENS
 
 
 @dataclass(slots=True)

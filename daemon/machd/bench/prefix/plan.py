@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from machd.bench.prefix.full_cache import FULL_CACHE_REQUESTS
+from machd.bench.prefix.full_cache import FullCacheLoad
 from machd.bench.prefix.kv_formats import KV_ROUNDS, KV_STREAMS
+from machd.bench.prefix.latency import LEAST_JUDGED_TOKENS
 from machd.bench.prefix.sharing import SharedPrompt
 from machd.bench.prefix.steps import LIVE_STEPS, RESTARTED_STEPS
 
@@ -29,10 +30,23 @@ class PrefixPlan:
     restarts: int = 2
     kv_formats: tuple[str, ...] = ()
 
+    @classmethod
+    def sized(
+        cls, tokens: int, sharing: SharedPrompt, kv_formats: tuple[str, ...] = ()
+    ) -> PrefixPlan:
+        """A plan that is as short as its prompts: of times that nobody judges a few are enough."""
+        plan = cls(tokens, sharing, kv_formats=kv_formats)
+        return plan if tokens >= LEAST_JUDGED_TOKENS else replace(plan, rounds=2, restarts=1)
+
     @property
     def width(self) -> int:
         """The most requests that are open at once."""
         return max(self.sharing.users, KV_STREAMS if self.kv_formats else 1)
+
+    @property
+    def full_cache(self) -> FullCacheLoad:
+        """What a full cache is asked."""
+        return FullCacheLoad.within(self.tokens)
 
     @property
     def rounds_after_restart(self) -> int:
@@ -48,7 +62,7 @@ class PrefixPlan:
     def requests(self) -> int:
         """Requests that a mode's servers get."""
         restarted = RESTARTED_STEPS + self.rounds
-        return self.remote_requests + restarted + FULL_CACHE_REQUESTS
+        return self.remote_requests + restarted + self.full_cache.requests
 
     @property
     def kv_requests(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from machd.api.capabilities import Capabilities
@@ -16,7 +17,6 @@ from machd.bench.modes import CONTINUOUS, REMOTE, Mode
 from machd.bench.plan import BenchPlan
 from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.prefix.full_cache import (
-    PROMPT_TOKENS,
     PROMPTS_IN_CACHE,
     FullCacheFigures,
     WatchedServer,
@@ -59,7 +59,13 @@ class PrefixBench:
     """One run. What is measured is collected in here and summed up at its end."""
 
     def __init__(
-        self, plan: PrefixPlan, workload: Workload, *, clock: Clock, progress: BenchProgress
+        self,
+        plan: PrefixPlan,
+        workload: Workload,
+        *,
+        clock: Clock,
+        progress: BenchProgress,
+        show: Callable[[BenchReport], None],
     ) -> None:
         """Prepare a run.
 
@@ -68,7 +74,9 @@ class PrefixBench:
             workload: Of the formats' streams; its seed is all prompts'.
             clock: Reads time.
             progress: Told how far the run is.
+            show: Given what there is whenever a part of it is measured: a report that only grows.
         """
+        self._show = show
         self._plan = plan
         self._workload = workload
         self._general = BenchPlan(workload, (plan.width,))
@@ -123,15 +131,23 @@ class PrefixBench:
             disk_args = ("--cache-prefix", "--cache-disk-dir", str(Path(folder) / "blocks"))
             args = (*serve_args, *mode.serve_args(self._plan.width), *disk_args)
             run = await self._measure_restarts(mode, args)
+        self._show_so_far(mode, run)
         plain_args = (*args, "--cache-disk-dir", "")
         if _has_room(self._own_capabilities, servers=2):
             self._progress.say(f"{mode.name}, a full cache")
             run.full_cache = await self._measure_full_cache(plain_args)
+            self._show_so_far(mode, run)
         else:
             skipped.append(f"a full cache: {_NO_ROOM}")
         if mode is CONTINUOUS and self._plan.kv_formats:
             run.kv_formats = await self._measure_kv_formats(plain_args, skipped)
         return run.figures(mode, skipped)
+
+    def _show_so_far(self, mode: Mode, run: ModeRun) -> None:
+        done = self._collected.report(self._general, url=None)
+        figures = [*done.prefix, run.figures(mode, [])]
+        with self._progress.hidden():
+            self._show(msgspec.structs.replace(done, prefix=figures))
 
     async def _measure_restarts(self, mode: Mode, args: Sequence[str]) -> ModeRun:
         """All that is asked of one server and of those that follow it on the same disk."""
@@ -152,16 +168,20 @@ class PrefixBench:
         return run
 
     async def _measure_full_cache(self, args: Sequence[str]) -> FullCacheFigures:
-        limit_mb = _small_cache_mb(self._own_capabilities)
+        load = self._plan.full_cache
+        limit_mb = _small_cache_mb(self._own_capabilities, load.prompt_tokens)
         small = (*args, "--cache-memory-mb", str(limit_mb))
+        if limit_mb == 1:
+            # The smallest limit holds more of a tiny model's prompts than are meant to fit.
+            small += ("--cache-max-entries", str(PROMPTS_IN_CACHE))
         async with (
             self._serving(small) as (full_process, full),
             self._serving((*args, "--no-cache-prefix")) as (process, server),
         ):
             return await run_full_cache(
-                WatchedServer(full_process, full),
-                WatchedServer(process, server),
+                (WatchedServer(full_process, full), WatchedServer(process, server)),
                 self._source(full),
+                load,
                 limit_mb * _UNIT_BYTES,
             )
 
@@ -213,10 +233,10 @@ class PrefixBench:
         return PromptSource(server.vocabulary, seed=str(self._workload.seed))
 
 
-def _small_cache_mb(capabilities: Capabilities) -> int:
+def _small_cache_mb(capabilities: Capabilities, prompt_tokens: int) -> int:
     cache = capabilities.cache
     assert cache, "machd says what its caches are"
-    prompt_bytes = cache.bytes_per_sequence + PROMPT_TOKENS * cache.bytes_per_token
+    prompt_bytes = cache.bytes_per_sequence + prompt_tokens * cache.bytes_per_token
     return max(1, PROMPTS_IN_CACHE * prompt_bytes // _UNIT_BYTES)
 
 

@@ -99,6 +99,18 @@ class SharingFigures(Struct, frozen=True, kw_only=True):
     shared_blocks: int | None
     evictions: int | None
 
+    @property
+    def most_saved_share(self) -> float:
+        """What a cache could save at best: all but one copy of the system prompt."""
+        own_tokens = self.users * (_QUESTION_TOKENS[0] + _ANSWER_TOKENS - 1)
+        all_tokens = self.users * self.system_tokens + own_tokens
+        return (self.users - 1) * self.system_tokens / all_tokens
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether so many users with such a prompt could reach the goal."""
+        return self.most_saved_share >= SHARING_GOAL
+
     @classmethod
     def of(
         cls,

@@ -121,7 +121,7 @@ class PrefixSteps:
         await self._step(server, "2a longer prompt", longer, _beginning(first))
         answer = await server.pieces_of(first.text)
         next_turn = self._first + answer + self.source.text(_NEW_TOKENS)
-        await self._step(server, "2b next turn", next_turn, _next_turn(server, first))
+        await self._step(server, "2b next turn", next_turn, _next_turn(server, first, answer))
         if server.takes_salt:
             await self._step(server, "3a another cache_salt", self._first, miss, salt="other")
 
@@ -170,12 +170,15 @@ def _beginning(first: RequestTiming) -> Expectation:
     return Expectation(Lookup.PREFIX_HIT, least_cached_tokens=round(0.9 * first.prompt_tokens))
 
 
-def _next_turn(server: CachingServer, first: RequestTiming) -> Expectation:
+def _next_turn(server: CachingServer, first: RequestTiming, answer: Pieces) -> Expectation:
     """The prompt and its answer, which only ids bring back as the tokens that they were.
 
-    Half of the answer leaves room for a text that becomes other tokens than it was made of.
+    Half of the answer leaves room for a text whose end becomes other tokens than it was made of.
+    One that becomes more or fewer, as nonsense does, may part from them at once.
     """
     if not server.knows_lengths:
         return _beginning(first)
-    least_cached_tokens = first.prompt_tokens + first.completion_tokens // 2
+    least_cached_tokens = first.prompt_tokens - 1
+    if len(answer) == first.completion_tokens:
+        least_cached_tokens = first.prompt_tokens + first.completion_tokens // 2
     return Expectation(Lookup.PREFIX_HIT, least_cached_tokens)

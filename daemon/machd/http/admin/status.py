@@ -107,6 +107,7 @@ def _kv_status(admin: AdminContext) -> KvStatus | None:
         budget_bytes=kv.budget_bytes,
         reserved_bytes=kv.reserved_bytes,
         used_bytes=kv.used_bytes,
+        quantization=admin.configuration.settings.cache.kv_quantization,
     )
 
 

@@ -1,0 +1,135 @@
+"""How far the rows of a batch are, and what each of them sees: one for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import mlx.core as mx
+
+__all__ = ["RowPositions", "Span"]
+
+_SPAN_COLUMNS = 1536
+"""Columns read for nothing, over all rows, that a call of its own is worth: at 9 heads each takes
+about 0.1 us in a layer, and the operations of another call 0.15 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring rows of about one length.
+
+    Attributes:
+        width: Columns that the longest of them has.
+        mask: bool [rows, 1, 1, width], what each sees; None for all.
+    """
+
+    begin: int
+    end: int
+    width: int
+    mask: mx.array | None
+
+
+class RowPositions:
+    """How far each row of a batch is: one for all layers, moved on once a step.
+
+    Attributes:
+        lengths: Positions that each row has, in row order; those of the running step included.
+        limits: Positions that each row may ever have.
+        start: int32 [rows], positions before the running step.
+        end: int32 [rows], positions after it.
+        tokens: Columns that the running step writes for each row, padding included.
+        width: Columns that the step reads: up to the end of the longest row.
+        shared_start: The start of all rows where it is the same; None where it differs.
+    """
+
+    def __init__(self) -> None:
+        """Begin without rows."""
+        self.lengths: list[int] = []
+        self.limits: list[int] = []
+        self.step = 0
+        self.tokens = 0
+        self.width = 0
+        self.shared_start: int | None = None
+        self.start = self.end = self.rows = mx.zeros((0,), dtype=mx.int32)
+        self._is_changed = False
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
+        self._spans: list[Span] = []
+
+    def append(self, length: int, limit: int) -> None:
+        """Add a row that has ``length`` positions and may come to have ``limit``."""
+        self.lengths.append(length)
+        self.limits.append(limit)
+        self._is_changed = True
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order."""
+        self.lengths = [self.lengths[row] for row in order]
+        self.limits = [self.limits[row] for row in order]
+        self._is_changed = True
+
+    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+        """Begin a forward pass.
+
+        Args:
+            lengths: New tokens of each row, shorter rows padded to the longest; one each unless
+                given.
+        """
+        self.step += 1
+        self.tokens = 1 if lengths is None else max(lengths)
+        first = self.lengths[0]
+        self.shared_start = first if all(one == first for one in self.lengths) else None
+        # The end of the last step is on the device already, unless rows have changed since.
+        self.start = _int32(self.lengths) if self._is_changed else self.end
+        if self._is_changed:
+            self.rows = mx.arange(len(self.lengths), dtype=mx.int32)
+        self._is_changed = False
+        self.width = max(self.lengths) + self.tokens
+        if lengths is None:
+            self.end = self.start + 1
+            self.lengths = [one + 1 for one in self.lengths]
+        else:
+            self.end = self.start + _int32(lengths)
+            self.lengths = [one + new for one, new in zip(self.lengths, lengths, strict=True)]
+        self._masks.clear()
+        self._spans.clear()
+
+    def spans(self) -> list[Span]:
+        """The rows of a step of one token, in stretches of about one length.
+
+        One stretch reads as many columns for each row as its longest has; another costs a call of
+        its own.
+        """
+        if not self._spans:
+            ends = [0]
+            for row in range(1, len(self.lengths)):
+                begin, before = ends[-1], self.lengths[ends[-1] : row]
+                together = (row + 1 - begin) * max(*before, self.lengths[row])
+                if together > len(before) * max(before) + self.lengths[row] + _SPAN_COLUMNS:
+                    ends.append(row)
+            pairs = pairwise([*ends, len(self.lengths)])
+            self._spans = [self._span(begin, end) for begin, end in pairs]
+        return self._spans
+
+    def _span(self, begin: int, end: int) -> Span:
+        lengths = self.lengths[begin:end]
+        width = max(lengths)
+        if min(lengths) == width:
+            return Span(begin, end, width, None)
+        return Span(begin, end, width, self.mask(None)[begin:end, ..., :width])
+
+    def mask(self, window_tokens: int | None) -> mx.array:
+        """Which columns each row's tokens see: bool [rows, 1, tokens, width]."""
+        key = (self.tokens, window_tokens)
+        if key not in self._masks:
+            columns = mx.arange(self.width, dtype=mx.int32)
+            own = (self.start[:, None] + mx.arange(self.tokens, dtype=mx.int32))[:, None, :, None]
+            mask = columns <= own
+            if window_tokens is not None:
+                mask = mask & (columns > own - window_tokens)
+            self._masks[key] = mask
+        return self._masks[key]
+
+
+def _int32(values: Sequence[int]) -> mx.array:
+    return mx.array(list(values), dtype=mx.int32)

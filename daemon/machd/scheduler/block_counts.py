@@ -1,0 +1,135 @@
+"""How many blocks are in memory, how many texts share them, and how many running rows hold.
+
+All of it is kept up as blocks come and go, because it is told while rows run: to count it anew would
+take the longer the more is kept. A chain that grows at its end changes nothing above it, nor does a
+row that goes on along its text; only where texts begin to branch is there a way up to go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from machd.scheduler.block_tree import Block
+
+__all__ = ["BlockCounts"]
+
+
+class BlockCounts:
+    """Counts of the blocks in memory.
+
+    Attributes:
+        bytes: What they take.
+        entries: Those that nothing in memory follows: texts.
+        shared_blocks: Those that more than one entry begins with.
+        bytes_saved: What would be taken besides if every entry had blocks of its own.
+        pinned_blocks: Those that running rows hold, or hold something behind.
+        pinned_bytes: What those take.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.bytes = self.entries = self.shared_blocks = self.bytes_saved = 0
+        self.pinned_blocks = self.pinned_bytes = 0
+
+    def enter(self, block: Block) -> None:
+        """Count a block in, which nothing in memory follows."""
+        assert not block.memory_children, "parents come first"
+        block.entries = 1
+        self.bytes += block.nbytes
+        if block.holds:
+            self._hold(block, 1)
+        parent = block.before
+        parent.memory_children += 1
+        if parent.is_root or parent.memory_children > 1:
+            self._branch(parent, 1)
+
+    def leave(self, block: Block) -> None:
+        """Count a block out, which nothing in memory follows."""
+        assert not block.memory_children, "children go first"
+        block.entries = 0
+        self.bytes -= block.nbytes
+        if block.holds:
+            self._hold(block, -1)
+        parent = block.before
+        parent.memory_children -= 1
+        if parent.is_root or parent.memory_children:
+            self._branch(parent, -1)
+
+    def resize(self, block: Block, more_bytes: int) -> None:
+        """Count that a block in memory takes more than it did."""
+        self.bytes += more_bytes
+        self.bytes_saved += (block.entries - 1) * more_bytes
+        if block.holds:
+            self.pinned_bytes += more_bytes
+
+    def split(self, head: Block, tail: Block) -> None:
+        """Count a new block that was cut from the beginning of another; together they take as much."""
+        head.entries, head.memory_children = tail.entries, 1
+        self.shared_blocks += head.entries > 1
+        if tail.holds:
+            head.holds = 1
+            self.pinned_blocks += 1
+
+    def pin(self, block: Block) -> None:
+        """Count a row that holds a block, and all before it."""
+        block.pins += 1
+        one: Block | None = block
+        while one is not None:
+            one.holds += 1
+            if one.holds > 1:
+                return
+            if one.is_in_memory:
+                self._hold(one, 1)
+            one = one.parent
+
+    def unpin(self, block: Block) -> None:
+        """Count that a row lets go of a block."""
+        assert block.pins > 0, "pinned before"
+        block.pins -= 1
+        one: Block | None = block
+        while one is not None:
+            one.holds -= 1
+            if one.holds:
+                return
+            if one.is_in_memory:
+                self._hold(one, -1)
+            one = one.parent
+
+    def check(self, blocks: Sequence[Block]) -> None:
+        """Assert that all are as they would be counted anew; ``blocks`` has parents first."""
+        inside = [block for block in blocks if block.is_in_memory]
+        children = Counter(id(one.before) for one in inside)
+        texts: Counter[int] = Counter()
+        for block in reversed(inside):
+            assert block.entries == max(texts[id(block)], 1), "texts that begin so are counted"
+            texts[id(block.before)] += block.entries
+        holds = Counter(id(one.before) for one in blocks if one.holds)
+        for block in blocks:
+            assert block.memory_children == children[id(block)], "children in memory are counted"
+            # What was lost may still be held, by rows that do not know it yet.
+            assert block.holds >= block.pins + holds[id(block)], "what rows hold is counted"
+        shared = [one for one in inside if one.entries > 1]
+        pinned = [one for one in inside if one.holds]
+        assert self.bytes == sum(one.nbytes for one in inside), "bytes of blocks add up"
+        assert self.entries == sum(not one.memory_children for one in inside), "entries add up"
+        assert self.shared_blocks == len(shared), "shared blocks are counted"
+        saved_bytes = sum((one.entries - 1) * one.nbytes for one in shared)
+        assert self.bytes_saved == saved_bytes, "what is saved by sharing adds up"
+        assert self.pinned_blocks == len(pinned), "pinned blocks are counted"
+        assert self.pinned_bytes == sum(one.nbytes for one in pinned), "pinned bytes add up"
+
+    def _hold(self, block: Block, more: int) -> None:
+        self.pinned_blocks += more
+        self.pinned_bytes += more * block.nbytes
+
+    def _branch(self, block: Block, more: int) -> None:
+        """Count one text more, or less, that begins with a block and all before it."""
+        self.entries += more
+        one = block
+        while not one.is_root:
+            was_shared = one.entries > 1
+            one.entries += more
+            self.shared_blocks += (one.entries > 1) - was_shared
+            self.bytes_saved += more * one.nbytes
+            one = one.before
