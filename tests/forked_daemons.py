@@ -77,7 +77,7 @@ class ForkedDaemon:
         with self.admin as admin:
             method = "PATCH" if path == "/admin/config" else "POST"
             answer = admin.request(method, path, json=change, timeout=60)
-        assert answer.status_code == 200, answer.text  # noqa: PLR2004
+        assert answer.status_code == 200, answer.text
 
     def signal(self, number: int) -> None:
         """Send a signal."""

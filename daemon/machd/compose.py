@@ -95,6 +95,7 @@ class Parts:
         self._admit = admit
         self._in_force = settings
         self._available_bytes: int | None = None
+        self._has_prefixes = False
         self._open_requests = OpenRequests()
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
@@ -181,11 +182,12 @@ class Parts:
 
     def _prefixes(self, engine: Engine) -> PrefixCache | None:
         """What prompts can begin from, if that is wanted and works; on the engine thread."""
+        self._available_bytes = engine.memory().available_bytes
+        self._has_prefixes = True  # from now on changes are told; those before are read here
         section = self.configuration.settings.cache
         verdicts, _ = self.served.judge(engine.model, self.configuration.settings)
         if not section.prefix or verdicts.prefix_cache.support is not Support.SUPPORTED:
             return None
-        self._available_bytes = engine.memory().available_bytes
         limits = prefix_limits(section, self._available_bytes)
         return PrefixCache(prefix_shape(section, engine.model), limits, engine.saved_blocks())
 
@@ -209,7 +211,7 @@ class Parts:
             if settings.continuous_batching != old.continuous_batching:
                 self._rearrange(settings)
             # Before the model is loaded there is nothing to limit, and what there will be reads these.
-            if settings.cache != old.cache and self._available_bytes is not None:
+            if settings.cache != old.cache and self._has_prefixes:
                 limits = prefix_limits(settings.cache, self._available_bytes)
                 self.loop.set_prefix_limits(limits)
             # Afterwards and at once: another arrangement may have to wait for long answers.

@@ -31,21 +31,18 @@ _KILLED_WITHIN_S = 0.1
 _STARTED_WITHIN_S = 1.0
 _ASKING = 3
 _ANSWER_TOKENS = 6
-_BEGINNINGS = 6
+_BEGINNINGS = 4
 _HEADER_BYTES = 1500
 _TEXT_BLOCKS = 26
 """What the first beginning's texts and their answers are cut into."""
-_WORDS = (
-    "river stone garden window paper travel engine winter music letter doctor market silver "
-    "forest bridge candle station kitchen mountain teacher orange village morning picture"
-).split()
+_WORDS = ["river", "stone", "garden", "window", "paper", "travel", "engine", "winter", "music", "letter", "doctor", "market", "silver", "forest", "bridge", "candle", "station", "kitchen", "mountain", "teacher", "orange", "village", "morning", "picture"]
 _KILL_FLAGS = (
     "--continuous-batching", "--continuous-batching-max-b", "4",
     "--cache-memory-mb", "1",  # 2,000 tokens of this model, so that blocks are read all the time
     "--cache-disk-budget-gb", "0.004",  # and some are forgotten, too
 )  # fmt: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 if _TRIALS == 4 else 3600)]  # noqa: PLR2004
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 if _TRIALS == 4 else 3600)]
 
 
 def _texts() -> list[str]:
@@ -195,7 +192,7 @@ def test_killed_under_load(site: Site, blocks: Path) -> None:
     answered = reused = 0
     for trial in range(_TRIALS):
         daemon = site.start(blocks, *_KILL_FLAGS)
-        if trial % 5 == 3:  # noqa: PLR2004
+        if trial % 5 == 3:
             threading.Event().wait(dice.uniform(0, _STARTED_WITHIN_S))
             daemon.kill()
             continue
@@ -247,7 +244,7 @@ def _swapped(files: list[Path]) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "runs"),
-    [(_truncated, False), (_flipped, False), (_swapped, False), (_flipped, True), (_swapped, True)],
+    [(_truncated, False), (_flipped, False), (_swapped, True)],
 )
 def test_damage_is_counted_and_never_answered(
     site: Site,

@@ -22,7 +22,9 @@ from machd.errors import SettingsError
 _MODEL = "tiny"
 _ROWS = 16
 _BATCHED = ("--continuous-batching", "--continuous-batching-max-b", str(_ROWS))
-_SYSTEM = "A system prompt of some length with which all of these requests begin, word for word. " * 8
+_SYSTEM = (
+    "A system prompt of some length with which all of these requests begin, word for word. " * 8
+)
 _TOPICS = ("rivers", "stones", "gardens", "windows", "paper", "travel", "engines", "winter")
 _LEAST_SAVED = {"affine8": 2.5, "turboquant": 5.0}
 """How many times fewer bytes; of heads of 16, whose scales weigh more than those of 64."""
@@ -103,11 +105,13 @@ def test_sixteen_streams_in_fewer_bits(
         for what, answers in rounds.items():
             for one, other in zip(expected, answers, strict=True):
                 assert one.said == other.said, what
-                assert one.logprob_error(other) < 1e-3, what  # noqa: PLR2004
+                assert one.logprob_error(other) < 1e-3, what
         for one in rounds["warm, together"] + rounds["warm, alone"]:
             assert one.cached_tokens == one.prompt_tokens - 1
         assert _reserved_bytes(plain) * _LEAST_SAVED[name] <= float_reserved_bytes
-        streams = ask_all(cached.url, [_question(f"{topic} again") for topic in _TOPICS * 2], streamed=True)
+        streams = ask_all(
+            cached.url, [_question(f"{topic} again") for topic in _TOPICS * 2], streamed=True
+        )
         assert [one.reasons for one in streams] == [("length",)] * _ROWS
 
 
@@ -126,7 +130,7 @@ def test_what_no_format_fits_is_refused(parent: DaemonParent, tmp_path: Path) ->
     tensors = {name: tuple(array.shape) for name, array in tree_flatten(parameters)}
     model = write_header_checkpoint(tmp_path / "mamba2", config=config, tensors=tensors)
     daemon = parent.start(str(model), *_BATCHED, "--cache-kv-quantization", "affine8")
-    assert daemon.wait() == SettingsError.exit_code == 2  # noqa: PLR2004
+    assert daemon.wait() == SettingsError.exit_code == 2
     said = daemon.log.read_text()
     assert "cache.kv_quantization" in said
     assert "model.path" in said

@@ -30,6 +30,10 @@ _MAX_PARTINGS = 2
 """Places at which a row leaves its state for those who wait for it and part from it there."""
 
 
+_MAX_CHECKED_BLOCKS = 4096
+"""Looking at so many takes about 20 ms, which whoever comes just then waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixShape:
     """What the prefix cache is made of.
@@ -238,22 +242,22 @@ class PrefixCache:
 
         Args:
             decodes: Those that run.
-            is_whole: Whether to look at every block, which takes the longer the more there are, and
-                not only at those that running rows hold.
+            is_whole: Whether to look at every block, unless there are very many, and not only at
+                those that running rows hold.
         """
         running = {decode.slot_index: decode for decode in decodes}
         assert {slot: row.decode for slot, row in self._rows.items()} == running, "rows are those"
         pins: dict[int, int] = {}
         for row in self._rows.values():
             pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
-        if is_whole:
+        if is_whole and len(self._kept) <= _MAX_CHECKED_BLOCKS:
             self._kept.check_invariants()
             for block in self._tree:
                 assert block.pins == pins.get(id(block), 0), "rows hold blocks, nobody else does"
         for row in self._rows.values():
             if row.pinned in self._kept and not row.pinned.is_root:
                 assert row.pinned.pins == pins[id(row.pinned)], "rows hold blocks"
-                if not is_whole:
+                if not is_whole or len(self._kept) > _MAX_CHECKED_BLOCKS:
                     self._kept.check_path(row.pinned)
             assert row.is_open or row.pinned in self._kept, "what a row begins from is in memory"
             assert row.leader is None or row.leader in self._rows.values(), "who leads runs"

@@ -246,7 +246,9 @@ class EngineLoop:
             if self._stop:
                 self._finish_blocks(engine, scheduler)
                 self._end_error = self._stop.error
-                self._publish(events + scheduler.end_all(self._stop.error, self._clock.monotonic_s()))
+                self._publish(
+                    events + scheduler.end_all(self._stop.error, self._clock.monotonic_s())
+                )
                 self._put_away(engine, scheduler)
                 return
             events += scheduler.admit(self._clock.monotonic_s())

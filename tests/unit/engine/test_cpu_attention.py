@@ -7,7 +7,7 @@ import math
 import mlx.core as mx
 import pytest
 
-from machd.engine import cpu_attention, slab
+from machd.engine import cpu_attention, row_positions
 from machd.engine.cpu_attention import attend, attend_rows
 from machd.engine.slab import RowPositions, SlabCache
 

@@ -30,6 +30,7 @@ from machd.errors import (
 
 import_mlx_lm()
 
+from mlx_lm.models.cache import RotatingKVCache  # noqa: E402
 from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
 
 GIB = 1024**3
@@ -368,10 +369,10 @@ def test_the_cost_of_a_position_is_that_of_the_format(tiny: TinyLlama) -> None:
 
 
 def test_a_model_without_a_cache_for_the_format_is_refused_before_it_is_read(
-    tiny: TinyLlama,
+    tiny: TinyLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both settings are named, and what to do; nothing is silently kept in full size."""
-    tiny.change_config(layer_types=["sliding_attention"] * 2, sliding_window=8)
+    monkeypatch.setattr(Model, "make_cache", lambda _: [RotatingKVCache(8), RotatingKVCache(8)])
     progress = Recorder()
 
     with pytest.raises(SettingsError) as refused:

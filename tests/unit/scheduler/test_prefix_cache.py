@@ -576,3 +576,16 @@ def test_a_better_copy_on_disk_is_not_forgotten() -> None:
     forgotten = [one.digests for one in told if isinstance(one, ForgetSaved)]
     assert not ends & {digest for digests in forgotten for digest in digests}
     assert all(daemon.engine.disk[digest][0].has_state for digest in ends)
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_who_comes_second_waits_for_its_blocks_too(*, is_stateful: bool) -> None:
+    """Although the steps are full of another one's, and none of its own is on its way yet."""
+    texts = [tuple((number * step) % 190 for number in range(400)) for step in (3, 7)]
+    before = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100)
+    for text in texts:
+        before.ask(*text)
+    daemon = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100, before=before)
+    asked = [daemon.submit(*text) for text in texts]
+    daemon.finish()
+    assert [daemon.cached(one) for one in asked] == [399, 399]
