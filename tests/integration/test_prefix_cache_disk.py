@@ -35,7 +35,32 @@ _BEGINNINGS = 4
 _HEADER_BYTES = 1500
 _TEXT_BLOCKS = 26
 """What the first beginning's texts and their answers are cut into."""
-_WORDS = ["river", "stone", "garden", "window", "paper", "travel", "engine", "winter", "music", "letter", "doctor", "market", "silver", "forest", "bridge", "candle", "station", "kitchen", "mountain", "teacher", "orange", "village", "morning", "picture"]
+_WORDS = [
+    "river",
+    "stone",
+    "garden",
+    "window",
+    "paper",
+    "travel",
+    "engine",
+    "winter",
+    "music",
+    "letter",
+    "doctor",
+    "market",
+    "silver",
+    "forest",
+    "bridge",
+    "candle",
+    "station",
+    "kitchen",
+    "mountain",
+    "teacher",
+    "orange",
+    "village",
+    "morning",
+    "picture",
+]
 _KILL_FLAGS = (
     "--continuous-batching", "--continuous-batching-max-b", "4",
     "--cache-memory-mb", "1",  # 2,000 tokens of this model, so that blocks are read all the time

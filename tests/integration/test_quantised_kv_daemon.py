@@ -127,7 +127,8 @@ def test_what_no_format_fits_is_refused(parent: DaemonParent, tmp_path: Path) ->
     }  # fmt: skip
     module = import_module("mlx_lm.models.mamba2")
     parameters = module.Model(module.ModelArgs.from_dict(config)).parameters()
-    tensors = {name: tuple(array.shape) for name, array in tree_flatten(parameters)}
+    flat = dict(tree_flatten(parameters))
+    tensors = {name: tuple(array.shape) for name, array in flat.items()}
     model = write_header_checkpoint(tmp_path / "mamba2", config=config, tensors=tensors)
     daemon = parent.start(str(model), *_BATCHED, "--cache-kv-quantization", "affine8")
     assert daemon.wait() == SettingsError.exit_code == 2

@@ -38,6 +38,7 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
+    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -278,8 +279,8 @@ class SingleFlightMachine(RuleBasedStateMachine):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted() | EngineFaulted() | InvariantBroken():
-                    raise AssertionError("the serving loop says that, not the scheduler")
+                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
+                    raise AssertionError("others say that, or one with a prefix cache")
 
     def _note_queued(self, record: Record, position: int) -> None:
         assert not record.is_queued
