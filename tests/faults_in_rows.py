@@ -12,6 +12,7 @@ from faults_in_caches import Plant
 from machd.engine import batchable, decoder, mixed, mlx_engine, sampling
 from machd.engine.batch_caches import PrefilledRow
 from machd.engine.decoder import Decoder, DecoderRow, Forward
+from machd.engine.kv_format import KvFormat
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.prefill import Prefill
 from machd.engine.protocol import PrefillChunk
@@ -98,7 +99,9 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
     def can_share(_: MlxEngine, chunk: PrefillChunk) -> bool:
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
-    def fill_together(forward: Forward, prefills: Sequence[Prefill], _layers: int) -> None:
+    def fill_together(
+        forward: Forward, prefills: Sequence[Prefill], _layers: int, _format: KvFormat
+    ) -> None:
         prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]

@@ -10,6 +10,7 @@ from functools import cache
 
 import parity
 import pytest
+from block_rows import ASKED, BlockRows
 from kv_quality import measured_quality
 from parity import Alone
 from tiny_engines import loaded
@@ -18,7 +19,7 @@ from tiny_models import TinyKind
 from machd.engine.kv_format import kv_format_named
 from machd.engine.loader import LoadedModel
 from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import PrefillChunk, StepPlan
+from machd.engine.protocol import Lane, PrefillChunk, StepPlan
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 
@@ -85,6 +86,24 @@ def test_sixteen_streams(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
     together = Script(rows).play(engine)
 
     assert _alone(TinyKind.STANDARD, name).differences(Script(rows), together) == []
+
+
+@_KINDS
+@_FORMATS
+@pytest.mark.parametrize("lane", list(Lane))
+def test_blocks_keep_planes(kind: TinyKind, name: str, lane: Lane) -> None:
+    """A row that begins with blocks says what it says alone."""
+    prompt, stops = random_prompt(41, 5), (16, 32, 40)
+    rows = BlockRows(MlxEngine(_coded(kind, name)))
+    alone = rows.alone(prompt, 10)
+    rows.release(0)
+    blocks = rows.prompt_blocks(prompt, stops)
+    rows.release(0)
+
+    for count in (1, 3):
+        said = rows.reusing(prompt, stops[count - 1], blocks[:count], 10, lane=lane)
+        rows.release(0)
+        assert parity.differences(alone, said, ASKED) == []
 
 
 def test_rows_cost_what_the_format_costs() -> None:

@@ -57,7 +57,7 @@ def text_of(chunks: list[ChatCompletionChunk]) -> str:
 
 
 def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
-    """Greedy, streamed and not, the answer names Paris; both texts and usages are the same."""
+    """Greedy, streamed and not, the answer names Paris; the second time its prompt is known."""
     whole = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=32
     )
@@ -69,7 +69,12 @@ def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
     assert answer is not None
     assert "Paris" in answer
     assert text_of(chunks) == answer
-    assert whole.usage == chunks[-1].usage
+    streamed = chunks[-1].usage
+    assert whole.usage is not None
+    assert streamed is not None
+    assert streamed.total_tokens == whole.usage.total_tokens
+    assert streamed.prompt_tokens_details is not None
+    assert streamed.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
     assert whole.choices[0].finish_reason == "stop"
 
 

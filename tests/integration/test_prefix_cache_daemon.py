@@ -403,7 +403,7 @@ class _Watch:
 def test_a_tiny_limit_is_kept(parent: DaemonParent, embedded_model_path: Path) -> None:
     """At every look, with memory that the system counts; a smaller one evicts at once, none keeps none."""
     assert embedded_model_path.is_file()
-    limit_mb, allowance = 20, 40 * _MB
+    limit_mb, allowance = 20, 25 * _MB
     with (
         parent.running("--cache-memory-mb", str(limit_mb)) as cached,
         parent.running("--no-cache-prefix") as plain,
