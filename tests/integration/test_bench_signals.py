@@ -18,6 +18,15 @@ from tiny_checkpoint import write_tiny_llama
 _PATIENCE_S = 120.0
 
 
+_DEFAULT_SIGNALS_CODE = (
+    "import os, signal, sys\n"
+    "for number in (signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)\n"
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+_DEFAULT_SIGNALS = (sys.executable, "-c", _DEFAULT_SIGNALS_CODE)
+"""In front of a command: whoever runs the tests may ignore signals, which children inherit."""
+
+
 def _wait_until(process: psutil.Popen, is_so: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while not is_so():
@@ -34,7 +43,7 @@ def _running(tmp_path: Path, *args: str, wrapper: tuple[str, ...] = ()) -> Itera
     model = write_tiny_llama(tmp_path / "tiny-llama")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LME_")}
     process = psutil.Popen(
-        [*wrapper, sys.executable, "-m", "machd", "bench", str(model), *args],
+        [*_DEFAULT_SIGNALS, *wrapper, sys.executable, "-m", "machd", "bench", str(model), *args],
         env={**environ, "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
