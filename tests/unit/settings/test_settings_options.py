@@ -43,6 +43,8 @@ def sample_text(key: SettingKey) -> str:
     """A valid value as typed."""
     if key.choices:
         return key.choices[0]
+    if isinstance(key.default, float) and key.most is not None and key.most < 1:
+        return str(key.default / 2)
     if key.kind in {ValueKind.INTEGER, ValueKind.NUMBER}:
         return str(int(key.least or 0) + 1)
     forms = {"http.allowed_origins": "https://a.example", "admin.listen": "unix:/somewhere"}

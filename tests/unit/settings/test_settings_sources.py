@@ -61,6 +61,8 @@ def another_value(key: SettingKey) -> object:
         return int(key.least or 0) + 1
     if key.dotted == "admin.listen":
         return "unix:/elsewhere"
+    if isinstance(key.default, float) and key.most is not None and key.default + 1 > key.most:
+        return key.default / 2
     return key.default + 1 if isinstance(key.default, int | float) else "elsewhere"
 
 
