@@ -22,7 +22,16 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol import PrefillChunk, RowFault, SampledToken, StepPlan, StepResult
+from machd.engine.fake import Guesses
+from machd.engine.protocol import (
+    DecodeRow,
+    DraftOutcome,
+    PrefillChunk,
+    RowFault,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 
 __all__ = ["STATE_BYTES", "TOKEN_BYTES", "Chained", "ChainedDisk", "ChainedEngine", "said"]
 
@@ -64,6 +73,7 @@ class _Row:
     state: Text
     next_id: int | None = None
     is_decoding: bool = False
+    tokens_left: int = 0
 
     def compute(self, token_ids: Text) -> None:
         for token_id in token_ids:
@@ -84,6 +94,7 @@ class ChainedEngine:
         unsaved: What no result has said so of yet.
         makes_changes: After how many changes a step fails; None for never.
         failing_slots: Rows whose next token is a fault.
+        guesses: How many tokens are guessed, and how many of them are right.
     """
 
     def __init__(
@@ -107,6 +118,8 @@ class ChainedEngine:
         self.unsaved: list[bytes] = []
         self.makes_changes: int | None = None
         self.failing_slots: set[int] = set()
+        self.guesses: Guesses = lambda _position, _max_tokens: (0, 0)
+        self._verified: list[DraftOutcome] = []
         self._alphabet = alphabet
         self._is_late = is_late
         self._looks_ahead = looks_ahead
@@ -124,8 +137,9 @@ class ChainedEngine:
         for slot_index in plan.release:
             self.rows.pop(slot_index, None)
             self._faulted.discard(slot_index)
+        self._verified = []
         results = [one for chunk in plan.prefill for one in self._prefill(chunk)]
-        results += [self._decode(row.slot_index) for row in plan.decode]
+        results += [one for row in plan.decode for one in self._decode_row(row)]
         if self.makes_changes is not None:
             raise RuntimeError("planted after all changes")
         return StepResult(
@@ -134,6 +148,7 @@ class ChainedEngine:
             tuple(self._held(one) for one in touched if one in self.blocks),
             tuple(one for one, is_held in touched.items() if not is_held),
             self._told(unsaved),
+            tuple(self._verified),
         )
 
     def _told(self, unsaved: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -244,12 +259,25 @@ class ChainedEngine:
             row = _Row([], ()) if chunk.reused is None else self._open(chunk.reused)
             self.rows[chunk.slot_index] = row
         row = self.rows[chunk.slot_index]
+        row.tokens_left = chunk.reserved_tokens - chunk.start - len(chunk.token_ids)
         assert chunk.start == len(row.texts), "chunks come in order, without gaps"
         row.compute(chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids)
         if not chunk.is_last:
             return []
         row.next_id = chunk.token_ids[-1]
         return [] if self._is_late else [self._decode(chunk.slot_index)]
+
+    def _decode_row(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
+        """What was guessed rightly, which the row has computed by then, and one token more."""
+        slot_index, row = decode.slot_index, self.rows[decode.slot_index]
+        max_tokens = min(decode.max_draft_tokens, row.tokens_left - 1)
+        drafted = accepted = 0
+        if max_tokens > 0 and slot_index not in self.failing_slots:
+            drafted, accepted = self.guesses(len(row.texts), max_tokens)
+        assert accepted <= drafted <= max(max_tokens, 0), "a script of guesses keeps to its bounds"
+        if drafted:
+            self._verified.append(DraftOutcome(slot_index, drafted, accepted))
+        return [self._decode(slot_index) for _ in range(accepted + 1)]
 
     def _decode(self, slot_index: int) -> SampledToken | RowFault:
         if slot_index in self.failing_slots:
@@ -259,5 +287,7 @@ class ChainedEngine:
         assert row.next_id is not None, "the prompt comes first"
         row.compute((row.next_id,))
         row.is_decoding = True
+        row.tokens_left -= 1
+        assert row.tokens_left >= 0, "a row gets no more tokens than it may have"
         row.next_id = said(row.state, self._alphabet)
         return SampledToken(slot_index, row.next_id)

@@ -9,9 +9,11 @@ import mlx.core as mx
 import pytest
 from faults_in_caches import Plant
 
-from machd.engine import batchable, decoder, mixed, mlx_engine, sampling
+from machd.engine import batchable, decode_pass, decoder, mixed, mlx_engine, sampling
 from machd.engine.batch_caches import PrefilledRow
-from machd.engine.decoder import Decoder, DecoderRow, Forward
+from machd.engine.decode_pass import Forward
+from machd.engine.decoder import Decoder
+from machd.engine.decoder_row import DecoderRow
 from machd.engine.kv_format import KvFormat
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.prefill import Prefill
@@ -90,7 +92,7 @@ def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
             cache.offset = positions
         return caches
 
-    patch.setattr(decoder, "mixed_caches", mixed_caches)
+    patch.setattr(decode_pass, "mixed_caches", mixed_caches)
 
 
 def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ __all__ = ["wait_until"]
 _INTERVAL_S = 0.005
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, within_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, within_s: float = 30.0) -> None:
     """Return as soon as ``condition`` holds; fail with ``what`` when it does not in time."""
     clock = SystemClock()
     deadline_s = clock.monotonic_s() + within_s

@@ -32,6 +32,7 @@ from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
+from machd.serving.drafting import draft_policy
 from machd.serving.event_feed import EventFeed
 from machd.serving.fanout import Fanout
 from machd.serving.kv_memory import effective_budget_bytes
@@ -46,7 +47,7 @@ from machd.settings.model import ContinuousBatchingSettings, Settings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
-from machd.telemetry.logs import RequestLog, configure_logs
+from machd.telemetry.logs import DecodeModeLog, RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.served_model import ServedModel
 from machd.telemetry.tracing import tracers
@@ -104,7 +105,9 @@ class Parts:
         self.throughput = Throughput(clock)
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
-        fanout = Fanout(asyncio.get_running_loop(), [self.metrics, self.throughput, self.feed])
+        fanout = Fanout(
+            asyncio.get_running_loop(), [self.metrics, DecodeModeLog(), self.throughput, self.feed]
+        )
         self.loop = EngineLoop(
             load=load,
             make_scheduler=lambda engine: SchedulerCore(
@@ -175,10 +178,12 @@ class Parts:
         """What the settings ask for and the model allows; on the engine thread."""
         settings = settings or self.configuration.settings
         limits = _queue_limits(settings)
-        _, decision = self.served.judge(engine.model, settings)
+        verdicts, decision = self.served.judge(engine.model, settings)
+        drafts = draft_policy(settings.speculation, engine.model, verdicts)
         if decision.active is DecodeMode.BATCHED:
-            return continuous(limits, batching_of(settings.continuous_batching, engine.model))
-        return single_flight(limits)
+            batching = batching_of(settings.continuous_batching, engine.model)
+            return continuous(limits, batching, drafts)
+        return single_flight(limits, drafts)
 
     def _prefixes(self, engine: Engine) -> PrefixCache | None:
         """What prompts can begin from, if that is wanted and works; on the engine thread."""
@@ -208,7 +213,7 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            if settings.continuous_batching != old.continuous_batching:
+            if _arranged_by(settings) != _arranged_by(old):
                 self._rearrange(settings)
             # Before the model is loaded there is nothing to limit, and what there will be reads these.
             if settings.cache != old.cache and self._has_prefixes:
@@ -248,6 +253,11 @@ class Parts:
             responses=self._responses,
         )
         return create_app(context, api_keys, open_requests=self._open_requests)
+
+
+def _arranged_by(settings: Settings) -> tuple[object, ...]:
+    """What a running scheduler has to be arranged anew for."""
+    return settings.continuous_batching, settings.speculation
 
 
 def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) -> Batching:

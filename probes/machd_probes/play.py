@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from machd.engine.protocol import (
@@ -15,11 +15,20 @@ from machd.engine.protocol import (
     StepPlan,
 )
 
-__all__ = ["GREEDY", "Join", "play"]
+__all__ = ["GREEDY", "DraftSchedule", "Join", "no_drafts", "play"]
 
 GREEDY = SamplingParams(temperature=0.0)
 
+DraftSchedule = Callable[[int, int], int]
+"""A step's number and the rows that have slots to the tokens that may be guessed for each."""
+
 _WHOLE = 1 << 20
+
+
+def no_drafts(step: int, rows: int) -> int:
+    """Nobody guesses."""
+    del step, rows
+    return 0
 
 
 @dataclass(frozen=True)
@@ -80,8 +89,13 @@ class _Row:
             lane=self.join.lane,
         )
 
-    def decode(self) -> DecodeRow:
-        return DecodeRow(self.slot_index)
+    def decode(self, max_draft_tokens: int) -> DecodeRow:
+        return DecodeRow(self.slot_index, max_draft_tokens)
+
+    def take(self, token: SampledToken) -> None:
+        # Of several tokens of a step, those after its last one are not wanted.
+        if not (self.decodes and len(self.tokens) >= self.join.given_tokens):
+            self.tokens.append(token)
 
 
 def play(
@@ -90,6 +104,7 @@ def play(
     *,
     slots: int | None = None,
     prefills_alone: bool = False,
+    drafts: DraftSchedule = no_drafts,
 ) -> list[list[SampledToken]]:
     """Run the rows to their ends and free them; returns each row's tokens, in the order of joins.
 
@@ -101,6 +116,7 @@ def play(
         joins: The script.
         slots: Rows that may run at once; as many as there are joins unless given.
         prefills_alone: A step that takes chunks decodes nobody.
+        drafts: How many tokens may be guessed, and when.
     """
     free = list(range(len(joins) if slots is None else slots))
     waiting = sorted(range(len(joins)), key=lambda number: joins[number].at_step)
@@ -113,7 +129,8 @@ def play(
             number = waiting.pop(0)
             rows[number] = _Row(joins[number], free.pop(0))
         turn = (Lane.BATCH, Lane.SERIAL)[step % 2]
-        plan = _plan(list(rows.values()), released, turn, prefills_alone=prefills_alone)
+        running = _Running(list(rows.values()), turn, drafts(step, len(rows)))
+        plan = running.plan(released, prefills_alone=prefills_alone)
         if not plan.is_empty:
             _run(engine, plan, list(rows.values()))
         released = []
@@ -126,13 +143,22 @@ def play(
     return results
 
 
-def _plan(rows: list[_Row], released: list[int], turn: Lane, *, prefills_alone: bool) -> StepPlan:
-    ready = [row for row in rows if row.decodes]
-    decoding = [row for row in ready if row.join.lane is turn] or ready
-    prefill = tuple(row.next_chunk() for row in rows if row not in ready)
-    if prefill and prefills_alone:
-        decoding = []
-    return StepPlan(tuple(released), prefill, tuple(row.decode() for row in decoding))
+@dataclass(frozen=True)
+class _Running:
+    """The rows that have slots, and what the next step may do with them."""
+
+    rows: list[_Row]
+    turn: Lane
+    max_draft_tokens: int
+
+    def plan(self, released: list[int], *, prefills_alone: bool) -> StepPlan:
+        ready = [row for row in self.rows if row.decodes]
+        decoding = [row for row in ready if row.join.lane is self.turn] or ready
+        prefill = tuple(row.next_chunk() for row in self.rows if row not in ready)
+        if prefill and prefills_alone:
+            decoding = []
+        decode = tuple(row.decode(self.max_draft_tokens) for row in decoding)
+        return StepPlan(tuple(released), prefill, decode)
 
 
 def _run(engine: Engine, plan: StepPlan, rows: list[_Row]) -> None:
@@ -147,8 +173,10 @@ def _run(engine: Engine, plan: StepPlan, rows: list[_Row]) -> None:
     for slot in asked:
         by_slot[slot].has_waited = True
     may = asked | {chunk.slot_index for chunk in plan.prefill if chunk.is_last}
-    assert len(answered) == len(set(answered)), "a row got two tokens in a step"
+    drafted = {one.slot_index: 1 + one.accepted_tokens for one in result.drafts}
+    for slot in set(answered):
+        assert answered.count(slot) == drafted.get(slot, 1), "a row got more tokens than it may"
     assert due <= set(answered), f"decode rows without a token: {due - set(answered)}"
     assert set(answered) <= may, f"tokens for rows that asked for none: {set(answered) - may}"
     for token in result.tokens:
-        by_slot[token.slot_index].tokens.append(token)
+        by_slot[token.slot_index].take(token)

@@ -461,7 +461,7 @@ def test_the_mode_is_what_was_asked_for_where_it_is_right(
     ):
         capabilities = _capabilities(daemon)
         answer = _answer(daemon, _body("say hello"))
-        active = scrape(daemon.url, "machd_decode_mode", mode=mode)
+        active = scrape(daemon.url, "machd_decode_mode_active", mode=mode)
         info = scrape(
             daemon.url,
             "machd_capability_info",

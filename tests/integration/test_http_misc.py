@@ -109,6 +109,7 @@ def test_capabilities_describe_the_model_and_the_mode(http: httpx.Client) -> Non
         "structured_output": True,
     }
     assert answer["speculation"]["mode"] == "off"
+    assert answer["speculation"]["mode_reason"]
     assert answer["versions"]["machd"]
 
 

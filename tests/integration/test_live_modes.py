@@ -73,7 +73,10 @@ class _Live:
     def _is_decoding(self, mode: str, slots: int) -> bool:
         free = scrape(self.url, "machd_slots", state="free")
         occupied = scrape(self.url, "machd_slots", state="occupied")
-        return bool(scrape(self.url, "machd_decode_mode", mode=mode)) and free + occupied == slots
+        return (
+            bool(scrape(self.url, "machd_decode_mode_active", mode=mode))
+            and free + occupied == slots
+        )
 
 
 @contextmanager

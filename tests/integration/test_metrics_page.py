@@ -11,6 +11,7 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
 from dialogue import chat
+from polling import wait_until
 from prometheus_server import PROMTOOL
 from running_daemon import RunningDaemon
 from scraping import scrape
@@ -82,6 +83,9 @@ def test_gauges_follow_the_settings(daemon: AdminDaemon) -> None:
     assert _value(daemon, "machd_requests_waiting_limit") == 7
     assert _value(daemon, "machd_decode_mode_requested", mode="single") == 0
     assert _value(daemon, "machd_decode_mode_requested", mode="batched") == 1
+    wait_until(
+        lambda: _value(daemon, "machd_decode_mode_active", mode="batched") == 1, "it is done, too"
+    )
 
 
 def test_stored_responses_are_counted(daemon: AdminDaemon) -> None:

@@ -20,11 +20,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from scripted_guesses import guesses_by
 from sequence_samples import LateFirstToken
 
 from machd.clock import ManualClock
 from machd.engine.fake import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol import Lane, SamplingParams, StepPlan, slab_rows
+from machd.engine.protocol import (
+    Lane,
+    SampledToken,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    slab_rows,
+)
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,
@@ -40,8 +48,11 @@ from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, key_of
 from machd.scheduler.continuous import ContinuousScheduler, continuous
 from machd.scheduler.decode import Decode
+from machd.scheduler.draft_reading import DraftReading
+from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import (
     DecodeMode,
+    DecodeModeChanged,
     EngineFaulted,
     Event,
     FinishReason,
@@ -50,6 +61,7 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceStarted,
     StepCompleted,
     TokenGenerated,
 )
@@ -82,6 +94,7 @@ class Record:
     work: int = -1  # the number of the one whose decode it reads
     is_queued: bool = False
     admitted: SequenceAdmitted | None = None
+    started: SequenceStarted | None = None
     tokens: list[int] = field(default_factory=list)
     finished: SequenceFinished | None = None
 
@@ -138,6 +151,11 @@ ALONE = Batching(
 )
 """Single flight in these terms, but for its KV budget, which it has none of."""
 
+DRAFTS = st.sampled_from(
+    [NO_DRAFTS, DraftPolicy(4), DraftPolicy(4), DraftPolicy(2), DraftPolicy(3, is_batched=True)]
+)
+GUESSES = st.sampled_from([1, 2, 3, 3, 4])
+
 
 class ContinuousMachine(RuleBasedStateMachine):
     """The serving loop's verbs in any order."""
@@ -156,13 +174,32 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.joinable: set[int] = set()
         self.both_were_ready = False
         self.last_lanes: set[Lane | None] = set()
+        self.lanes: dict[int, Lane] = {}
+        self.drafts = NO_DRAFTS
+        self.verified: list[tuple[int, int]] = []
+        self.fallbacks = 0
 
-    @initialize(batching=BATCHINGS, engine_class=st.sampled_from([FakeEngine, LateFirstToken]))
-    def configure(self, batching: Batching, engine_class: type[FakeEngine]) -> None:
+    @initialize(
+        batching=BATCHINGS,
+        drafts=DRAFTS,
+        guesses=GUESSES,
+        engine_class=st.sampled_from([FakeEngine, LateFirstToken]),
+    )
+    def configure(
+        self, batching: Batching, drafts: DraftPolicy, guesses: int, engine_class: type[FakeEngine]
+    ) -> None:
         """Any configuration, and an engine that is early or late with first tokens."""
-        self.batching = batching
+        self.batching, self.drafts = batching, drafts
         self.engine = engine_class(faults=self.faults, before_step=self._before_step)
-        self.scheduler = self.scheduler_class(LIMITS, self.batching)
+        self.engine.guesses = guesses_by(guesses)
+        self._start(LIMITS)
+
+    def _start(self, limits: QueueLimits) -> None:
+        """A new scheduler, which has seen no guesses."""
+        self.scheduler = self.scheduler_class(limits, self.batching)
+        self.scheduler._shape = replace(self.scheduler._shape, drafts=self.drafts)
+        self.mode = self.scheduler._step_mode = self._mode_of(0)
+        self.verified, self.fallbacks = [], 0
 
     # Rules
 
@@ -272,6 +309,15 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert len(set(is_hit)) <= 1, "all readers of a row or none"
         assert not any(isinstance(_error(one), RowFaultError) for one in others)
 
+    @rule(slot_index=st.integers(0, 3))
+    def step_with_draft_fault(self, slot_index: int) -> None:
+        """Guessing fails for a row, which goes on without."""
+        self.faults.draft_errors = {
+            (slot_index, position): ValueError("planted") for position in range(20)
+        }
+        self._step()
+        self.faults.draft_errors = {}
+
     @rule()
     def step_with_engine_fault(self) -> None:
         """The run raises: who runs is answered, who waits is not touched, rows are forgotten."""
@@ -307,21 +353,22 @@ class ContinuousMachine(RuleBasedStateMachine):
     @rule(
         batching=st.one_of(BATCHINGS, BATCHINGS, st.just(ALONE)),
         limits=st.sampled_from(OTHER_LIMITS),
+        drafts=DRAFTS,
     )
-    def rearrange(self, batching: Batching, limits: QueueLimits) -> None:
+    def rearrange(self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> None:
         """What runs is finished, then all who wait go on in another way."""
         self.hold(is_held=True)
         while not self.scheduler.is_at_rest:
             self._step()
         assert not self.engine._rows, "at rest the engine has none"
         waiting = [one for one in self.records.values() if one.is_waiting]
-        self.batching, self.limits = batching, limits
+        self.batching, self.limits, self.drafts = batching, limits, drafts
         if not batching.coalesce:
             self.joinable.clear()
         arrangement = (
-            single_flight(limits, prefill_chunk_tokens=4)
+            single_flight(limits, prefill_chunk_tokens=4, drafts=drafts)
             if batching is ALONE
-            else continuous(limits, batching)
+            else continuous(limits, batching, drafts)
         )
         self._note(self.scheduler.rearrange(arrangement, self.clock.monotonic_s()))
         self.is_held, self.both_were_ready = False, False
@@ -367,7 +414,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.both_were_ready, self.is_held = False, False
         if self.batching.kv.budget_bytes == 0:
             self.batching = replace(self.batching, kv=replace(self.batching.kv, budget_bytes=600))
-        self.scheduler = self.scheduler_class(self.limits, self.batching)
+        self._start(self.limits)
 
     def teardown(self) -> None:
         """Left alone, everything ends."""
@@ -388,6 +435,24 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert sum(len(group) for group in waiting) == self.scheduler.waiting_count
         assert self.scheduler._waiting.prompt_tokens == sum(
             len(group[0].request.prompt) for group in waiting
+        )
+
+    @invariant()
+    def guesses_add_up(self) -> None:
+        """What came of guesses is what the engine told, position by position."""
+        assert self.scheduler.step_mode is self._mode_of(self.scheduler.active_loops)
+        longest = max((drafted for drafted, _ in self.verified), default=0)
+        assert self.scheduler.draft_reading == DraftReading(
+            cycles=len(self.verified),
+            drafted_tokens=sum(drafted for drafted, _ in self.verified),
+            accepted_tokens=sum(accepted for _, accepted in self.verified),
+            drafted_by_position=tuple(
+                sum(drafted > at for drafted, _ in self.verified) for at in range(longest)
+            ),
+            accepted_by_position=tuple(
+                sum(accepted > at for _, accepted in self.verified) for at in range(longest)
+            ),
+            fallbacks=self.fallbacks,
         )
 
     @invariant()
@@ -434,7 +499,35 @@ class ContinuousMachine(RuleBasedStateMachine):
             self.engine.reset()
             self.both_were_ready = False  # the turn was not taken, and who had it is gone
             return
+        self._commit(plan, result, now_s)
+
+    def _commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """Take a step in, which was made in one way for all of its tokens."""
+        self.verified += [(one.drafted_tokens, one.accepted_tokens) for one in result.drafts]
+        self.fallbacks += len(result.draft_faults)
+        mode = self._mode_of(self.scheduler.active_loops)
+        readers = {one.slot_index: self._readers(one.slot_index) for one in result.tokens}
+        unstarted = {
+            slot: [one for one in some if not one.tokens] for slot, some in readers.items()
+        }
         self._note(self.scheduler.commit(plan, result, now_s, duration_s=0.01))
+        assert self.mode is mode, "a change of mode is told with the first step that it is of"
+        for slot_index, records in unstarted.items():
+            for record in records:
+                if record.tokens:
+                    assert record.started is not None
+                    assert record.started.decode_mode is self._mode_in(slot_index, mode)
+
+    def _mode_of(self, loops: int) -> DecodeMode:
+        """How a step of so many decodes makes tokens."""
+        if loops <= 1 and self.drafts.max_draft_tokens:
+            return DecodeMode.SPECULATIVE
+        return DecodeMode.SINGLE if self.batching is ALONE else DecodeMode.BATCHED
+
+    def _mode_in(self, slot_index: int, mode: DecodeMode) -> DecodeMode:
+        """How a step of a mode makes the tokens of one slot."""
+        is_serial = self.lanes[slot_index] is Lane.SERIAL
+        return DecodeMode.SINGLE if is_serial and mode is DecodeMode.BATCHED else mode
 
     def _before_step(self, _plan: StepPlan) -> None:
         if self.step_error is not None:
@@ -460,6 +553,14 @@ class ContinuousMachine(RuleBasedStateMachine):
         decoding = {row.slot_index for row in plan.decode}
         lanes = {ready[one] for one in decoding}
         is_burst = not lanes and all(one.start == 0 and one.is_last for one in plan.prefill)
+        self.lanes = {
+            one.slot_index: one.lane
+            for one in self.scheduler._slots
+            if one.slot_index is not None and one.lane is not None
+        }
+        is_lonely = self.scheduler.active_loops == 1
+        allowed = self.drafts.max_draft_tokens if is_lonely or self.drafts.is_batched else 0
+        assert {row.max_draft_tokens for row in plan.decode} <= {allowed}
         assert len(lanes) == (1 if ready and not is_burst else 0)
         assert not is_burst or plan.prefill or not ready, "rows stand still for prompts alone"
         assert decoding == {one for one, lane in ready.items() if lane in lanes}
@@ -531,9 +632,15 @@ class ContinuousMachine(RuleBasedStateMachine):
         batch: list[int] = []
         serial: list[int] = []
         for one in slots.values():
-            is_batch = _admission(one).decode_mode is DecodeMode.BATCHED
-            (batch if is_batch else serial).append(one.reserved_tokens)
+            (batch if self._is_batch(one) else serial).append(one.reserved_tokens)
         return batch, serial
+
+    def _is_batch(self, record: Record) -> bool:
+        admission = _admission(record)
+        if admission.decode_mode is DecodeMode.SPECULATIVE:  # that is in either lane
+            decode = self.scheduler._slots.at(admission.slot_index)
+            return decode is not None and decode.lane is Lane.BATCH
+        return admission.decode_mode is DecodeMode.BATCHED
 
     def _refusal(self, requests: tuple[SequenceRequest, ...]) -> type[MachdError] | None:
         """What the record says must become of a request."""
@@ -594,6 +701,8 @@ class ContinuousMachine(RuleBasedStateMachine):
                     self._note_queued(self.records[sequence_id], position)
                 case SequenceAdmitted(sequence_id):
                     self._note_admitted(self.records[sequence_id], event)
+                case SequenceStarted() | DecodeModeChanged():
+                    self._note_mode(event)
                 case TokenGenerated(sequence_id, token):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
@@ -615,11 +724,9 @@ class ContinuousMachine(RuleBasedStateMachine):
             is_sibling = leader.group_id == record.request.group_id
             assert event.coalesced_with == (None if is_sibling else leader.request_id)
             assert key_of(leader) == key_of(record.request)
-            assert event.decode_mode is _admission(readers[0]).decode_mode
         else:
             assert record.is_waiting, "a slot is given to who stands in the queue"
             assert not self.is_held, "nobody is given a slot while admission is held"
-            assert self.batching is not ALONE or event.decode_mode is DecodeMode.SINGLE
             assert event.coalesced_with is None
             due_s = min(min(one.due_s for one in group) for group in self._waiting_groups())
             assert any(
@@ -629,9 +736,27 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert record.admitted is None, "admitted once"
         assert record.finished is None
         record.admitted = event
+        expected = self._mode_of(event.active_loops)
+        if self._is_batch(record) or expected is not DecodeMode.BATCHED:
+            assert event.decode_mode is expected
+        else:
+            assert event.decode_mode is DecodeMode.SINGLE
         assert self.scheduler.active_loops <= self.batching.max_b
 
+    def _note_mode(self, event: SequenceStarted | DecodeModeChanged) -> None:
+        if isinstance(event, DecodeModeChanged):
+            assert event.previous is self.mode, "modes follow one another"
+            assert event.mode is not event.previous
+            self.mode = event.mode
+            return
+        record = self.records[event.sequence_id]
+        assert record.is_running
+        assert record.started is None, "told once"
+        assert not record.tokens, "before the first token"
+        record.started = event
+
     def _note_token(self, record: Record, token_id: int) -> None:
+        assert record.started is not None, "a sequence is told that it starts"
         assert record.is_running, "tokens come to running sequences only, never after the end"
         request = record.request
         assert token_id == lettered(request.prompt, request.sampling, len(record.tokens))
@@ -884,9 +1009,101 @@ class KeepsTheOldSlots(ContinuousScheduler):
             self._slots = slots
 
 
+class GuessesForAll(ContinuousScheduler):
+    """Whoever decodes is guessed for, however many others do."""
+
+    def plan(self) -> StepPlan:
+        """Allow guesses."""
+        most = self._shape.drafts.max_draft_tokens
+        plan = super().plan()
+        return replace(
+            plan, decode=tuple(replace(one, max_draft_tokens=most) for one in plan.decode)
+        )
+
+
+class NeverGuessesAgain(ContinuousScheduler):
+    """Once two have decoded together, nobody is guessed for."""
+
+    def plan(self) -> StepPlan:
+        """Allow no guesses after the first batch."""
+        self._is_over = getattr(self, "_is_over", False) or len(self._slots) > 1
+        plan = super().plan()
+        if not self._is_over:
+            return plan
+        return replace(plan, decode=tuple(replace(one, max_draft_tokens=0) for one in plan.decode))
+
+
+class LosesGuesses(ContinuousScheduler):
+    """Of a step's tokens only the first of each row is heard."""
+
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
+        """Forget the others."""
+        first = {token.slot_index: token for token in reversed(result.tokens)}
+        result = replace(result, tokens=tuple(first.values()))
+        return super().commit(plan, result, now_s, duration_s=duration_s)
+
+
+class GoesOnBehindTheEnd(ContinuousScheduler):
+    """What comes behind a stop token is said as well."""
+
+    def _take(self, token: SampledToken, now_s: float) -> list[Event]:
+        if token.token_id not in STOP_TOKENS:
+            return super()._take(token, now_s)
+        decode = self._running(token.slot_index)
+        readers = [reader.sequence_id for reader in decode.readers]
+        events = super()._take(token, now_s)
+        return [*events, *(TokenGenerated(one, token, now_s) for one in readers)]
+
+
+class CountsNoGuesses(ContinuousScheduler):
+    """Does not listen to what came of guesses."""
+
+    @property
+    def draft_reading(self) -> DraftReading:
+        """Nothing."""
+        return DraftReading()
+
+
+class StartsInSilence(ContinuousScheduler):
+    """Nobody is told that a sequence starts."""
+
+    def commit(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
+    ) -> list[Event]:
+        """Leave it out."""
+        events = super().commit(plan, result, now_s, duration_s=duration_s)
+        return [one for one in events if not isinstance(one, SequenceStarted)]
+
+
+class StartsInAnotherMode(ContinuousScheduler):
+    """The mode at the first token is that of a step with those who are left after it."""
+
+    def _started(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceStarted:
+        return SequenceStarted(reader.sequence_id, self._mode_of(decode, self.step_mode), now_s)
+
+
+class ChangesInSilence(ContinuousScheduler):
+    """A change of mode is told a step late."""
+
+    def _changed_mode(self) -> list[DecodeModeChanged]:
+        late: list[DecodeModeChanged] = getattr(self, "_late", [])
+        self._late = super()._changed_mode()
+        return late
+
+
 @pytest.mark.parametrize(
     "broken",
     [
+        GuessesForAll,
+        NeverGuessesAgain,
+        LosesGuesses,
+        GoesOnBehindTheEnd,
+        CountsNoGuesses,
+        StartsInSilence,
+        StartsInAnotherMode,
+        ChangesInSilence,
         AdmitsWhileHeld,
         HoldsForGood,
         KeepsTheUnfit,
@@ -917,7 +1134,7 @@ def test_the_machine_notices_a_broken_scheduler(broken: type[ContinuousScheduler
         run_state_machine_as_test(
             Broken,
             settings=settings(
-                max_examples=400,
+                max_examples=2000,
                 stateful_step_count=30,
                 deadline=None,
                 database=None,

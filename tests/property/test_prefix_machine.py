@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from scripted_guesses import guesses_by
 from sequence_samples import batching_of
 
 from machd.engine.block_protocol import (
@@ -41,6 +42,7 @@ from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.decode import Decode
+from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import (
     Event,
     FinishReason,
@@ -121,6 +123,8 @@ class PrefixMachine(RuleBasedStateMachine):
         expected_state_bytes=st.sampled_from([STATE_BYTES, 1, 60]),
         least=st.sampled_from([(0, 0), (0, 0), (0, 7), (25, 0), (35, 7)]),
         moved=st.sampled_from([1, 2, 32]),
+        drafts=st.sampled_from([NO_DRAFTS, DraftPolicy(4), DraftPolicy(3, is_batched=True)]),
+        guesses=st.sampled_from([1, 2, 3, 4]),
     )
     def configure(
         self,
@@ -137,9 +141,11 @@ class PrefixMachine(RuleBasedStateMachine):
         expected_state_bytes: int,
         least: tuple[int, int],
         moved: int,
+        drafts: DraftPolicy,
+        guesses: int,
     ) -> None:
         """Any configuration."""
-        self.moved = moved
+        self.moved, self.drafts, self.guesses = moved, drafts, guesses_by(guesses)
         self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
         state_bytes = expected_state_bytes if self.is_stateful else 0
         costs = BlockCosts(TOKEN_BYTES, state_bytes, *least)
@@ -153,13 +159,13 @@ class PrefixMachine(RuleBasedStateMachine):
             max_b=max_b, prefill_chunk_tokens=chunk_tokens, coalesce=self.coalesce
         )
         pace = PrefillPace(beside_decode=chunk_tokens, alone=chunk_tokens or 12)
-        return replace(continuous(LIMITS, batching), pace=pace)
+        return replace(continuous(LIMITS, batching, self.drafts), pace=pace)
 
     def _start(self, disk: ChainedDisk) -> None:
         self.engine = ChainedEngine(
             is_stateful=self.is_stateful, alphabet=self.alphabet, **self.engine_parts
         )
-        self.engine.disk = disk
+        self.engine.disk, self.engine.guesses = disk, self.guesses
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
         self.cache = self.cache_class(self.shape, self.limits)
         if self.kept_class is not KeptBlocks or self.tree_class is not BlockTree:
@@ -769,6 +775,32 @@ class BeginsTooSoon(PrefixCache):
         return True
 
 
+def _settled_with(more: int) -> Callable[[Decode, int], None]:
+    """Tokens that the caches are believed to hold besides."""
+
+    def settle(decode: Decode, accepted_tokens: int) -> None:
+        decode.settled_tokens = decode.completion_tokens + accepted_tokens + more
+
+    return settle
+
+
+def _settled_plainly(decode: Decode, accepted_tokens: int) -> None:
+    """What was guessed rightly is not believed to be in the caches."""
+    del accepted_tokens
+    decode.settled_tokens = decode.completion_tokens
+
+
+class KeepsStateOfMore(PrefixCache):
+    """Takes the state of a row that has computed more than the text for the text's."""
+
+    def _extend(
+        self, row: _Row, text: Text, upto: int, *, position: int | None, is_end: bool
+    ) -> None:
+        if position is not None and position > len(text):
+            position, is_end = len(text), True
+        super()._extend(row, text, upto, position=position, is_end=is_end)
+
+
 POSITIONAL = [
     PinsNothing,
     EvictsPinned,
@@ -787,7 +819,7 @@ POSITIONAL = [
     NeverLetsGo,
     BeginsTooSoon,
 ]
-STATEFUL = [NeedsNoState, StoresAhead]
+STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
 
 
 @pytest.mark.parametrize(
@@ -805,11 +837,29 @@ def test_the_machine_notices_a_broken_cache(
         kept_class = broken if issubclass(broken, KeptBlocks) else KeptBlocks
         tree_class = broken if issubclass(broken, BlockTree) else BlockTree
 
+    _check_that_it_fails(Broken)
+
+
+@pytest.mark.parametrize(
+    ("machine", "settle"),
+    [(PrefixMachine, _settled_with(1)), (StatefulPrefixMachine, _settled_plainly)],
+)
+def test_the_machine_notices_a_wrong_count_of_what_is_computed(
+    machine: type[PrefixMachine],
+    settle: Callable[[Decode, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is believed to be in the caches after guesses has to be what is there."""
+    monkeypatch.setattr(Decode, "settle", settle)
+    _check_that_it_fails(machine)
+
+
+def _check_that_it_fails(machine: type[PrefixMachine]) -> None:
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(
-            Broken,
+            machine,
             settings=settings(
-                max_examples=400,
+                max_examples=2000,
                 stateful_step_count=40,
                 deadline=None,
                 database=None,

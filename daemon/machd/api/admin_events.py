@@ -12,6 +12,7 @@ __all__ = [
     "AdminEvent",
     "EventsDropped",
     "FaultHappened",
+    "ModeChanged",
     "RequestAdmitted",
     "RequestFinished",
     "RequestQueued",
@@ -78,6 +79,13 @@ class RequestFinished(_Happened, frozen=True, kw_only=True, tag="finished"):
     completion_tokens: int
 
 
+class ModeChanged(_Happened, frozen=True, kw_only=True, tag="mode"):
+    """From this step on tokens are made in another way, because sequences have come or gone."""
+
+    previous: DecodeMode
+    mode: DecodeMode
+
+
 class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
     """The engine computed a step.
 
@@ -85,11 +93,15 @@ class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
         width: Sequences that got tokens.
         prefill_tokens: Prompt tokens computed.
         certain_tokens: Tokens that were known beforehand and went along.
+        drafted_tokens: Tokens that were guessed ahead and verified.
+        accepted_tokens: Those that were right.
     """
 
     width: int
     prefill_tokens: int
     certain_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     duration_s: float
 
 
@@ -111,6 +123,7 @@ AdminEvent = (
     | RequestQueued
     | RequestAdmitted
     | RequestFinished
+    | ModeChanged
     | StepComputed
     | FaultHappened
     | EventsDropped

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from machd.api.cache import CacheStats
-from machd.api.capabilities import DecodeMode, ModelCapabilities
+from machd.api.capabilities import DecodeMode, ModelCapabilities, SpeculationMode
 
 __all__ = [
     "AdminState",
@@ -18,6 +18,7 @@ __all__ = [
     "ModeRequest",
     "ModeStatus",
     "ProbeReport",
+    "SpeculationStatus",
     "StoredResponses",
 ]
 
@@ -59,6 +60,30 @@ class ModeRequest(Struct, frozen=True, kw_only=True):
     """The mode that an operator wants."""
 
     mode: Literal["single", "batched"]
+
+
+class SpeculationStatus(Struct, frozen=True, kw_only=True):
+    """Tokens that are guessed ahead, and what came of them since the start.
+
+    Attributes:
+        mode: Who guesses.
+        reason: Why it is that one, or nobody.
+        max_draft_tokens: Tokens that are guessed ahead of one at the most; 0 where nobody guesses.
+        cycles: Passes that verified guesses, each row's by itself.
+        drafted_tokens: Guesses that were verified.
+        accepted_tokens: Those that were right.
+        acceptance: The share that was; null before any guess.
+        fallbacks: Sequences that went on without guesses because guessing failed.
+    """
+
+    mode: SpeculationMode
+    reason: str
+    max_draft_tokens: int
+    cycles: int
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance: float | None
+    fallbacks: int
 
 
 class KvStatus(Struct, frozen=True, kw_only=True):
@@ -114,6 +139,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     Attributes:
         model: Null while it loads.
         decode_mode: Null while the model loads.
+        speculation: Null while the model loads.
         slots: Sequences that can run at once.
         running: Sequences that run.
         waiting: Sequences that wait.
@@ -139,6 +165,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     event_loop_lag_s: float
     config: ConfigStatus
     faults: Faults
+    speculation: SpeculationStatus | None = None
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):

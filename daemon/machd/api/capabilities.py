@@ -20,6 +20,8 @@ __all__ = [
     "ModelSummary",
     "PrefixCacheReport",
     "PrefixCacheVerdict",
+    "SpeculationInForce",
+    "SpeculationMode",
     "SpeculationReport",
     "Versions",
 ]
@@ -95,6 +97,10 @@ class KvQuantizationReport(FeatureVerdict, frozen=True, kw_only=True):
     active: Literal["none", "affine8", "affine4", "turboquant"]
 
 
+SpeculationMode: TypeAlias = Literal["off", "ngram", "draft", "dflash"]
+"""Who guesses tokens ahead."""
+
+
 class SpeculationReport(Struct, frozen=True, kw_only=True):
     """Speculative decoding: the mode in use, and the verdicts alone and in a batch.
 
@@ -103,12 +109,34 @@ class SpeculationReport(Struct, frozen=True, kw_only=True):
         verdict: Whether guesses can be verified; left out where nobody has judged it.
     """
 
-    mode: Literal["off", "ngram", "draft", "dflash"] | UnsetType = UNSET
+    mode: SpeculationMode | UnsetType = UNSET
     verdict: _Support | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     source: _Source | UnsetType = UNSET
     evidence: Evidence | UnsetType = UNSET
     batched_specdec: FeatureVerdict | None = None
+
+
+class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
+    """What the daemon does about tokens guessed ahead, and what came of it since the start.
+
+    Attributes:
+        requested: What the settings ask for.
+        mode: Who guesses.
+        mode_reason: Why it is that one, or nobody.
+        max_draft_tokens: Tokens that are guessed ahead of one at the most; 0 where nobody guesses.
+        drafted_tokens: Guesses that were verified.
+        accepted_tokens: Those that were right.
+        acceptance: The share that was; null before any guess.
+    """
+
+    requested: Literal["auto", "off", "ngram", "draft", "dflash"]
+    mode: SpeculationMode
+    mode_reason: str
+    max_draft_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance: float | None
 
 
 class CacheDetails(Struct, frozen=True, kw_only=True):
@@ -238,6 +266,7 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
 
     kv_quantization: KvQuantizationReport | None = None
     prefix_cache: PrefixCacheReport | None = None
+    speculation: SpeculationInForce
     decode_mode: DecodeModeReport
     max_b: int
     model: ModelSummary

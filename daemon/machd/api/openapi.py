@@ -28,7 +28,7 @@ _HEADERS: dict[str, Json] = {
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
     },
     "X-Decode-Mode": {
-        "description": "How the answer was decoded.",
+        "description": "How the answer's first token was made.",
         "schema": {"type": "string", "enum": ["single", "speculative", "batched"]},
     },
     "X-Active-Loops": {

@@ -17,6 +17,7 @@ from machd.bench.plan import BenchPlan
 from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
 from machd.bench.server import ServerProcess
+from machd.bench.speculation.figures import SpeculationFigures
 from machd.bench.staggered import StaggeredTimings, staggered_figures
 from machd.bench.structured import StructuredFigures
 from machd.bench.target import Dialect, Target
@@ -43,7 +44,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Collected:
-    """Lists that grow while a bench runs."""
+    """What grows while a bench runs."""
 
     started_unix_s: float
     machine: MachineFacts = field(default_factory=MachineFacts.read)
@@ -55,6 +56,7 @@ class Collected:
     coalescing: list[CoalescingFigures] = field(default_factory=list)
     structured: list[StructuredFigures] = field(default_factory=list)
     prefix: list[PrefixFigures] = field(default_factory=list)
+    speculation: SpeculationFigures | None = None
     servers: list[ServerFigures] = field(default_factory=list)
 
     def add_server(self, mode: Mode, server: ServerProcess, target: Target) -> None:
@@ -110,6 +112,7 @@ class Collected:
             coalescing=self.coalescing,
             structured=self.structured,
             prefix=self.prefix,
+            speculation=self.speculation,
             servers=self.servers,
         )
 

@@ -38,18 +38,27 @@
                                  "completion_tokens", "generation_tps", "speed_ratio", "itl": D,
                                  "bytes_per_token", "reserved_bytes", "rows_ratio"}],
                  "skipped"}],
+     "speculation": {"mode", "active_mode", "reason", "tokens", "rounds",
+                     "workloads": [{"workload", "goal", "verdict", "pairs", "completion_tokens",
+                                    "off_tps": Q, "on_tps": Q, "ratio": Q, "off_ttft": D,
+                                    "on_ttft": D, "guesses": G | null, "different_texts",
+                                    "prompts": [{"prompt", "prompt_tokens", "ratio",
+                                                 "guesses": G | null, "different_texts"}]}]} | null,
      "servers":  [{"mode", "decode_mode", "decode_mode_reason", "start_to_ready_s",
                    "ready_rss_bytes", "end_rss_bytes", "ready_beyond_weights_bytes",
                    "end_beyond_weights_bytes"}]}
 
     D = {"count", "mean_s", "p50_s", "p90_s", "p99_s"}
     S = {"added_bytes", "prompt_tokens", "cached_tokens", "ttft": D}
+    Q = {"p25", "p50", "p75"}
+    G = {"drafted_tokens", "accepted_tokens", "acceptance" | null, "drafted_by_position",
+         "accepted_by_position", "cycles" | null, "fallbacks" | null, "tokens_per_pass"}
 
-The classes here, in ``figures``, ``machine``, ``model_facts``, in the modules of the scenarios and in
-``prefix`` say what each field means. Levels of the mode ``static`` are mlx-lm's ``batch_generate``
-without a server; ``machd.bench.static`` says how their times are defined. Seconds, bytes and tokens
-throughout, unrounded. ``schema_version`` grows when a field is renamed or changes its meaning;
-fields may be added at any time. What is not known is null.
+The classes here, in ``figures``, ``machine``, ``model_facts``, in the modules of the scenarios, in
+``prefix`` and in ``speculation`` say what each field means. Levels of the mode ``static`` are
+mlx-lm's ``batch_generate`` without a server; ``machd.bench.static`` says how their times are defined.
+Seconds, bytes and tokens throughout, unrounded. ``schema_version`` grows when a field is renamed or
+changes its meaning; fields may be added at any time. What is not known is null.
 """
 
 from __future__ import annotations
@@ -62,6 +71,7 @@ from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
 from machd.bench.prefix.figures import PrefixFigures
+from machd.bench.speculation.figures import SpeculationFigures
 from machd.bench.staggered import StaggeredFigures
 from machd.bench.structured import StructuredFigures
 
@@ -120,6 +130,7 @@ class BenchReport(Struct, frozen=True, kw_only=True):
         ceilings: The bare loop, one entry for each batch width; empty with ``url``.
         staggered: One entry for each mode that ran this scenario; so are the three that follow.
         prefix: One entry for each mode of which the prefix cache was measured.
+        speculation: Null unless guessing ahead was measured.
         servers: One entry for each mode that has a server; empty with ``url``.
     """
 
@@ -136,4 +147,5 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     coalescing: list[CoalescingFigures]
     structured: list[StructuredFigures]
     prefix: list[PrefixFigures]
+    speculation: SpeculationFigures | None
     servers: list[ServerFigures]

@@ -15,6 +15,7 @@ from machd.bench.modes import CONTINUOUS, STATIC
 from machd.bench.prefix.table import prefix_tables
 from machd.bench.report import BenchReport, ServerFigures
 from machd.bench.scenario_tables import scenario_tables
+from machd.bench.speculation.table import speculation_tables
 from machd.bench.structured import StructuredFigures
 
 __all__ = ["ReportPrinter", "print_report"]
@@ -55,7 +56,8 @@ def print_report(report: BenchReport, console: Console) -> None:
 def _parts(report: BenchReport) -> list[RenderableType]:
     sweep = (_latencies(report), _throughput(report)) if report.levels else ()
     prefix = chain.from_iterable(map(prefix_tables, report.prefix))
-    return [_heading(report), *sweep, *scenario_tables(report), *prefix]
+    speculation = speculation_tables(report.speculation) if report.speculation else ()
+    return [_heading(report), *sweep, *scenario_tables(report), *speculation, *prefix]
 
 
 def _heading(report: BenchReport) -> RenderableType:
@@ -66,7 +68,7 @@ def _heading(report: BenchReport) -> RenderableType:
         f"{machine.cpu}, {machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB",
         work.endpoint or "no server",
     ]
-    if not report.prefix:
+    if not report.prefix and report.speculation is None:
         lines[-1] += f", {_workload(report)}"
     if report.url is not None:
         lines.insert(0, report.url)

@@ -72,6 +72,7 @@ class RequestTiming:
         text: The answer, its reasoning left out.
         cached_tokens: Of the prompt, taken from the server's prefix cache as it says; None if it
             does not.
+        first_text: Of the answer, what was here at its first moment.
     """
 
     sent_s: float
@@ -82,6 +83,7 @@ class RequestTiming:
     leader_id: str | None = None
     text: str = ""
     cached_tokens: int | None = None
+    first_text: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -113,6 +115,7 @@ class RequestTiming:
         decoder = msgspec.json.Decoder(_Event)
         text_s: list[float] = []
         answer: list[str] = []
+        first: list[str] = []
         usage: _Usage | None = None
         for event in timed_events(pieces):
             if event.data == _DONE:
@@ -128,6 +131,8 @@ class RequestTiming:
             if any(choice.has_text for choice in content.choices):
                 text_s.append(event.arrived_s)
             answer.extend(choice.answer for choice in content.choices)
+            if text_s and event.arrived_s == text_s[0]:
+                first.extend(choice.answer for choice in content.choices)
             usage = content.usage or usage
         if not text_s:
             raise EngineFaultError("the server answered without any text")
@@ -139,6 +144,7 @@ class RequestTiming:
             completion_tokens=(usage and usage.completion_tokens) or len(text_s),
             text="".join(answer),
             cached_tokens=usage.cached_tokens if usage else None,
+            first_text="".join(first),
         )
 
 

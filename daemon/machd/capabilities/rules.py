@@ -74,23 +74,31 @@ def chunked_prefill(facts: CacheFacts) -> Verdict:
 
 
 def speculation(facts: CacheFacts) -> Verdict:
-    """Whether several guessed tokens can be verified in one pass, and the wrong ones taken back."""
+    """Whether several guessed tokens can be verified in one pass, and the wrong ones taken back.
+
+    Where it is blocked, ``takes_drafts`` of the engine's row caches is false, and nowhere else.
+    """
     kinds = _kinds(facts)
-    if KvCacheKind.COMPRESSED in kinds and not facts.trimmable:
+    if KvCacheKind.COMPRESSED in kinds:
         return Verdict(
             Support.BLOCKED,
-            f"{_own_class(facts)} that cannot be cut "
-            "back to take wrong guesses out; decode without speculation",
+            f"{_own_class(facts)}, and nothing is known about taking wrong guesses out of it; decode "
+            "without speculation",
         )
-    if not kinds or kinds & {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED, KvCacheKind.NESTED}:
-        return _unknown_kind(facts, "whether wrong guesses can be taken out of them")
-    if facts.kind in {KvCacheKind.HYBRID, KvCacheKind.RECURRENT}:
+    if KvCacheKind.CHUNKED in kinds:
         return Verdict(
-            Support.UNKNOWN,
-            "layers keep recurrent state, and whether a copy of it brings the model back to before "
-            "its guesses depends on the model's code; measure it: machd check --measure",
+            Support.BLOCKED,
+            "layers attend in chunks (ChunkedKVCache) and drop the ones before, and nothing is known "
+            "about taking wrong guesses out again; decode without speculation",
         )
-    how = "cut back" if facts.can_be_cut else "put back from a copy made before the guesses"
+    if not kinds:
+        return _unknown_kind(facts, "whether wrong guesses can be taken out of them")
+    if facts.can_be_cut:
+        how = "cut back"
+    elif KvCacheKind.RECURRENT in kinds:
+        how = "put back from a copy made before them, and what was right is computed again"
+    else:
+        how = "cut back right behind the pass, windows too"
     return Verdict(Support.SUPPORTED, f"after wrong guesses every cache can be {how}")
 
 

@@ -13,7 +13,6 @@ from machd.bench.long_prompt import LongPromptLoad
 from machd.bench.modes import CONTINUOUS, MODES, REMOTE, Mode
 from machd.bench.plan import BenchPlan
 from machd.bench.plot import can_plot, write_plot
-from machd.bench.prefix.kv_formats import KV_STREAMS
 from machd.bench.prefix.plan import PrefixPlan
 from machd.bench.prefix.plot import write_prefix_plot
 from machd.bench.prefix.run import PrefixBench
@@ -22,19 +21,24 @@ from machd.bench.progress import BenchProgress
 from machd.bench.report import BenchReport
 from machd.bench.run import Bench
 from machd.bench.scenarios import Scenario
+from machd.bench.speculation.plan import SpeculationPlan
+from machd.bench.speculation.plot import write_speculation_plot
+from machd.bench.speculation.run import SpeculationBench
 from machd.bench.table import ReportPrinter
 from machd.bench.target import TargetHints
 from machd.bench.workload import Workload
 from machd.cli.bench_options import (
     check_prefix,
     check_scenarios,
+    check_speculation,
+    prefix_options,
     read_concurrencies,
     read_fields,
-    read_kv_formats,
     read_modes,
     read_output_file,
     read_scenarios,
     read_url,
+    speculation_options,
 )
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.stopping import run_stoppable
@@ -111,41 +115,8 @@ _file_type = click.Path(path_type=Path)
     type=click.IntRange(1),
     help="About how long the prompt is that joins running streams.",
 )
-@click.option(
-    "--prefix",
-    "is_prefix",
-    is_flag=True,
-    help="Measure the prefix cache instead: what it finds, what it saves, what it costs.",
-)
-@click.option(
-    "--prefix-tokens",
-    default=PrefixPlan().tokens,
-    show_default=True,
-    type=click.IntRange(2),
-    help="With --prefix: how long prompts are, and the beginning that longer ones share.",
-)
-@click.option(
-    "--users",
-    default=SharedPrompt().users,
-    show_default=True,
-    type=click.IntRange(2),
-    help="With --prefix: how many ask at once with one system prompt.",
-)
-@click.option(
-    "--system-tokens",
-    default=SharedPrompt().system_tokens,
-    show_default=True,
-    type=click.IntRange(1),
-    help="With --prefix: how long that one is.",
-)
-@click.option(
-    "--kv",
-    "kv_formats",
-    metavar="FORMAT,...",
-    callback=read_kv_formats,
-    help=f"With --prefix: compare formats of keys and values with {KV_STREAMS} streams, such as"
-    " none,affine8. Takes minutes.",
-)
+@prefix_options
+@speculation_options
 @click.option(
     "--model-id",
     metavar="NAME",
@@ -190,6 +161,9 @@ def bench(
     users: int,
     system_tokens: int,
     kv_formats: tuple[str, ...],
+    is_speculation: bool,
+    speculation_tokens: int,
+    speculation_rounds: int,
     model_id: str | None,
     extra: dict[str, object] | None,
     json_file: Path | None,
@@ -209,6 +183,9 @@ def bench(
 
     With --prefix it measures the prefix cache instead: what prompts find in it, also after a
     restart, what a shared system prompt saves, and what a full cache costs.
+
+    With --speculation it starts two daemons, one that guesses ahead as the settings say and one
+    that does not, and asks both in turns for answers that copy much of their prompts, and little.
     """
     arguments = forwarded_arguments(loaded)
     hints = (model_id, extra)
@@ -218,12 +195,12 @@ def bench(
         )
     if url is None and any(hint is not None for hint in hints):
         raise click.UsageError("--model-id and --extra-body are for a server at --url")
+    guessing_mode = loaded.settings.speculation.mode
+    if is_speculation:
+        has_prefix = is_prefix or bool(kv_formats)
+        check_speculation(guessing_mode, modes, scenarios, url, has_prefix=has_prefix)
     modes = modes or ((CONTINUOUS,) if is_prefix else MODES[:1])
-    measured = (REMOTE,) if url else modes
-    if is_prefix or kv_formats:
-        check_prefix(is_prefix, scenarios, measured, kv_formats)
-    else:
-        check_scenarios(scenarios, measured)
+    _check_measured((REMOTE,) if url else modes, scenarios, kv_formats, is_prefix=is_prefix)
     if plot_file is not None:
         _check_plot(scenarios)
     clock = SystemClock()
@@ -236,6 +213,7 @@ def bench(
     )
     sharing = SharedPrompt(users, system_tokens)
     prefix_plan = PrefixPlan.sized(prefix_tokens, sharing, kv_formats)
+    speculation_plan = SpeculationPlan(guessing_mode, speculation_tokens, speculation_rounds)
     printer = ReportPrinter(Console())
     with BenchProgress() as progress:
         run: Bench | PrefixBench = Bench(plan, clock=clock, progress=progress)
@@ -243,12 +221,28 @@ def bench(
             run = PrefixBench(
                 prefix_plan, workload, clock=clock, progress=progress, show=printer.show
             )
-        if url is None:
+        if is_speculation:
+            pair = SpeculationBench(speculation_plan, workload, clock=clock, progress=progress)
+            report = run_stoppable(pair.measure(arguments))
+        elif url is None:
             report = run_stoppable(run.measure_modes(modes, arguments))
         else:
             report = _run_remote(run, url, *hints)
     printer.finish(report)
     _write(report, json_file, plot_file)
+
+
+def _check_measured(
+    modes: Sequence[Mode],
+    scenarios: Sequence[Scenario],
+    kv_formats: Sequence[str],
+    *,
+    is_prefix: bool,
+) -> None:
+    if is_prefix or kv_formats:
+        check_prefix(is_prefix, scenarios, modes, kv_formats)
+    else:
+        check_scenarios(scenarios, modes)
 
 
 def _check_plot(scenarios: Sequence[Scenario]) -> None:
@@ -262,6 +256,9 @@ def _write(report: BenchReport, json_file: Path | None, plot_file: Path | None) 
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if plot_file is not None:
+        if report.speculation is not None:
+            write_speculation_plot(report, plot_file)
+            return
         draw = write_prefix_plot if report.prefix else write_plot
         draw(report, plot_file)
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
 
 from machd.bench.connection import ServerAddress
 from machd.bench.modes import CONTINUOUS, MODES, STATIC, Mode, modes_named
-from machd.bench.prefix.kv_formats import formats_named
+from machd.bench.prefix.kv_formats import KV_STREAMS, formats_named
+from machd.bench.prefix.plan import PrefixPlan
+from machd.bench.prefix.sharing import SharedPrompt
 from machd.bench.scenarios import Scenario, scenarios_named
+from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS, SpeculationPlan
+from machd.bench.speculation.run import OFF
 
 __all__ = [
     "check_prefix",
     "check_scenarios",
+    "check_speculation",
+    "prefix_options",
     "read_concurrencies",
     "read_fields",
     "read_kv_formats",
@@ -24,7 +31,10 @@ __all__ = [
     "read_output_file",
     "read_scenarios",
     "read_url",
+    "speculation_options",
 ]
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def read_concurrencies(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -128,3 +138,117 @@ def check_scenarios(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> Non
         if not any(scenario in mode.scenarios for mode in modes):
             able = ", ".join(mode.name for mode in MODES if scenario in mode.scenarios)
             raise click.UsageError(f"{scenario.value} needs a mode that batches: --compare {able}")
+
+
+def check_speculation(
+    mode: str,
+    modes: Sequence[Mode],
+    scenarios: Sequence[Scenario],
+    url: str | None,
+    *,
+    has_prefix: bool,
+) -> None:
+    """Whether ``--speculation`` can be measured so.
+
+    Args:
+        mode: Value of ``speculation.mode``.
+        modes: What ``--compare`` names.
+        scenarios: What ``--scenarios`` names.
+        url: A server that runs already.
+        has_prefix: Whether the prefix cache is to be measured, too.
+    """
+    if has_prefix:
+        raise click.UsageError("--speculation and --prefix measure different things: name one")
+    if url is not None:
+        raise click.UsageError(
+            "--speculation needs two daemons of the bench's own: leave --url out"
+        )
+    if modes:
+        raise click.UsageError(
+            "--speculation compares with and without guesses: leave --compare out"
+        )
+    if tuple(scenarios) != (Scenario.SWEEP,):
+        raise click.UsageError("--speculation has no scenarios: leave --scenarios out")
+    if mode == OFF:
+        raise click.UsageError(
+            f"speculation.mode is {OFF}, with which --speculation compares: name another, such as"
+            " --speculation-mode ngram"
+        )
+
+
+def prefix_options(command: _Command) -> _Command:
+    """What there is for ``--prefix``."""
+    for option in reversed(_PREFIX_OPTIONS):
+        command = option(command)
+    return command
+
+
+def speculation_options(command: _Command) -> _Command:
+    """What there is for ``--speculation``; who guesses is a setting."""
+    for option in reversed(_SPECULATION_OPTIONS):
+        command = option(command)
+    return command
+
+
+_PREFIX_OPTIONS = (
+    click.option(
+        "--prefix",
+        "is_prefix",
+        is_flag=True,
+        help="Measure the prefix cache instead: what it finds, what it saves, what it costs.",
+    ),
+    click.option(
+        "--prefix-tokens",
+        default=PrefixPlan().tokens,
+        show_default=True,
+        type=click.IntRange(2),
+        help="With --prefix: how long prompts are, and the beginning that longer ones share.",
+    ),
+    click.option(
+        "--users",
+        default=SharedPrompt().users,
+        show_default=True,
+        type=click.IntRange(2),
+        help="With --prefix: how many ask at once with one system prompt.",
+    ),
+    click.option(
+        "--system-tokens",
+        default=SharedPrompt().system_tokens,
+        show_default=True,
+        type=click.IntRange(1),
+        help="With --prefix: how long that one is.",
+    ),
+    click.option(
+        "--kv",
+        "kv_formats",
+        metavar="FORMAT,...",
+        callback=read_kv_formats,
+        help=f"With --prefix: compare formats of keys and values with {KV_STREAMS} streams, such as"
+        " none,affine8. Takes minutes.",
+    ),
+)
+
+_SPECULATION_OPTIONS = (
+    click.option(
+        "--speculation",
+        "is_speculation",
+        is_flag=True,
+        help="Measure guessing ahead instead, against a daemon that does not: texts to quote,"
+        " texts to correct, free prose. Takes minutes; --speculation-mode says who guesses.",
+    ),
+    click.option(
+        "--speculation-tokens",
+        default=SpeculationPlan().tokens,
+        show_default=True,
+        type=click.IntRange(16),
+        help="With --speculation: how long answers are.",
+    ),
+    click.option(
+        "--speculation-rounds",
+        default=SpeculationPlan().rounds,
+        show_default=True,
+        type=click.IntRange(1),
+        help="With --speculation: how often each prompt is asked of both;"
+        f" goals are judged from {LEAST_JUDGED_ROUNDS} on.",
+    ),
+)

@@ -14,7 +14,7 @@ from rich.text import Text
 from machd.api.admin_cache import WarmedPrompt
 from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import OpenRequest
-from machd.api.admin_status import AdminStatus, KvStatus, ModeStatus
+from machd.api.admin_status import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
 from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
 from machd.cli.ctl_text import counted, plain, say
 from machd.clock import SystemClock
@@ -109,6 +109,8 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
     yield "model", status.model or "loading"
     if status.decode_mode is not None:
         yield "decode mode", _mode(status.decode_mode)
+    if status.speculation is not None:
+        yield "speculation", _speculation(status.speculation)
     slots = counted(status.slots, "slot")
     sequences = f"{status.running} running in {slots}, {status.waiting} waiting"
     yield "requests", f"{status.open_requests} open; sequences: {sequences}"
@@ -199,6 +201,18 @@ def _mode(mode: ModeStatus) -> str:
     switching = f", switching to {mode.requested}" if mode.is_switching else ""
     wanted = "" if mode.requested == mode.active else f" ({mode.requested} is asked for)"
     return f"{mode.active}{switching or wanted}: {mode.reason}"
+
+
+def _speculation(speculation: SpeculationStatus) -> str:
+    if speculation.mode == "off":
+        return f"off: {speculation.reason}"
+    right = "nothing guessed yet"
+    if speculation.acceptance is not None:
+        guesses = counted(speculation.drafted_tokens, "guessed token")
+        right = f"{speculation.acceptance:.0%} of {guesses} right"
+    if speculation.fallbacks:
+        right += f"; failed for {counted(speculation.fallbacks, 'sequence')}, as the log says"
+    return f"{speculation.mode}, {speculation.max_draft_tokens} ahead at most: {right}"
 
 
 def _settings(status: AdminStatus) -> Text:

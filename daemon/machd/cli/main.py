@@ -90,9 +90,11 @@ def _leave(exit_code: int) -> None:
     """Exit, even while a thread is inside native code, which nothing can interrupt.
 
     A model that is still loading is such a thread; unwinding Python under it would abort the
-    process with a core dump instead of the exit code.
+    process with a core dump instead of the exit code. mlx has threads of its own, which Python does
+    not list: on a machine with far too much to do a stop was seen to end that way.
     """
-    if any(thread.daemon for thread in threading.enumerate()):
+    has_native_threads = "mlx.core" in sys.modules
+    if has_native_threads or any(thread.daemon for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)

@@ -8,122 +8,17 @@ caches are opened and treated inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 
+from machd.engine.cache_marks import CacheMarks, can_be_marked, straighten
 from machd.engine.kv_format import PLAIN, KvFormat
-from machd.engine.row_planes import format_of, planes_of
+from machd.engine.row_caches import PrefilledRow, RowCaches, SingleCaches, held_bytes
+from machd.engine.row_planes import format_of, innermost, planes_of
 from machd.engine.slab import RowPositions, SlabCache
 from machd.engine.untyped import Cache
 
 __all__ = ["BatchCaches", "PrefilledRow", "RowCaches", "SingleCaches", "padded_caches"]
-
-
-class RowCaches(Protocol):
-    """What a decoder asks of the caches of its rows."""
-
-    @property
-    def layers(self) -> list[Cache]:
-        """One entry for each cache of the model, as its forward pass takes them."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        ...
-
-    @property
-    def takes_several(self) -> bool:
-        """Whether a pass may take several tokens of a row."""
-        ...
-
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass.
-
-        Args:
-            lengths: Tokens of each row, shorter rows padded; one each unless given.
-        """
-        ...
-
-    def join(self, row: PrefilledRow) -> None:
-        """Add a row behind the others."""
-        ...
-
-    def keep(self, order: Sequence[int]) -> None:
-        """Keep the rows of ``order``, in that order; at least one."""
-        ...
-
-    def clear(self) -> None:
-        """Drop all rows and what they held."""
-        ...
-
-    def wipe(self, row: int) -> None:
-        """Make sure that nothing of a row that went wrong can reach a later one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PrefilledRow:
-    """A prompt whose tokens, all but the last, are in caches.
-
-    Attributes:
-        layers: The caches that hold it, of one row or of several.
-        length: Positions it has there.
-        limit: Positions that prompt and completion may take together.
-        last_token_id: The token that the first decode step starts from.
-        index: Its row in the caches.
-    """
-
-    layers: Sequence[Cache]
-    length: int
-    limit: int
-    last_token_id: int
-    index: int = 0
-
-
-class SingleCaches:
-    """One row, in the caches that the model itself makes."""
-
-    def __init__(self) -> None:
-        """Begin without the row."""
-        self._layers: list[Cache] = []
-
-    @property
-    def layers(self) -> list[Cache]:
-        """The row's own caches."""
-        return self._layers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return _held_bytes(self._layers)
-
-    @property
-    def takes_several(self) -> bool:
-        """Always: to the model it is as if the prompt went on."""
-        return True
-
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
-        """Nothing to prepare: the caches count for themselves."""
-
-    def join(self, row: PrefilledRow) -> None:
-        """Take the row's caches over."""
-        assert not self._layers, "there is one row"
-        assert row.index == 0, "the row was computed alone"
-        self._layers = list(row.layers)
-
-    def keep(self, order: Sequence[int]) -> None:
-        """The only row stays."""
-        assert list(order) == [0], "there is one row"
-
-    def clear(self) -> None:
-        """Drop the row."""
-        self._layers = []
-
-    def wipe(self, row: int) -> None:
-        """Nobody will use them again."""
 
 
 class BatchCaches:
@@ -134,6 +29,8 @@ class BatchCaches:
         self._max_rows = max_rows
         self._positions = RowPositions()
         self._layers: list[Cache] = []
+        self._marks: CacheMarks | None = None
+        self._marked_lengths: list[int] = []
 
     @property
     def layers(self) -> list[Cache]:
@@ -143,15 +40,45 @@ class BatchCaches:
     @property
     def nbytes(self) -> int:
         """Bytes held, room to spare included."""
-        return _held_bytes(self._layers)
+        return held_bytes(self._layers)
 
     @property
     def takes_several(self) -> bool:
         """Whether every layer has standard caches: what pads a row lies behind its end there."""
-        return all(isinstance(cache, SlabCache) for cache in _innermost(self._layers))
+        return not self._others
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether every layer has standard caches, or the only row's can be brought back."""
+        others = self._others
+        is_one = len(self._positions.lengths) == 1
+        return not others or (is_one and all(can_be_marked(cache) for cache in others))
+
+    def mark(self) -> None:
+        """Remember where the rows are."""
+        assert self.takes_drafts, "there is a way back"
+        self._marked_lengths = list(self._positions.lengths)
+        for cache in self._others:
+            straighten(cache, self._marked_lengths[0])
+        self._marks = CacheMarks(self._others)
+
+    def take_back(self, counts: Sequence[int]) -> bool:
+        """Take each row's last positions out again; not done where there is recurrent state."""
+        marks, self._marks = self._marks, None
+        assert marks is not None, "there is a mark"
+        marked = self._marked_lengths
+        added = [one - old for one, old in zip(self._positions.lengths, marked, strict=True)]
+        assert all(0 <= one <= new for one, new in zip(counts, added, strict=True)), (
+            "all came since"
+        )
+        # Whatever is no slab is of one row.
+        is_done = marks.take_back(counts[0], added[0])
+        if not is_done or any(counts):
+            self._positions.cut(counts if is_done else added)
+        return is_done
 
     def open_step(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; of several tokens only where all caches take them."""
+        """Begin a forward pass; of several tokens only where all caches take them, or all of one row."""
         self._positions.open_step(lengths)
 
     def join(self, row: PrefilledRow) -> None:
@@ -174,12 +101,19 @@ class BatchCaches:
         """Drop the batch."""
         self._positions = RowPositions()
         self._layers = []
+        self._marks = None
 
-    def wipe(self, row: int) -> None:
-        """Zero a row's keys and values."""
-        for cache in _innermost(self._layers):
+    def wipe(self, row: int, begin: int = 0) -> None:
+        """Zero a row's keys and values from a position on."""
+        for cache in innermost(self._layers):
             if isinstance(cache, SlabCache):
-                cache.wipe(row)
+                cache.wipe(row, begin)
+
+    @property
+    def _others(self) -> list[Cache]:
+        """The innermost caches that are no slabs."""
+        every = innermost(self._layers)
+        return [cache for cache in every if not isinstance(cache, SlabCache)]
 
     def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
         from mlx_lm.models.cache import ArraysCache, CacheList  # noqa: PLC0415 - after import_mlx_lm()
@@ -262,17 +196,5 @@ def padded_caches(
     return caches, mx.array(padded, dtype=mx.int32)
 
 
-def _held_bytes(caches: Sequence[Cache]) -> int:
-    """Bytes that caches hold."""
-    return sum(int(cache.nbytes) for cache in caches)
-
-
 def _is_list(cache: Cache) -> bool:
     return type(cache).__name__ == "CacheList"
-
-
-def _innermost(caches: Sequence[Cache]) -> list[Cache]:
-    opened: list[Cache] = []
-    for cache in caches:
-        opened.extend(_innermost(cache.caches) if _is_list(cache) else [cache])
-    return opened

@@ -7,93 +7,33 @@ anyone has read them. On the CPU a dispatch waits for most of the work itself, s
 only make every token a step late.
 
 Where a row's grammar leaves no choice, its next tokens are known before they are computed. They go
-through one pass together with the token before them, if that is cheaper than a pass each.
+through one pass together with the token before them, if that is cheaper than a pass each. So do tokens
+that somebody guesses, and then every position of the pass is sampled, to see how many were right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from machd.engine.batch_caches import PrefilledRow, RowCaches
+from machd.engine.certain_tokens import certain_tokens, worthwhile_tokens
+from machd.engine.decode_pass import Chunk, DecodePass, Forward, Passes
+from machd.engine.decoder_row import Decoded, DecoderRow
 from machd.engine.masks import TokenMasks
-from machd.engine.mixed import mixed_caches
-from machd.engine.protocol import RowFault, SampledToken
+from machd.engine.protocol import DraftFault, DraftOutcome, RowFault, SampledToken
 from machd.engine.row_planes import StandingRow
-from machd.engine.sampling import RowSampling, Sampler, Selection
-from machd.engine.untyped import Cache
+from machd.engine.sampling import Sampler, Selection
+from machd.engine.speculation.drafting import Drafting
+from machd.engine.speculation.verification import Draft, Verdict, draft_of, verify
 
-__all__ = ["Chunk", "Decoder", "DecoderRow", "Forward", "SeeLeaving", "worthwhile_tokens"]
-
-_PASS_TOKENS = 20
-"""What a pass costs before its first token, in tokens of one row: 52 ms against 2.6 ms on the CPU
-(docs/internals/performance.md). Elsewhere it is more, and more tokens would be worth while."""
-
-_MAX_CERTAIN_TOKENS = 16
-
-_MIN_GAIN = 1.25
-"""By how much certain tokens have to pay in theory. A pass of several tokens masks its attention and
-computes all their logits, which the reckoning leaves out: at 16 rows what seemed to gain 5 % lost 5."""
-
-_MAX_STRETCH = 2.0
-"""How much longer certain tokens of one row may make a pass that others wait for."""
-
-Forward = Callable[[mx.array, list[Any]], mx.array]
-"""Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
+__all__ = ["Decoder", "SeeLeaving"]
 
 SeeLeaving = Callable[[int, StandingRow], None]
 """Told a slot whose row is about to leave by itself, while its caches are still there."""
-
-
-@dataclass(slots=True, eq=False)
-class DecoderRow:
-    """A running row.
-
-    Attributes:
-        sampling: Parameters and history; its position counts the tokens chosen so far.
-        max_tokens: Tokens that its completion may have.
-        is_gone: It has left; a step that is under way computes it for nobody.
-        steps: Dispatched with it.
-        sound_steps: Of these, read and found to be numbers.
-        certain: Tokens that follow the last one without being sampled: part of the next pass.
-        length: Positions in the caches, those of a pass under way included.
-    """
-
-    slot_index: int
-    sampling: RowSampling
-    max_tokens: int
-    is_gone: bool = False
-    steps: int = 0
-    sound_steps: int = 0
-    certain: tuple[int, ...] = ()
-    length: int = 0
-
-    @property
-    def has_next(self) -> bool:
-        """Whether the row may have another token after those chosen so far."""
-        return self.sampling.position < self.max_tokens
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether its caches are known to hold numbers: all they hold went into tokens read."""
-        return 0 < self.sound_steps == self.steps
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """A forward pass under way.
-
-    Attributes:
-        lengths: Tokens that it takes of each row.
-        logits: [rows, vocabulary], after each row's last token.
-    """
-
-    rows: list[DecoderRow]
-    lengths: list[int]
-    logits: mx.array
 
 
 @dataclass(slots=True)
@@ -118,18 +58,10 @@ class _Step:
         return [row for rows, _ in self.parts for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some of a prompt's tokens, and the caches that hold those before them."""
-
-    token_ids: tuple[int, ...]
-    caches: Sequence[Cache]
-
-
 class Decoder:
     """The rows of one lane. Lives on the engine thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what stands around a lane, each by its name
         self,
         forward: Forward,
         caches: RowCaches,
@@ -138,6 +70,7 @@ class Decoder:
         looks_ahead: bool,
         masks: TokenMasks | None = None,
         see_leaving: SeeLeaving | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """Begin without rows.
 
@@ -149,18 +82,20 @@ class Decoder:
             masks: Makes the masks of guided rows; there are none unless given.
             see_leaving: Sees rows that leave by themselves, as those do that have all their tokens
                 when looking ahead.
+            drafting: Guesses what rows say next; nobody does unless given.
         """
-        self._forward = forward
+        self._passes = Passes(forward, caches, is_eager=looks_ahead)
         self._caches = caches
         self._vocabulary_tokens = vocabulary_tokens
         self._looks_ahead = looks_ahead
         self._masks = masks
         self._see_leaving = see_leaving
+        self._drafting = drafting
         self._rows: list[DecoderRow] = []
         self._token_ids = mx.zeros((0,), dtype=mx.int32)
         self._sampler: Sampler | None = None
         self._sampler_rows: list[DecoderRow] = []
-        self._ahead: _Pass | None = None
+        self._ahead: DecodePass | None = None
 
     @property
     def slot_indices(self) -> frozenset[int]:
@@ -169,8 +104,9 @@ class Decoder:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the rows' caches hold."""
-        return self._caches.nbytes
+        """Bytes that the rows' caches hold, those for guessing included."""
+        guessing = sum(row.drafting.kv_bytes for row in self._rows if row.drafting is not None)
+        return self._caches.nbytes + guessing
 
     @property
     def is_one_token_each(self) -> bool:
@@ -208,64 +144,172 @@ class Decoder:
             self._ahead = None  # who joins now need not wait for it
         self._remove([row for row in self._rows if row.slot_index in slot_indices])
 
-    def decode(self, beside: Chunk | None = None) -> tuple[list[SampledToken], list[RowFault]]:
-        """The next token of every row, and those after it that are certain.
+    def close(self) -> None:
+        """Its rows are forgotten: hold nothing that is not of this lane alone."""
+        _end_drafting(self._rows)
+
+    def decode(self, beside: Chunk | None = None, *, max_draft_tokens: int = 0) -> Decoded:
+        """The next token of every row, those after it that are certain, and those guessed rightly.
 
         Args:
             beside: A prompt's tokens to compute in the same pass; not with looking ahead, and only
                 if the pass is of one token each.
+            max_draft_tokens: Tokens that may be guessed for each row; not with a chunk beside.
 
         Returns:
             Tokens or a fault of each row. With looking ahead, a row that joined while a pass was
             under way has neither yet.
         """
-        current, self._ahead = self._ahead or self._dispatch(beside), None
+        since_s = 0.0
+        pacings = [row.drafting for row in self._rows if row.drafting is not None]
+        drafts = self._draft(max_draft_tokens) if self._ahead is None else []
+        if self._drafting is not None:
+            since_s = self._drafting.now_s()  # guessing is counted by itself
+        if drafts:
+            current = self._passes.dispatch_drafted(self._rows, self._token_ids, drafts)
+            decoded = self._decode_drafted(current, drafts)
+        else:
+            current, self._ahead = self._ahead or self._dispatch(beside), None
+            decoded = self._decode_plainly(current, max_draft_tokens=max_draft_tokens)
+        if self._drafting is not None and beside is None:
+            self._drafting.observe_pass(pacings, max(current.lengths), since_s)
+        return decoded
+
+    def _decode_plainly(self, current: DecodePass, *, max_draft_tokens: int) -> Decoded:
         step = self._sample(current)
         if self._looks_ahead:
             step.certain = self._foresee(step.rows)
             self._let_leave()
-            self._ahead = self._dispatch() if self._rows else None
+            if self._rows and not (max_draft_tokens and self._expects_guess()):
+                self._ahead = self._dispatch()
         return self._read(step)
+
+    def _expects_guess(self) -> bool:
+        """Whether a guess may follow the next token, so that it has to be seen before a next pass."""
+        drafting = self._drafting
+        if drafting is None or not self._caches.takes_drafts:
+            return False
+        rows = [row.drafting for row in self._rows if row.drafting is not None]
+        return drafting.expects_guess(rows)
+
+    def _draft(self, max_tokens: int) -> list[Draft]:
+        """What is guessed for each row, as far as it pays; empty where nothing is for any of them."""
+        drafting = self._drafting
+        if drafting is None or max_tokens < 1 or not self._caches.takes_drafts:
+            return []
+        rows = [row.drafting for row in self._rows if row.drafting is not None]
+        # After its guesses a row says one token more.
+        limits = [max(0, min(max_tokens, row.tokens_left - 1)) for row in self._rows]
+        proposed = drafting.guess(rows, limits)
+        if not any(proposed):
+            return []
+        drafts = [
+            draft_of(row.sampling, guess, limit if guess else 0)
+            for row, guess, limit in zip(self._rows, proposed, limits, strict=True)
+        ]
+        lengths = drafting.worthwhile_tokens(rows, [len(draft.token_ids) for draft in drafts])
+        if not any(lengths):
+            return []
+        return [draft.first(length) for draft, length in zip(drafts, lengths, strict=True)]
+
+    def _decode_drafted(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
+        """What comes of a pass over every row's last token and its guesses."""
+        slot_indices = [row.slot_index for row in current.rows]
+        try:
+            verdicts = verify(
+                drafts, slot_indices, current.logits, self._vocabulary_tokens, self._masks
+            )
+        except Exception:  # noqa: BLE001 - the same comes again without guesses, from its own row
+            return self._decode_undrafted(current, drafts)
+        if not all(one.tokens[-1] for one in verdicts):
+            return self._decode_again(current, drafts)
+        self._take_back(current, drafts, [one.accepted_tokens for one in verdicts])
+        return self._conclude(current.rows, drafts, verdicts)
+
+    def _decode_undrafted(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
+        """Go on as if nothing had been guessed."""
+        self._take_back(current, drafts, [0 for _ in drafts])
+        places = [0]
+        for draft in drafts[:-1]:
+            places.append(places[-1] + len(draft.samplings))
+        logits = current.logits[mx.array(places, dtype=mx.int32)]
+        return self._read(self._sample(replace(current, logits=logits)))
+
+    def _decode_again(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
+        """Compute a pass anew without its guesses, of which some may have made what is no number.
+
+        Attention weighs a later token's values with zero, which of those that are no numbers makes
+        others of their kind: so they reach the tokens before them.
+        """
+        assert self._caches.take_back(current.lengths), "a whole pass can be taken back"
+        decoded = Decoded()
+        token_ids: Any = current.token_ids.tolist()
+        for place, (row, draft) in enumerate(zip(current.rows, drafts, strict=True)):
+            certain = current.lengths[place] - len(draft.token_ids)
+            row.length -= current.lengths[place]
+            row.steps -= 1
+            row.certain = tuple(token_ids[place][1:certain])
+            self._caches.wipe(place, row.length)
+            self._note_outcome(decoded, row, len(draft.token_ids), 0)
+        decoded.add(self._decode_plainly(self._dispatch(), max_draft_tokens=0))
+        return decoded
+
+    def _note_outcome(self, decoded: Decoded, row: DecoderRow, drafted: int, accepted: int) -> None:
+        if row.drafting is not None and drafted and self._drafting is not None:
+            decoded.drafts.append(DraftOutcome(row.slot_index, drafted, accepted))
+            self._drafting.observe_verdict(row.drafting, drafted, accepted)
+
+    def _take_back(
+        self, current: DecodePass, drafts: Sequence[Draft], accepted_tokens: Sequence[int]
+    ) -> None:
+        """Take guesses that were wrong out of the caches."""
+        rejected = [
+            len(draft.token_ids) - accepted
+            for draft, accepted in zip(drafts, accepted_tokens, strict=True)
+        ]
+        kept = [length - count for length, count in zip(current.lengths, rejected, strict=True)]
+        for row, count in zip(current.rows, rejected, strict=True):
+            row.length -= count
+        if not self._caches.take_back(rejected):
+            # They are as before the pass, which is computed again as far as it was right.
+            self._passes.compute_again(current, kept)
+
+    def _conclude(
+        self, rows: Sequence[DecoderRow], drafts: Sequence[Draft], verdicts: Sequence[Verdict]
+    ) -> Decoded:
+        """Let every row go on from what it has said."""
+        decoded = Decoded()
+        last = [one.tokens[-1] for one in verdicts]
+        next_ids = [0 if token is None else token.token_id for token in last]
+        self._token_ids = mx.array(next_ids, dtype=mx.int32)
+        for place, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
+            self._note_outcome(decoded, row, len(draft.token_ids), verdict.accepted_tokens)
+            row.sampling.take(verdict.sampling)
+            guide = row.sampling.guide
+            is_known = guide is not None and bool(guide.take_forced(1))
+            cause = self._judge(row, last[place], is_known=is_known)
+            if cause is not None:
+                decoded.faults.append(RowFault(row.slot_index, cause))
+                continue
+            decoded.tokens += [token for token in verdict.tokens if token is not None]
+            if not verdict.is_clean:
+                self._caches.wipe(place, row.length)
+        self._drop_faulty(decoded)
+        return self._tell(decoded, self._foresee(rows))
 
     def _let_leave(self) -> None:
         """Rows that have all their tokens leave before the next pass computes them for nobody."""
-        leaving = [row for row in self._rows if not row.has_next]
+        leaving = [row for row in self._rows if row.tokens_left < 1]
         for row in leaving:
             standing = self.standing(row.slot_index)
             if standing is not None and self._see_leaving is not None:
                 self._see_leaving(row.slot_index, standing)
         self._remove(leaving)
 
-    def _dispatch(self, beside: Chunk | None = None) -> _Pass:
-        rows = list(self._rows)
-        assert rows, "a pass has rows"
-        lengths = [1 + len(row.certain) for row in rows]
-        longest = max(lengths)
-        self._caches.open_step(lengths if longest > 1 else None)
-        token_ids, layers = self._token_ids[:, None], self._caches.layers
-        if longest > 1:
-            certain = [[*row.certain, *[0] * (longest - 1 - len(row.certain))] for row in rows]
-            token_ids = mx.concatenate([token_ids, mx.array(certain, dtype=mx.int32)], axis=1)
-        if beside is not None:
-            assert longest == 1, "a pass with a chunk is of one token each"
-            layers = mixed_caches(layers, beside.caches, len(beside.token_ids))
-            chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
-            token_ids = mx.concatenate([token_ids, chunk])
-        logits = self._forward(token_ids, layers)[: len(rows)]
-        if longest > 1:
-            last = mx.array(lengths, dtype=mx.int32) - 1
-            logits = logits[mx.arange(len(rows)), last]
-        else:
-            logits = logits[:, -1, :]
-        for row, length in zip(rows, lengths, strict=True):
-            row.steps += 1
-            row.length += length
-            row.certain = ()
-        if self._looks_ahead or any(row.sampling.guide is not None for row in rows):
-            mx.async_eval(logits)
-        return _Pass(rows, lengths, logits)
+    def _dispatch(self, beside: Chunk | None = None) -> DecodePass:
+        return self._passes.dispatch(self._rows, self._token_ids, beside)
 
-    def _sample(self, current: _Pass) -> _Step:
+    def _sample(self, current: DecodePass) -> _Step:
         """All rows in one call; if it fails, each row alone, to find out whose fault it is."""
         rows, logits = current.rows, current.logits
         stays = [i for i, row in enumerate(rows) if not row.is_gone]
@@ -328,7 +372,10 @@ class Decoder:
         Returns:
             Slot index to what the pass takes of the row besides its last token.
         """
-        waiting = [_certain_tokens(row) if row in sampled else 0 for row in self._rows]
+        waiting = [
+            certain_tokens(row.sampling, row.max_tokens) if row in sampled else 0
+            for row in self._rows
+        ]
         if not any(waiting) or not self._caches.takes_several:
             return {}
         longest = worthwhile_tokens(waiting)
@@ -339,41 +386,63 @@ class Decoder:
                 row.sampling.add(row.certain)
         return {row.slot_index: row.certain for row in self._rows if row.certain}
 
-    def _read(self, step: _Step) -> tuple[list[SampledToken], list[RowFault]]:
+    def _read(self, step: _Step) -> Decoded:
         faults = [RowFault(row.slot_index, cause) for row, cause in step.failed if not row.is_gone]
-        chosen: dict[int, SampledToken] = {}
+        decoded = Decoded(faults=faults)
         for rows, selection in step.parts:
             sound, poisoned = selection.read(
                 [row.slot_index for row in rows], [row.sampling.params for row in rows]
             )
             by_slot = {token.slot_index: token for token in sound}
             for row in rows:
-                cause = self._judge(row, by_slot.get(row.slot_index), step)
+                token = by_slot.get(row.slot_index)
+                cause = self._judge(row, token, is_known=row.slot_index in step.known)
                 if row.is_gone:
                     continue
-                if cause is None:
-                    chosen[row.slot_index] = by_slot[row.slot_index]
-                else:
-                    faults.append(RowFault(row.slot_index, cause))
+                if cause is not None:
+                    decoded.faults.append(RowFault(row.slot_index, cause))
+                elif token is not None:
+                    decoded.tokens.append(token)
             self._remove([row for row in rows if row.slot_index in poisoned])
-        faulty = {fault.slot_index for fault in faults}
-        self._remove([row for row in self._rows if row.slot_index in faulty])
-        certain = step.certain if self._looks_ahead else self._foresee(step.rows)
-        tokens: list[SampledToken] = []
-        for slot_index, token in chosen.items():
-            tokens.append(token)
-            tokens += [SampledToken(slot_index, one) for one in certain.get(slot_index, ())]
-        return tokens, faults
+        self._drop_faulty(decoded)
+        return self._tell(decoded, step.certain if self._looks_ahead else self._foresee(step.rows))
 
-    def _judge(self, row: DecoderRow, token: SampledToken | None, step: _Step) -> Exception | None:
-        """Take a row's token in; returns what is wrong with it."""
+    def _drop_faulty(self, decoded: Decoded) -> None:
+        faulty = {fault.slot_index for fault in decoded.faults}
+        self._remove([row for row in self._rows if row.slot_index in faulty])
+
+    def _tell(self, decoded: Decoded, certain: Mapping[int, tuple[int, ...]]) -> Decoded:
+        """Add the tokens that are certain to those that were chosen, and let guessing know of both."""
+        said: dict[int, list[SampledToken]] = {}
+        for token in decoded.tokens:
+            said.setdefault(token.slot_index, []).append(token)
+        for slot_index, tokens in said.items():
+            tokens += [SampledToken(slot_index, one) for one in certain.get(slot_index, ())]
+        decoded.tokens = [token for tokens in said.values() for token in tokens]
+        for row in self._rows:
+            if row.drafting is not None:
+                row.drafting.extend([one.token_id for one in said.get(row.slot_index, ())])
+                if (cause := row.drafting.take_fault()) is not None:
+                    decoded.draft_faults.append(DraftFault(row.slot_index, cause))
+        return decoded
+
+    def _judge(
+        self, row: DecoderRow, token: SampledToken | None, *, is_known: bool
+    ) -> Exception | None:
+        """Take a row's token in; returns what is wrong with it.
+
+        Args:
+            row: It.
+            token: None where the logits are not numbers.
+            is_known: Whether it was decided beforehand, so that the guide need not be told.
+        """
         if token is None:
             return FloatingPointError("the row's logits are not numbers")
         row.sound_steps += 1
         guide = row.sampling.guide
         if guide is None or row.is_gone:
             return None
-        if row.slot_index not in step.known:
+        if not is_known:
             try:
                 guide.see(token.token_id)
             except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
@@ -391,6 +460,7 @@ class Decoder:
         before = self._rows
         if not any(row in rows for row in before):
             return
+        _end_drafting(row for row in before if row in rows)
         order = _compact([row in rows for row in before])
         self._rows = [before[i] for i in order]
         self._token_ids = self._token_ids[mx.array(order, dtype=mx.int32)]
@@ -407,32 +477,10 @@ class Decoder:
                 self._caches.wipe(place)
 
 
-def worthwhile_tokens(waiting: Sequence[int]) -> int:
-    """How many tokens of each row the next pass takes, so that it makes the most in its time.
-
-    Rows are padded to the longest, so one row's certain tokens cost as much in every row.
-
-    Args:
-        waiting: Certain tokens of each row, besides the one that it starts from.
-    """
-    rows = len(waiting)
-    best, best_rate = 1, _MIN_GAIN * rows / (_PASS_TOKENS + rows)
-    for tokens in range(2, 2 + min(max(waiting), _MAX_CERTAIN_TOKENS)):
-        cost = _PASS_TOKENS + rows * tokens
-        if rows > 1 and cost > _MAX_STRETCH * (_PASS_TOKENS + rows):
-            break
-        rate = (rows + sum(min(one, tokens - 1) for one in waiting)) / cost
-        if rate > best_rate:
-            best, best_rate = tokens, rate
-    return best
-
-
-def _certain_tokens(row: DecoderRow) -> int:
-    """Tokens that a row may take without sampling; none where each has to be looked at."""
-    sampling = row.sampling
-    if sampling.guide is None or sampling.params.top_logprobs is not None:
-        return 0
-    return min(len(sampling.guide.forced), row.max_tokens - sampling.position)
+def _end_drafting(rows: Iterable[DecoderRow]) -> None:
+    for row in rows:
+        if row.drafting is not None:
+            row.drafting.close()
 
 
 def _compact(is_gone: Sequence[bool]) -> list[int]:

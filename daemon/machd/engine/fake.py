@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.block_protocol import SavedBlock
@@ -25,9 +25,12 @@ from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.guide import RowGuide, guide_of
 from machd.engine.protocol import (
     DecodeRow,
+    DraftFault,
+    DraftOutcome,
     MemoryReading,
     ModelDescription,
     PrefillChunk,
+    ProposerKind,
     RowFault,
     SampledToken,
     SamplingParams,
@@ -37,13 +40,17 @@ from machd.engine.protocol import (
 )
 from machd.errors import GrammarError
 
-__all__ = ["FakeEngine", "FakeFaults", "Script", "lettered", "spelled"]
+__all__ = ["FakeEngine", "FakeFaults", "Guesses", "Script", "lettered", "spelled"]
 
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
 """What a row says where its grammar does not allow what the script says."""
 
 Script = Callable[[tuple[int, ...], SamplingParams, int], int]
 """Prompt, parameters and position to the token id there."""
+
+Guesses = Callable[[int, int], tuple[int, int]]
+"""A row's position and the most that may be guessed there to how many tokens are, and how many of them
+are right."""
 
 
 def lettered(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
@@ -66,6 +73,7 @@ class FakeFaults:
     Attributes:
         step_errors: Step number to what ``run`` raises there.
         row_errors: (slot index, position) to the row's fault there.
+        draft_errors: The same for guessing, of which the row has none from there on.
         reset_error: What ``reset`` raises.
         lost_loads: Digests of blocks that the second tier has and cannot read.
         dropped_saves: Digests of blocks that it does not write; the next step's result says so.
@@ -73,6 +81,7 @@ class FakeFaults:
 
     step_errors: dict[int, Exception] = field(default_factory=dict)
     row_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
+    draft_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
     reset_error: Exception | None = None
     lost_loads: set[bytes] = field(default_factory=set)
     dropped_saves: set[bytes] = field(default_factory=set)
@@ -87,10 +96,11 @@ class _Row:
     completion: list[int] = field(default_factory=list)
     position: int = 0
     computed_tokens: int = 0
+    is_guessed_for: bool = True
 
     @property
     def computed(self) -> tuple[int, ...]:
-        """The tokens that went through the made-up model: never those of the last result."""
+        """The tokens that went through the made-up model: of the last result those guessed alone."""
         return (*self.prompt, *self.completion)[: self.computed_tokens]
 
     @property
@@ -99,7 +109,11 @@ class _Row:
 
 
 class FakeEngine:
-    """Rows that follow a script."""
+    """Rows that follow a script.
+
+    Attributes:
+        guesses: How much of it is guessed ahead where a plan allows that; nobody guesses for None.
+    """
 
     def __init__(
         self,
@@ -123,6 +137,9 @@ class FakeEngine:
             disk: The second tier of blocks; what an engine leaves in it, another one finds.
         """
         self._script = script
+        self.guesses: Guesses | None = None
+        self._verified: list[DraftOutcome] = []
+        self._unguessed: list[DraftFault] = []
         self._faults = faults or FakeFaults()
         self._before_step = before_step
         self._rows: dict[int, _Row] = {}
@@ -138,7 +155,10 @@ class FakeEngine:
     @property
     def model(self) -> ModelDescription:
         """A made-up model of 257 tokens: the bytes and an end."""
-        return self._model
+        if self.guesses is None:
+            return self._model
+        reason = "there is a script of guesses"
+        return replace(self._model, proposer=ProposerKind.NGRAM, proposer_reason=reason)
 
     @property
     def tokenizer(self) -> FakeTokenizer:
@@ -161,6 +181,7 @@ class FakeEngine:
         step, self._step = self._step, self._step + 1
         if step in self._faults.step_errors:
             raise self._faults.step_errors[step]
+        self._verified, self._unguessed = [], []
         outcomes = [one for chunk in plan.prefill for one in self._prefill(chunk)]
         outcomes += [one for row in plan.decode for one in self._decode(row)]
         return StepResult(
@@ -169,6 +190,8 @@ class FakeEngine:
             held,
             lost,
             unsaved,
+            tuple(self._verified),
+            tuple(self._unguessed),
         )
 
     def memory(self) -> MemoryReading:
@@ -211,17 +234,44 @@ class FakeEngine:
         return self._next(chunk.slot_index, row) if chunk.is_last else []
 
     def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
-        return self._next(decode.slot_index, self._rows[decode.slot_index])
+        slot_index, row = decode.slot_index, self._rows[decode.slot_index]
+        drafted, accepted = self._guess(slot_index, row, decode.max_draft_tokens)
+        said = self._next(slot_index, row, accepted)
+        if drafted and not isinstance(said[0], RowFault):
+            self._verified.append(DraftOutcome(slot_index, drafted, accepted))
+        return said
 
-    def _next(self, slot_index: int, row: _Row) -> list[SampledToken | RowFault]:
+    def _guess(self, slot_index: int, row: _Row, max_tokens: int) -> tuple[int, int]:
+        """How many tokens are guessed, and how many are right, none of which is one that fails."""
+        # After its guesses a row says one token more.
+        max_tokens = min(max_tokens, row.room_tokens - 1)
+        if self.guesses is None or not row.is_guessed_for or max_tokens < 1:
+            return 0, 0
+        fault = self._faults.draft_errors.get((slot_index, row.position))
+        if fault is not None:
+            row.is_guessed_for = False
+            self._unguessed.append(DraftFault(slot_index, fault))
+            return 0, 0
+        drafted, right = self.guesses(row.position, max_tokens)
+        assert 0 <= right <= drafted <= max_tokens, "a script of guesses keeps to its bounds"
+        sound = range(row.position + 1, row.position + 1 + right)
+        failing = (at - sound.start for at in sound if (slot_index, at) in self._faults.row_errors)
+        return drafted, next(failing, right)
+
+    def _next(
+        self, slot_index: int, row: _Row, guessed_tokens: int = 0
+    ) -> list[SampledToken | RowFault]:
+        """The tokens of a step: those that were guessed rightly, one, and those certain after it."""
         fault = self._faults.row_errors.get((slot_index, row.position))
-        computed_tokens, row.computed_tokens = len(row.prompt) + row.position, 0
+        computed_tokens, row.computed_tokens = len(row.prompt) + row.position + guessed_tokens, 0
         if fault is not None:
             return [RowFault(slot_index, fault)]
+        tokens: list[SampledToken | RowFault] = []
         try:
-            tokens: list[SampledToken | RowFault] = [
-                self._token(slot_index, row, one) for one in self._choose(row)
+            tokens += [
+                self._token(slot_index, row, self._choose_one(row)) for _ in range(guessed_tokens)
             ]
+            tokens += [self._token(slot_index, row, one) for one in self._choose(row)]
         except GrammarError as error:
             return [RowFault(slot_index, error)]
         row.computed_tokens = computed_tokens
@@ -229,18 +279,22 @@ class FakeEngine:
 
     def _choose(self, row: _Row) -> list[int]:
         """The script's token or what comes nearest to it, and those that are certain after it."""
+        chosen = self._choose_one(row)
+        if row.guide is None:
+            return [chosen]
+        return [chosen, *row.guide.take_forced(row.room_tokens - 1)]
+
+    def _choose_one(self, row: _Row) -> int:
+        """What comes next, which a guide may have decided."""
         guide = row.guide
+        if guide is not None and guide.forced:
+            return guide.take_forced(1)[0]
+        wanted = self._script(row.prompt, row.sampling, row.position)
         if guide is None:
-            return [self._script(row.prompt, row.sampling, row.position)]
-        if not guide.forced:
-            wanted = self._script(row.prompt, row.sampling, row.position)
-            chosen = wanted if not guide.needs_mask else _nearest(wanted, guide)
-            guide.see(chosen)
-            row.position += 1
-            certain = guide.take_forced(row.room_tokens)
-            row.position -= 1
-            return [chosen, *certain]
-        return guide.take_forced(row.room_tokens)
+            return wanted
+        chosen = wanted if not guide.needs_mask else _nearest(wanted, guide)
+        guide.see(chosen)
+        return chosen
 
     def _token(self, slot_index: int, row: _Row, token_id: int) -> SampledToken:
         row.position += 1

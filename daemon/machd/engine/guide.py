@@ -7,6 +7,7 @@ who advances the row's matcher.
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from enum import Enum, auto
 
 from machd.clock import thread_cpu_s
@@ -62,6 +63,24 @@ class RowGuide:
             self._force_certain()
         elif self._phase is _Phase.THINKING:
             self._end_long_thoughts()
+
+    def fork(self) -> RowGuide:
+        """Another that goes on from here, without changing this one."""
+        forked = copy(self)
+        forked.matcher = None if self.matcher is None else self.matcher.deep_copy()
+        forked.forced = self.forced.copy()
+        forked._thoughts = self._thoughts.copy()  # noqa: SLF001 - of the same class
+        return forked
+
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next."""
+        if self.forced:
+            return token_id == self.forced[0]
+        if self.matcher is None or token_id == self.also_allowed:
+            return True
+        if token_id in self.eos_token_ids:
+            return self.masks_by_matcher and self.matcher.is_accepting()
+        return not self.masks_by_matcher or self.matcher.validate_tokens([token_id]) == 1
 
     @property
     def is_done(self) -> bool:

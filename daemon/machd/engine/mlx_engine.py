@@ -15,7 +15,9 @@ from machd.engine.batch_caches import BatchCaches, RowCaches, SingleCaches
 from machd.engine.block_key import block_key
 from machd.engine.block_protocol import SavedBlock
 from machd.engine.block_store import BlockStore, SecondTier
-from machd.engine.decoder import Chunk, Decoder, DecoderRow
+from machd.engine.decode_pass import Chunk
+from machd.engine.decoder import Decoder
+from machd.engine.decoder_row import Decoded, DecoderRow
 from machd.engine.device import available_memory_bytes, give_memory_back
 from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.grammar import LlguidanceCompiler
@@ -29,8 +31,8 @@ from machd.engine.protocol import (
     MemoryReading,
     ModelDescription,
     PrefillChunk,
+    ProposerKind,
     RowFault,
-    SampledToken,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -38,6 +40,8 @@ from machd.engine.protocol import (
 )
 from machd.engine.row_planes import StandingRow, make_row_caches
 from machd.engine.sampling import RowSampling
+from machd.engine.speculation.drafting import Drafting
+from machd.engine.speculation.proposer import Proposer
 from machd.engine.untyped import Cache
 
 __all__ = ["MlxEngine"]
@@ -59,6 +63,7 @@ class MlxEngine:
         looks_ahead: bool | None = None,
         leaves_blocks: bool = True,
         block_files: SecondTier | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         """Take over a loaded model and compute a first token that nobody waits for.
 
@@ -70,11 +75,19 @@ class MlxEngine:
             leaves_blocks: Whether blocks may be wanted of rows that have left by themselves.
             block_files: The second tier of blocks, which the engine closes; there is none unless
                 given.
+            proposer: Guesses what rows say next, and is closed by the engine; nobody does unless
+                given.
         """
         self._loaded: LoadedModel | None = loaded
         self._model: Any = loaded.model
         self._kv_format = loaded.kv_format
-        self._description = replace(loaded.description, block_key=block_key(loaded))
+        self._description = replace(
+            loaded.description,
+            block_key=block_key(loaded),
+            proposer=ProposerKind.OFF if proposer is None else proposer.kind,
+        )
+        width = loaded.description.vocabulary_tokens
+        self._drafting = None if proposer is None else Drafting(proposer, SystemClock(), width)
         self._tokenizer = loaded.tokenizer
         self._max_rows = max_rows
         is_cpu = loaded.description.backend == "cpu"
@@ -119,30 +132,30 @@ class MlxEngine:
         """See to blocks, free, prefill, decode. A row's sampler may fail alone, a pass may not."""
         blocks = self._blocks.apply(plan.blocks, self._standing)
         self._release(plan.release)
-        tokens: list[SampledToken] = []
-        faults: list[RowFault] = []
+        step = Decoded()
         turns = self._lanes(row.slot_index for row in plan.decode)
         if self._can_mix and turns == [self._batch] and self._is_mixable(plan):
-            self._mix(plan.prefill[0], tokens, faults)
+            self._mix(plan.prefill[0], step)
             turns = []
         else:
-            newcomers = self._prefill(plan.prefill, faults)
+            newcomers = self._prefill(plan.prefill, step.faults)
             if not turns:
                 # Newcomers share the turn of their lane, or have one of their own in an empty one.
                 lanes = self._lanes(newcomers)
                 turns = [lane for lane in lanes if lane.slot_indices <= set(newcomers)]
+        max_draft_tokens = min((row.max_draft_tokens for row in plan.decode), default=0)
         for lane in turns:
-            lane_tokens, lane_faults = lane.decode()
-            tokens += lane_tokens
-            faults += lane_faults
-        self._left.forget(fault.slot_index for fault in faults)
+            step.add(lane.decode(max_draft_tokens=max_draft_tokens))
+        self._left.forget(fault.slot_index for fault in step.faults)
         self._give_back(blocks.dropped_bytes)
         return StepResult(
-            tuple(tokens),
-            tuple(faults),
+            tuple(step.tokens),
+            tuple(step.faults),
             tuple(blocks.held.values()),
             tuple(blocks.lost),
             tuple(dict.fromkeys(blocks.unsaved)),
+            tuple(step.drafts),
+            tuple(step.draft_faults),
         )
 
     def memory(self) -> MemoryReading:
@@ -168,6 +181,8 @@ class MlxEngine:
         if max_rows is not None:
             self._max_rows = max_rows
         self._prefills.clear()
+        for lane in (self._batch, *self._serial.values()):
+            lane.close()
         self._serial.clear()
         self._left.clear()
         self._batch = self._decoder(BatchCaches(self._max_rows))
@@ -177,6 +192,8 @@ class MlxEngine:
         """Drop the weights and all blocks."""
         self.reset()
         self._blocks.close()
+        if self._drafting is not None:
+            self._drafting.close()
         self._model = None
         self._loaded = None
         mx.clear_cache()
@@ -197,7 +214,8 @@ class MlxEngine:
     def _release(self, slot_indices: Sequence[int]) -> None:
         for slot_index in slot_indices:
             self._prefills.pop(slot_index, None)
-            self._serial.pop(slot_index, None)
+            if (lane := self._serial.pop(slot_index, None)) is not None:
+                lane.close()
         self._left.forget(slot_indices)
         self._batch.leave(slot_indices)
 
@@ -217,19 +235,17 @@ class MlxEngine:
         """Whether prompt tokens can go into the pass that decodes."""
         return len(plan.prefill) == 1 and self._batch.is_one_token_each
 
-    def _mix(self, chunk: PrefillChunk, tokens: list[SampledToken], faults: list[RowFault]) -> None:
+    def _mix(self, chunk: PrefillChunk, step: Decoded) -> None:
         """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
         self._open(chunk)
         prefill = self._prefills[chunk.slot_index]
         token_ids = prefill.take(chunk)
         beside = Chunk(token_ids, prefill.caches) if token_ids else None
-        batch_tokens, batch_faults = self._batch.decode(beside)
-        tokens += batch_tokens
-        faults += batch_faults
+        step.add(self._batch.decode(beside))
         if beside is not None:
             prefill.wait()
         if chunk.is_last:
-            self._seat(chunk.slot_index, faults)
+            self._seat(chunk.slot_index, step.faults)
 
     def _open(self, chunk: PrefillChunk) -> None:
         if chunk.opens:
@@ -281,7 +297,10 @@ class MlxEngine:
         if opening.lane is Lane.SERIAL:
             lane = self._serial[slot_index] = self._decoder(SingleCaches())
         max_tokens = opening.reserved_tokens - len(prefill.prompt)
-        lane.join(DecoderRow(slot_index, sampling, max_tokens), prefill.finish())
+        row = DecoderRow(slot_index, sampling, max_tokens)
+        if self._drafting is not None:
+            row.drafting = self._drafting.open(prefill.prompt, opening.sampling)
+        lane.join(row, prefill.finish())
         return True
 
     def _make_caches(self) -> list[Cache]:
@@ -295,6 +314,7 @@ class MlxEngine:
             looks_ahead=self._looks_ahead,
             masks=self._masks,
             see_leaving=self._see_leaving,
+            drafting=self._drafting,
         )
 
     def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:

@@ -6,7 +6,9 @@ imported with care; everything that computes then happens on the thread that loa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from machd.settings.model import Settings
 
 if TYPE_CHECKING:
     from machd.engine.loader import LoadedModel  # imports mlx
+    from machd.engine.speculation.proposer import Proposer
 
 __all__ = ["engine_loader"]
 
@@ -71,6 +74,7 @@ def engine_loader(
 
         from machd.engine.kv_format import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = measure_blas(choice)
@@ -99,19 +103,34 @@ def engine_loader(
         )
         for note in loaded.notes:
             log.warning("model.note", note=note)
-        return _engine(loaded, settings, block_directory)
+        guessing = choose_proposer(
+            settings, loaded, cache_directory=cache_directory, progress=progress
+        )
+        description = replace(loaded.description, proposer_reason=guessing.reason)
+        loaded = replace(loaded, description=description)
+        return _engine(loaded, settings, block_directory, guessing.proposer)
 
     return load
 
 
-def _engine(loaded: LoadedModel, settings: Settings, block_directory: Path | None) -> Engine:
+def _engine(
+    loaded: LoadedModel,
+    settings: Settings,
+    block_directory: Path | None,
+    proposer: Proposer | None = None,
+) -> Engine:
     from machd.engine.block_files import BlockFiles  # noqa: PLC0415 - for those who have a directory
     from machd.engine.block_key import block_key  # noqa: PLC0415 - imports mlx
     from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
-    max_rows = settings.continuous_batching.max_b
+    make_engine = functools.partial(
+        MlxEngine,
+        loaded,
+        max_rows=settings.continuous_batching.max_b,
+        proposer=proposer,
+    )
     if block_directory is None:
-        return MlxEngine(loaded, max_rows=max_rows, leaves_blocks=settings.cache.prefix)
+        return make_engine(leaves_blocks=settings.cache.prefix)
     budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
     block_files = BlockFiles(block_directory, block_key(loaded), budget_bytes=budget_bytes)
     try:
@@ -121,7 +140,7 @@ def _engine(loaded: LoadedModel, settings: Settings, block_directory: Path | Non
                 count=damaged,
                 advice="see that nothing else writes to cache.disk_dir, and that its disk is well",
             )
-        return MlxEngine(loaded, max_rows=max_rows, block_files=block_files)
+        return make_engine(block_files=block_files)
     except BaseException:
         block_files.close(within_s=0)
         raise

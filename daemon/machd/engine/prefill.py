@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from machd.engine.batch_caches import PrefilledRow, padded_caches
-from machd.engine.decoder import Forward
+from machd.engine.decode_pass import Forward
 from machd.engine.kv_format import KvFormat
 from machd.engine.protocol import PrefillChunk
 from machd.engine.row_planes import StandingRow

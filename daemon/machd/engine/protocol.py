@@ -12,6 +12,8 @@ The rules of the seam, which the contract suite proves for every engine:
   computing that step when the row joined.
 - From its first token on a decode row yields a token a step, and more where its grammar leaves no
   choice for the next ones. The engine may already be computing the next one when it answers.
+- Where the plan allows drafts, the engine may guess a row's next tokens, compute them together and
+  yield those that it would have chosen anyway: what a row says does not depend on it.
 - The rows of :attr:`Lane.BATCH` compute together: a plan decodes all of them or none. A row of
   :attr:`Lane.SERIAL` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
@@ -37,6 +39,8 @@ __all__ = [
     "DecodeRow",
     "Detokenizer",
     "DiskReading",
+    "DraftFault",
+    "DraftOutcome",
     "Engine",
     "Grammar",
     "GrammarCompiler",
@@ -44,6 +48,7 @@ __all__ = [
     "MemoryReading",
     "ModelDescription",
     "PrefillChunk",
+    "ProposerKind",
     "RowFault",
     "SampledToken",
     "SamplingParams",
@@ -161,11 +166,32 @@ class PrefillChunk:
         return self.start == 0 or self.reused is not None
 
 
+class ProposerKind(StrEnum):
+    """Who guesses what a row says next, as ``speculation.mode`` spells it."""
+
+    OFF = "off"
+    """Nobody."""
+
+    NGRAM = "ngram"
+    """What followed the same words before, in prompt and completion."""
+
+    DRAFT = "draft"
+    """A small model."""
+
+    DFLASH = "dflash"
+    """A block-diffusion draft."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One running row that wants its next token."""
+    """One running row that wants its next token.
+
+    Attributes:
+        max_draft_tokens: Tokens that may be guessed ahead of it and verified in the same pass.
+    """
 
     slot_index: int
+    max_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +246,41 @@ class RowFault:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """Tokens that were guessed for a row and verified in this step.
+
+    Attributes:
+        drafted_tokens: How many were; at least one.
+        accepted_tokens: How many of them, from the first on, are what the row says. They are in its
+            caches, so after them comes one token more, which is not.
+    """
+
+    slot_index: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFault:
+    """Guessing failed for a row, which goes on without; ``cause`` goes to the log."""
+
+    slot_index: int
+    cause: Exception = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step made.
 
     Attributes:
-        tokens: At least one for each row that the plan decodes, those that are certain included.
+        tokens: At least one for each row that the plan decodes, those that are certain and those
+            that were guessed rightly included.
         faults: Rows that have none because they failed.
         held_blocks: Blocks that are in memory since this step, with their size.
         lost_blocks: Numbers of those that could not be stored or loaded.
         unsaved_blocks: Digests that the second tier was to keep since earlier steps, and does not.
+        drafts: What came of the guesses, for each row that had some.
+        draft_faults: Rows that nobody guesses for any more.
     """
 
     tokens: tuple[SampledToken, ...] = ()
@@ -236,6 +288,8 @@ class StepResult:
     held_blocks: tuple[HeldBlock, ...] = ()
     lost_blocks: tuple[int, ...] = ()
     unsaved_blocks: tuple[bytes, ...] = ()
+    drafts: tuple[DraftOutcome, ...] = ()
+    draft_faults: tuple[DraftFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +350,8 @@ class ModelDescription:
         device_memory_bytes: What the device can hold in all; 0 where nobody knows.
         block_key: Of all that decides what a block of given tokens holds: the weights, the dtype, how
             caches are kept, the versions of what computes. Blocks of another key are of no use.
+        proposer: Who guesses tokens ahead.
+        proposer_reason: Why that is so, for the operator.
     """
 
     model_id: str
@@ -313,6 +369,8 @@ class ModelDescription:
     created_unix_s: int
     device_memory_bytes: int = 0
     block_key: bytes = b""
+    proposer: ProposerKind = ProposerKind.OFF
+    proposer_reason: str = ""
 
 
 class GrammarCompiler(Protocol):

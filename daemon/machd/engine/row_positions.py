@@ -68,6 +68,11 @@ class RowPositions:
         self.limits = [self.limits[row] for row in order]
         self._is_changed = True
 
+    def cut(self, counts: Sequence[int]) -> None:
+        """Take the last positions of each row out again, so many; what they wrote lies behind."""
+        self.lengths = [one - count for one, count in zip(self.lengths, counts, strict=True)]
+        self.end = _int32(self.lengths)
+
     def open_step(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass.
 

@@ -84,6 +84,28 @@ class RowSampling:
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
         return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), guide)
 
+    def fork(self) -> RowSampling:
+        """A state of its own that goes on from here."""
+        return replace(self, guide=None if self.guide is None else self.guide.fork())
+
+    def take(self, other: RowSampling) -> None:
+        """Go on from where a fork of this row has come to."""
+        self.position, self.counts, self.guide = other.position, other.counts, other.guide
+
+    def after(self, token_id: int) -> RowSampling | None:
+        """A fork that has chosen a token; None where the guide rules that out.
+
+        Raises:
+            GrammarError: The grammar has become too complex to follow.
+        """
+        if self.guide is not None and not self.guide.allows(token_id):
+            return None
+        following = self.fork()
+        if following.guide is not None and not following.guide.take_forced(1):
+            following.guide.see(token_id)
+        following.add((token_id,))
+        return following
+
     def add(self, token_ids: Sequence[int]) -> None:
         """Count tokens that were not chosen by a sampler."""
         self.position += len(token_ids)

@@ -217,11 +217,14 @@ class SlabCache:
             for copy, (_, new) in zip(copies, moves, strict=True):
                 slab[new : new + 1, :, : copy.shape[2]] = copy
 
-    def wipe(self, row: int) -> None:
-        """Zero a row: what is no number would reach later rows of the place even through a mask."""
+    def wipe(self, row: int, begin: int = 0) -> None:
+        """Zero a row from a column on.
+
+        What is no number would reach later tokens of the place even through a mask.
+        """
         for slab in self.planes:
-            if row < slab.shape[0]:
-                slab[row : row + 1] = 0
+            if row < slab.shape[0] and begin < slab.shape[2]:
+                slab[row : row + 1, :, begin:] = 0
 
     @property
     def _known_widths(self) -> KvWidths:

@@ -16,6 +16,7 @@ from machd.api.capabilities import (
     ModelCapabilities,
     ModelSummary,
     PrefixCacheReport,
+    SpeculationInForce,
     SpeculationReport,
 )
 from machd.api.openapi import openapi_document
@@ -24,7 +25,9 @@ from machd.capabilities.wire import wire_capabilities
 from machd.engine.protocol import Tokenizer
 from machd.http.cache_stats import cache_stats
 from machd.http.context import ServerContext
+from machd.scheduler.draft_reading import DraftReading
 from machd.serving.decode_mode import decide_decode_mode
+from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
 from machd.telemetry.metrics import CONTENT_TYPE
 
 __all__ = ["get_cache_stats", "get_capabilities", "get_metrics", "get_openapi"]
@@ -40,12 +43,13 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
         is_batching_asked=context.settings.continuous_batching.enabled,
         verdict=verdicts.continuous_batching,
     )
+    speculation = decide_speculation(context.settings.speculation, model, verdicts)
     versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
     row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
     return Capabilities(
         **msgspec.structs.asdict(row)
         | {
-            "speculation": _speculation(row),
+            "speculation": _speculation(row, speculation, context.loop.snapshot.drafts),
             "kv_quantization": _kv_quantization(row, context),
             "prefix_cache": _prefix_cache(row, context),
         },
@@ -127,7 +131,18 @@ def _prefix_cache(row: ModelCapabilities, context: ServerContext) -> PrefixCache
     )
 
 
-def _speculation(row: ModelCapabilities) -> SpeculationReport:
-    """The verdicts, and what the daemon does."""
+def _speculation(
+    row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
+) -> SpeculationInForce:
+    """The verdicts, what the daemon does, and what came of it."""
     assert isinstance(row.speculation, SpeculationReport), "every model is judged"
-    return msgspec.structs.replace(row.speculation, mode="off")
+    in_force = {
+        "requested": decision.requested,
+        "mode": decision.active.value,
+        "mode_reason": decision.reason,
+        "max_draft_tokens": decision.max_draft_tokens,
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+        "acceptance": drafts.acceptance,
+    }
+    return SpeculationInForce(**msgspec.structs.asdict(row.speculation) | in_force)

@@ -120,7 +120,6 @@ class GenerationResponse:
                 task.cancel()
 
     async def _write_whole(self, sender: _Sender) -> None:
-        admission = await self._generation.admitted()
         gained: dict[int, list[ChoiceDelta]] = {}
         async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
             for delta in batch:
@@ -131,7 +130,7 @@ class GenerationResponse:
             [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                *_mode_headers(admission),
+                *_mode_headers(await self._generation.admitted()),
             ]
         )
         await sender.send(body)
@@ -159,12 +158,12 @@ class GenerationResponse:
 
     async def _send_deltas(self, sender: _Sender) -> None:
         pacer = Pacer(self._policy.interval_tokens)
-        admission = await self._generation.admitted()
+        await self._generation.admitted()
         try:
             async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
                 if not sender.has_started:
                     # Not before there is news, so that a failing prefill still gets its status.
-                    await self._start_events(sender, admission)
+                    await self._start_events(sender, await self._generation.admitted())
                 frames = self._frames(pacer.due(batch)) if batch else self._dialect.keep_alive
                 if frames:
                     await sender.send(frames)

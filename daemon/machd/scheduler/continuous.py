@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from machd.scheduler.admission import Batching
 from machd.scheduler.core import SchedulerCore
+from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.shape import Arrangement, CoreShape
@@ -12,7 +13,9 @@ from machd.scheduler.waiting import QueueLimits
 __all__ = ["ContinuousScheduler", "continuous"]
 
 
-def continuous(limits: QueueLimits, batching: Batching) -> Arrangement:
+def continuous(
+    limits: QueueLimits, batching: Batching, drafts: DraftPolicy = NO_DRAFTS
+) -> Arrangement:
     """As many slots as ``max_b``, a KV budget, and one decode for identical sequences."""
     shape = CoreShape(
         DecodeMode.BATCHED,
@@ -20,6 +23,7 @@ def continuous(limits: QueueLimits, batching: Batching) -> Arrangement:
         window_s=batching.window_s,
         coalesce=batching.coalesce,
         kv=batching.kv,
+        drafts=drafts,
     )
     return Arrangement(limits, shape, PrefillPace(beside_decode=batching.prefill_chunk_tokens))
 

@@ -14,14 +14,17 @@ from machd.errors import (
 )
 from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.decode import Decode
+from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
     DecodeMode,
+    DecodeModeChanged,
     Event,
     FinishReason,
     PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceStarted,
     TokenGenerated,
 )
 from machd.scheduler.invariants import check_sequences
@@ -55,6 +58,8 @@ class SchedulerCore:
         """
         self._prefixes = prefixes
         self._take_on(arrangement)
+        self._step_mode = self.step_mode
+        self._drafts = DraftCounts()
         self._waiting = WaitingQueue(arrangement.limits, slot_count=self.slot_count)
         self._index = CoalescingIndex(is_on=arrangement.shape.coalesce)
         self._open: dict[str, Decode] = {}
@@ -65,6 +70,18 @@ class SchedulerCore:
     def mode(self) -> DecodeMode:
         """How sequences decode at the most."""
         return self._shape.mode
+
+    @property
+    def step_mode(self) -> DecodeMode:
+        """How the next token is made; of an idle scheduler, how a lonely sequence's would be."""
+        if self._shape.drafts.is_speculative(len(self._slots)):
+            return DecodeMode.SPECULATIVE
+        return self.mode
+
+    @property
+    def draft_reading(self) -> DraftReading:
+        """What came of guesses."""
+        return self._drafts.reading
 
     @property
     def slot_count(self) -> int:
@@ -189,7 +206,8 @@ class SchedulerCore:
 
     def plan(self) -> StepPlan:
         """What the pace allows of the prompts, and the next token of one lane's rows."""
-        return plan_step(self._slots, self._pace, self._prefixes, turn=self._turn)
+        drafts = self._shape.drafts
+        return plan_step(self._slots, self._pace, self._prefixes, drafts, turn=self._turn)
 
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
@@ -203,9 +221,12 @@ class SchedulerCore:
             decode.prefilled_tokens += len(chunk.token_ids)
         if self._prefixes is not None:
             self._prefixes.commit(plan, result)
+        self._drafts.observe(result)
         events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
+        events += self._changed_mode()
+        accepted = {one.slot_index: one.accepted_tokens for one in result.drafts}
         for slot_index in {token.slot_index for token in result.tokens}:
-            self._running(slot_index).settle()
+            self._running(slot_index).settle(accepted.get(slot_index, 0))
         for token in result.tokens:
             # Of a row that ended with an earlier token of the step, the others are not wanted.
             if token.slot_index not in self._slots.released:
@@ -300,8 +321,9 @@ class SchedulerCore:
             return [SequenceQueued(sequence.sequence_id, self._waiting.position(decode))]
         reused = decode.reused_tokens
         known = [PromptReused(sequence.sequence_id, reused)] if reused else []
-        missed = (TokenGenerated(sequence.sequence_id, token, now_s) for token in decode.tokens)
-        return [self._admitted(sequence, decode, now_s), *known, *missed]
+        missed = [TokenGenerated(sequence.sequence_id, token, now_s) for token in decode.tokens]
+        started = [self._started(sequence, decode, now_s)] if decode.completion_tokens else []
+        return [self._admitted(sequence, decode, now_s), *known, *started, *missed]
 
     def _admitted(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceAdmitted:
         assert decode.slot_index is not None, "it has a slot"
@@ -311,11 +333,26 @@ class SchedulerCore:
         return SequenceAdmitted(
             reader.sequence_id,
             decode.slot_index,
-            _MODES[decode.lane],
+            self._mode_of(decode, self.step_mode),
             self.active_loops,
             now_s,
             coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
         )
+
+    def _started(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceStarted:
+        # Of the last step, whoever has ended with it.
+        return SequenceStarted(reader.sequence_id, self._mode_of(decode, self._step_mode), now_s)
+
+    def _mode_of(self, decode: Decode, step_mode: DecodeMode) -> DecodeMode:
+        """How a running decode's tokens are made by a step."""
+        assert decode.lane is not None, "it has a lane"
+        is_speculative = step_mode is DecodeMode.SPECULATIVE
+        return step_mode if is_speculative else _MODES[decode.lane]
+
+    def _changed_mode(self) -> list[DecodeModeChanged]:
+        previous, self._step_mode = self._step_mode, self.step_mode
+        is_same = previous is self._step_mode
+        return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
     def _reused(self, chunk: PrefillChunk) -> list[PromptReused]:
         """Tell a row's readers what of their prompt need not be computed, as it begins."""
@@ -342,9 +379,10 @@ class SchedulerCore:
             self._index.remove(decode)
         if is_stop:
             return [*self._end_decode(decode, FinishReason.STOP, now_s)]
-        events: list[Event] = [
-            TokenGenerated(reader.sequence_id, token, now_s) for reader in decode.readers
-        ]
+        events: list[Event] = []
+        if decode.completion_tokens == 1:
+            events += [self._started(reader, decode, now_s) for reader in decode.readers]
+        events += [TokenGenerated(reader.sequence_id, token, now_s) for reader in decode.readers]
         if decode.completion_tokens == decode.request.max_tokens:
             events += self._end_decode(decode, FinishReason.LENGTH, now_s)
         return events

@@ -30,7 +30,8 @@ class Decode:
         readers: Who is told each token, in the order they came; the first one leads.
         tokens: What has been generated so far, kept only where somebody may still join.
         completion_token_ids: The same as ids alone, kept always.
-        settled_tokens: Those of them that the last step with any did not say.
+        settled_tokens: Those of them that are in the caches, too: all but what the last step with any
+            said without having guessed it. More than there are, if the text ended among guesses.
         prefilled_tokens: Tokens of the prompt that are in the row, or will be when it begins.
         reused_tokens: Those of them that were not computed for it.
         is_opened: Whether the engine has begun with it.
@@ -174,15 +175,19 @@ class Decode:
             reused=reused,
         )
 
-    def next_row(self) -> DecodeRow:
-        """The wish for the next token."""
+    def next_row(self, max_draft_tokens: int = 0) -> DecodeRow:
+        """The wish for the next token, and how many may be guessed ahead of it."""
         assert self.slot_index is not None, "a running decode has a slot"
         assert self.is_prefilled, "the prompt comes first"
-        return DecodeRow(self.slot_index)
+        return DecodeRow(self.slot_index, max_draft_tokens)
 
-    def settle(self) -> None:
-        """A step with more tokens is there: those said before it are in the caches."""
-        self.settled_tokens = self.completion_tokens
+    def settle(self, accepted_tokens: int) -> None:
+        """A step with more tokens is there: those said before it are in the caches.
+
+        Args:
+            accepted_tokens: Of the step's, those that were guessed, which are there, too.
+        """
+        self.settled_tokens = self.completion_tokens + accepted_tokens
 
     def count_token(self, token: SampledToken) -> None:
         """Record one more token, for every reader."""

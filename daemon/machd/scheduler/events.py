@@ -10,6 +10,7 @@ from machd.errors import MachdError
 
 __all__ = [
     "DecodeMode",
+    "DecodeModeChanged",
     "EngineFaulted",
     "Event",
     "FinishReason",
@@ -18,6 +19,7 @@ __all__ = [
     "SequenceAdmitted",
     "SequenceFinished",
     "SequenceQueued",
+    "SequenceStarted",
     "StepCompleted",
     "TokenGenerated",
 ]
@@ -81,6 +83,20 @@ class PromptReused:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceStarted:
+    """A sequence is about to get its first token; told once, before that.
+
+    Attributes:
+        decode_mode: How that token was made, which may be another way than at admission, because
+            others have come or gone.
+    """
+
+    sequence_id: str
+    decode_mode: DecodeMode
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TokenGenerated:
     """A sequence got a token that belongs to its text (stop tokens do not)."""
 
@@ -108,6 +124,14 @@ class SequenceFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeModeChanged:
+    """Tokens are made in another way than by the steps before, at a step boundary."""
+
+    previous: DecodeMode
+    mode: DecodeMode
+
+
+@dataclass(frozen=True, slots=True)
 class StepCompleted:
     """The engine computed a step.
 
@@ -116,12 +140,16 @@ class StepCompleted:
         prefill_tokens: Prompt tokens computed.
         duration_s: Wall time of the engine's ``run``.
         certain_tokens: Tokens of the rows that went through the step beside one each.
+        drafted_tokens: Guesses that it verified.
+        accepted_tokens: Those that were right.
     """
 
     batch_width: int
     prefill_tokens: int
     duration_s: float
     certain_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +168,10 @@ Event = (
     SequenceQueued
     | SequenceAdmitted
     | PromptReused
+    | SequenceStarted
     | TokenGenerated
     | SequenceFinished
+    | DecodeModeChanged
     | StepCompleted
     | EngineFaulted
     | InvariantBroken

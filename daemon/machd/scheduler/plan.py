@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from machd.engine.protocol import Lane, PrefillChunk, StepPlan
 from machd.scheduler.decode import Decode
+from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.slots import Slots
@@ -14,7 +15,12 @@ __all__ = ["plan_step"]
 
 
 def plan_step(
-    slots: Slots, pace: PrefillPace, prefixes: PrefixCache | None = None, *, turn: Lane
+    slots: Slots,
+    pace: PrefillPace,
+    prefixes: PrefixCache | None = None,
+    drafts: DraftPolicy = NO_DRAFTS,
+    *,
+    turn: Lane,
 ) -> StepPlan:
     """Free what was left, prefill what the pace allows, decode every row of one lane.
 
@@ -22,6 +28,7 @@ def plan_step(
         slots: Who runs.
         pace: How many prompt tokens may share the step.
         prefixes: What prompts begin from, and where their chunks end; None without such a cache.
+        drafts: Whether tokens may be guessed ahead.
         turn: The lane that decodes if both have rows to.
     """
     changes = prefixes.changes if prefixes is not None else ()
@@ -31,10 +38,11 @@ def plan_step(
         return StepPlan(slots.released, burst, blocks=changes)
     lane, rows = _decoding(slots, turn)
     budget_tokens = pace.prefill_tokens(lane, len(rows))
+    max_draft_tokens = drafts.tokens_for(len(slots))
     return StepPlan(
         slots.released,
         prompts.chunks(budget_tokens),
-        tuple(decode.next_row() for decode in rows),
+        tuple(decode.next_row(max_draft_tokens) for decode in rows),
         changes,
     )
 

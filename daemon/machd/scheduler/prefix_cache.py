@@ -170,8 +170,11 @@ class PrefixCache:
         assert decode.slot_index is not None, "a row has a slot"
         row = self._rows.pop(decode.slot_index)
         if keeps and row.is_open:
-            position = decode.computed_tokens
-            self._extend(row, decode.text, position, position=position, is_end=True)
+            position, text = decode.computed_tokens, decode.text
+            # Of a text that ended among guesses, the row has computed more than there is.
+            is_exact = position <= len(text)
+            is_end = is_exact or not self._is_stateful
+            self._extend(row, text, min(position, len(text)), position=position, is_end=is_end)
         self._let_go(row)
         for other in self._rows.values():
             other.common_tokens.pop(row, None)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from machd.engine.protocol import StepPlan, StepResult
 from machd.errors import MachdError
+from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode, Event
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
@@ -26,6 +27,16 @@ class Scheduler(Protocol):
     @property
     def mode(self) -> DecodeMode:
         """How sequences decode at the most."""
+        ...
+
+    @property
+    def step_mode(self) -> DecodeMode:
+        """How the next token is made; of an idle scheduler, how a lonely sequence's would be."""
+        ...
+
+    @property
+    def draft_reading(self) -> DraftReading:
+        """What came of guesses since the start."""
         ...
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from machd.scheduler.admission import KvBudget
+from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.waiting import QueueLimits
@@ -20,6 +21,7 @@ class CoreShape:
         window_s: How long an idle scheduler waits for company before it starts.
         coalesce: Whether identical sequences share a decode.
         kv: What running decodes may take together; None where they run alone, without limit.
+        drafts: When tokens are guessed ahead.
     """
 
     mode: DecodeMode
@@ -27,6 +29,7 @@ class CoreShape:
     window_s: float
     coalesce: bool
     kv: KvBudget | None
+    drafts: DraftPolicy = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

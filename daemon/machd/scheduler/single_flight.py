@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from machd.scheduler.core import SchedulerCore
+from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace
 from machd.scheduler.shape import Arrangement, CoreShape
@@ -12,12 +13,17 @@ __all__ = ["PREFILL_CHUNK_TOKENS", "SingleFlightScheduler", "single_flight"]
 
 
 def single_flight(
-    limits: QueueLimits, *, prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS
+    limits: QueueLimits,
+    drafts: DraftPolicy = NO_DRAFTS,
+    *,
+    prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
 ) -> Arrangement:
     """The safe default: one slot, first come, first served, nothing shared."""
     return Arrangement(
         limits,
-        CoreShape(DecodeMode.SINGLE, slot_count=1, window_s=0.0, coalesce=False, kv=None),
+        CoreShape(
+            DecodeMode.SINGLE, slot_count=1, window_s=0.0, coalesce=False, kv=None, drafts=drafts
+        ),
         PrefillPace(beside_decode=None, alone=prefill_chunk_tokens),
     )
 

@@ -14,6 +14,7 @@ from machd.api.admin_events import (
     AdminEvent,
     EventsDropped,
     FaultHappened,
+    ModeChanged,
     RequestAdmitted,
     RequestFinished,
     RequestQueued,
@@ -24,6 +25,7 @@ from machd.api.admin_events import (
 from machd.clock import Clock
 from machd.errors import TooManyInFlightError
 from machd.scheduler.events import (
+    DecodeModeChanged,
     EngineFaulted,
     Event,
     InvariantBroken,
@@ -31,6 +33,7 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceStarted,
     StepCompleted,
     TokenGenerated,
 )
@@ -153,7 +156,7 @@ class EventFeed:
 def _shown(event: Event, at: float) -> AdminEvent | None:
     """An event as operators see it; tokens they do not see, and what was reused at the end."""
     match event:
-        case TokenGenerated() | PromptReused():
+        case TokenGenerated() | PromptReused() | SequenceStarted():
             return None
         case SequenceQueued(sequence_id, position):
             return RequestQueued(at=at, sequence_id=sequence_id, position=position)
@@ -174,12 +177,15 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
                 width=event.batch_width,
                 prefill_tokens=event.prefill_tokens,
                 certain_tokens=event.certain_tokens,
+                drafted_tokens=event.drafted_tokens,
+                accepted_tokens=event.accepted_tokens,
                 duration_s=event.duration_s,
             )
-        case EngineFaulted():
-            return FaultHappened(at=at, scope="engine")
-        case InvariantBroken():
-            return FaultHappened(at=at, scope="invariant")
+        case DecodeModeChanged(previous, mode):
+            return ModeChanged(at=at, previous=previous.value, mode=mode.value)
+        case EngineFaulted() | InvariantBroken():
+            is_engine = isinstance(event, EngineFaulted)
+            return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
 
 
 def _finished(event: SequenceFinished, at: float) -> RequestFinished:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
+    DecodeModeChanged,
     EngineFaulted,
     Event,
     InvariantBroken,
@@ -20,6 +21,7 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceStarted,
     StepCompleted,
     TokenGenerated,
 )
@@ -32,7 +34,12 @@ MAX_PENDING_EVENTS = 16_384
 MAX_TAKEN_EVENTS = 512
 """Events handed to a reader at one look, so that writing them never keeps the event loop long."""
 
-SequenceEvent = SequenceAdmitted | PromptReused | TokenGenerated | SequenceFinished
+SequenceEvent = (
+    SequenceAdmitted | PromptReused | SequenceStarted | TokenGenerated | SequenceFinished
+)
+
+_NOBODYS = (StepCompleted, SequenceQueued, DecodeModeChanged, EngineFaulted, InvariantBroken)
+"""Events that no reader of a sequence is told."""
 
 
 class EventObserver(Protocol):
@@ -108,7 +115,7 @@ class Stream:
                 # A final stop token was made, too, and is no event.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
-            case PromptReused():
+            case PromptReused() | SequenceStarted():
                 pass
 
 
@@ -166,7 +173,7 @@ class Fanout:
             events, self._undelivered = self._undelivered, []
             self._is_waking = False
         for event in events:
-            if isinstance(event, StepCompleted | SequenceQueued | EngineFaulted | InvariantBroken):
+            if isinstance(event, _NOBODYS):
                 continue
             stream = self._streams.get(event.sequence_id)
             if stream is not None:

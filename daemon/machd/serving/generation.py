@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from machd.engine.protocol import SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
@@ -13,6 +13,7 @@ from machd.scheduler.events import (
     PromptReused,
     SequenceAdmitted,
     SequenceFinished,
+    SequenceStarted,
     TokenGenerated,
 )
 from machd.serving.fanout import Stream
@@ -199,7 +200,10 @@ class Generation:
 
     @property
     def admission(self) -> SequenceAdmitted | None:
-        """How the first of its sequences came to a slot; None while all of them wait."""
+        """How the first of its sequences came to a slot; None while all of them wait.
+
+        The decode mode is that of the first token, as soon as there is one.
+        """
         return self._admission
 
     @property
@@ -333,8 +337,8 @@ class Generation:
         finished: dict[str, SequenceFinished] = {}
         for event in events:
             match event:
-                case SequenceAdmitted():
-                    self._admission = self._admission or event
+                case SequenceAdmitted() | SequenceStarted():
+                    self._note_mode(event)
                 case PromptReused(sequence_id, cached_tokens):
                     self._choices[sequence_id].cached_tokens = cached_tokens
                 case TokenGenerated(sequence_id, token):
@@ -350,6 +354,12 @@ class Generation:
             for one in touched
         ]
         return [delta for delta in deltas if delta is not None]
+
+    def _note_mode(self, event: SequenceAdmitted | SequenceStarted) -> None:
+        if isinstance(event, SequenceAdmitted):
+            self._admission = self._admission or event
+        elif self._first_token_s is None and self._admission is not None:
+            self._admission = replace(self._admission, decode_mode=event.decode_mode)
 
     def _advance(
         self, choice: _Choice, tokens: list[SampledToken], finished: SequenceFinished | None

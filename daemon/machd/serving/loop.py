@@ -378,6 +378,12 @@ class EngineLoop:
             # A client's own mistake is in its request's line.
             if not isinstance(fault.cause, RequestError):
                 self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
+        for draft_fault in result.draft_faults:
+            self._log.warning(
+                "speculation.failed",
+                slot_index=draft_fault.slot_index,
+                exc_info=draft_fault.cause,
+            )
         events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
         self._note_answers(events)
         if plan.prefill or plan.decode:
@@ -385,8 +391,18 @@ class EngineLoop:
             rows = {token.slot_index for token in result.tokens}
             rows |= {fault.slot_index for fault in result.faults}
             width = max(len(plan.decode), len(rows))
+            accepted_tokens = sum(one.accepted_tokens for one in result.drafts)
             certain_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
-            events.append(StepCompleted(width, plan.prefill_tokens, duration_s, certain_tokens))
+            events.append(
+                StepCompleted(
+                    width,
+                    plan.prefill_tokens,
+                    duration_s,
+                    certain_tokens - accepted_tokens,
+                    sum(one.drafted_tokens for one in result.drafts),
+                    accepted_tokens,
+                )
+            )
         if events:
             self._publish(events)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from machd.clock import Clock
 from machd.engine.protocol import Engine, MemoryReading
+from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.protocol import Scheduler
@@ -16,6 +17,7 @@ _MEMORY_INTERVAL_S = 1.0
 """How often memory is read while steps run."""
 
 _NO_MEMORY = MemoryReading(0, 0, 0, 0)
+_NO_DRAFTS = DraftReading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class LoopSnapshot:
         is_rearranging: Whether nobody is admitted, because another way of scheduling is to begin
             as soon as nothing runs.
         prefix: The prefix cache; None without one.
+        mode: How sequences decode at the most.
+        step_mode: How the next token is made.
+        drafts: What came of guesses since the start.
     """
 
     taken_unix_s: float = 0.0
@@ -39,6 +44,8 @@ class LoopSnapshot:
     memory: MemoryReading = _NO_MEMORY
     is_rearranging: bool = False
     prefix: PrefixReading | None = None
+    step_mode: DecodeMode = DecodeMode.SINGLE
+    drafts: DraftReading = _NO_DRAFTS
 
 
 class Snapshots:
@@ -77,6 +84,8 @@ class Snapshots:
             memory=memory,
             is_rearranging=is_rearranging,
             prefix=prefix,
+            step_mode=scheduler.step_mode,
+            drafts=scheduler.draft_reading,
         )
         if idle:
             self.idle = self.newest

@@ -15,13 +15,14 @@ A key is live, so that a reload may change it, unless its type is marked ``Mark.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
 from machd.settings.section import Mark, SettingsSection
+from machd.settings.speculation import SpeculationSettings
 from machd.settings.texts import AdminListen, HostName, ListenHost, Text, WebOrigin
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "SettingsSection",
+    "SpeculationSettings",
     "StreamingSettings",
     "TracingSettings",
 ]
@@ -338,6 +340,7 @@ class Settings(SettingsSection):
         default_factory=ContinuousBatchingSettings
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
+    speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)
@@ -347,3 +350,12 @@ class Settings(SettingsSection):
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     probe: ProbeSettings = Field(default_factory=ProbeSettings)
+
+    @model_validator(mode="after")
+    def _draft_mode_names_its_model(self) -> Self:
+        if self.speculation.mode == "draft" and self.speculation.draft_model is None:
+            raise ValueError(
+                "speculation.mode: draft needs a model that guesses; name it in "
+                "speculation.draft_model, or set speculation.mode to auto"
+            )
+        return self

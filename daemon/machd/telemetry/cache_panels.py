@@ -10,7 +10,7 @@ __all__ = ["CACHES"]
 _BLOCK_STATES = ("held", "pinned", "shared", "disk")
 
 CACHES = PanelRow(
-    "KV cache, prefix cache, speculation",
+    "KV cache, prefix cache, stored responses",
     (
         Panel(
             "KV cache",
@@ -105,15 +105,6 @@ CACHES = PanelRow(
             "What those responses take.",
             "bytes",
             (total("machd_stored_response_bytes", "stored responses"),),
-        ),
-        Panel(
-            "Speculation",
-            "Tokens guessed ahead, and those that were right. 0 until there is speculation.",
-            "short",
-            (
-                total_rate("machd_speculation_draft_tokens_total", "guessed"),
-                total_rate("machd_speculation_accepted_tokens_total", "right"),
-            ),
         ),
     ),
 )

@@ -12,11 +12,12 @@ from machd.telemetry.cache_panels import CACHES
 from machd.telemetry.engine_panels import ENGINE, FAILURES, INFOS
 from machd.telemetry.grafana import PanelRow, Variable, grafana_dashboard
 from machd.telemetry.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
+from machd.telemetry.speculation_panels import SPECULATION
 
 __all__ = ["DASHBOARD_ROWS", "dashboard_json"]
 
 DASHBOARD_ROWS: tuple[PanelRow, ...] = (
-    GLANCE, TRAFFIC, LATENCY, BATCHING, CACHES, FAILURES, ENGINE, INFOS,
+    GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, FAILURES, ENGINE, INFOS,
 )  # fmt: skip
 """From the most to the least looked at."""
 

@@ -12,10 +12,14 @@ from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
 from machd.telemetry.cache_readings import watch_caches
+from machd.telemetry.draft_readings import watch_drafts
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
 __all__ = ["watch_gauges"]
+
+_ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
+"""What the settings can ask for; either may be speculative at times."""
 
 
 def watch_gauges(  # noqa: PLR0913 - each part that knows something
@@ -50,6 +54,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     _watch_requests(metrics, loop, configuration)
     _watch_memory(metrics, loop)
     watch_caches(metrics, loop, configuration)
+    watch_drafts(metrics, loop, configuration)
     metrics.watch("machd_http_requests_in_flight", in_flight)
     metrics.watch("machd_generations_open", open_generations)
     metrics.watch("machd_stored_responses", lambda: len(responses))
@@ -67,13 +72,12 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
 
 def _watch_requests(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
     """How requests are decoded, and how many there are of them."""
-    metrics.watch_decode_mode(lambda: loop.snapshot.mode)
-    metrics.watch_one_of(
-        "machd_decode_mode_requested",
-        "mode",
-        list(DecodeMode),
-        lambda: _requested_mode(configuration),
-    )
+    metrics.watch_decode_mode(lambda: loop.snapshot.step_mode)
+    for name, read in (
+        ("machd_decode_mode_requested", lambda: _requested_mode(configuration)),
+        ("machd_decode_mode_active", lambda: loop.snapshot.mode),
+    ):
+        metrics.watch_one_of(name, "mode", _ARRANGEMENTS, read)
     metrics.watch("machd_requests_running", lambda: loop.snapshot.running_count)
     metrics.watch("machd_requests_waiting", lambda: loop.snapshot.waiting_count)
     metrics.watch("machd_requests_waiting_limit", lambda: configuration.settings.limits.max_queue)

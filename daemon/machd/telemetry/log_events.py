@@ -143,6 +143,20 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "`reason` says what stands against batching this model.",
     ),
     LogEvent(
+        "decode_mode.changed",
+        ("debug",),
+        ("previous", "mode"),
+        "From this step on tokens are made in another way, because requests have come or gone.",
+    ),
+    LogEvent(
+        "speculation.decided",
+        ("info", "warning"),
+        ("requested", "active", "max_draft_tokens", "reason"),
+        "Who guesses tokens ahead, and why; a warning where somebody was asked for by name and does "
+        "not.",
+        "`reason` says what stands against it; `speculation.mode = auto` takes what there is.",
+    ),
+    LogEvent(
         "kv_budget.effective",
         ("info", "warning"),
         ("asked_bytes", "effective_bytes", "device_memory_bytes"),
@@ -211,6 +225,14 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         ("slot_index", "exception"),
         "One request's row failed, or the writing of its answer; no other is touched.",
         _REPORT,
+    ),
+    LogEvent(
+        "speculation.failed",
+        ("warning",),
+        ("slot_index", "exception"),
+        "Guessing tokens ahead failed for one request, which goes on without and gets the same "
+        "answer, later.",
+        "Report it with the traceback; `speculation.mode = off` until then, if there are many.",
     ),
     LogEvent(
         "output.unreadable",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 import structlog
 from structlog.typing import Processor
 
+from machd.scheduler.events import DecodeModeChanged, Event
 from machd.serving.record import RequestRecord
 
-__all__ = ["RequestLog", "configure_logs"]
+__all__ = ["DecodeModeLog", "RequestLog", "configure_logs"]
 
 _QUIET = (
     "uvicorn",
@@ -91,6 +93,22 @@ def _renderers(*, is_console: bool, colors: bool) -> list[Processor]:
         plain = structlog.dev.plain_traceback
         return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+class DecodeModeLog:
+    """One ``decode_mode.changed`` line a hand-over."""
+
+    def __init__(self) -> None:
+        """Write to the configured log."""
+        self._log = structlog.get_logger("machd.scheduler")
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Write the lines of a step."""
+        for event in events:
+            if isinstance(event, DecodeModeChanged):
+                self._log.debug(
+                    "decode_mode.changed", previous=event.previous.value, mode=event.mode.value
+                )
 
 
 class RequestLog:

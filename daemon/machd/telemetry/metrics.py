@@ -6,7 +6,7 @@ start: a rate needs the zero before the first event, or the first event is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,6 +22,7 @@ from prometheus_client import (
 from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
 from machd.scheduler.events import (
     DecodeMode,
+    DecodeModeChanged,
     EngineFaulted,
     Event,
     FinishReason,
@@ -66,7 +67,9 @@ class Metrics:
                     self._read_counters[name].add(value)
         ProcessCollector(registry=self.registry)  # shows nothing where there is no /proc
         GCCollector(registry=self.registry)
-        self._vllm_names = VllmNames({**self._counters, **self._gauges, **self._histograms})
+        self._vllm_names = VllmNames(
+            {**self._counters, **self._read_counters, **self._gauges, **self._histograms}
+        )
         self._exports_vllm_names = False
         self._last_token_s: dict[str, float] = {}
 
@@ -100,6 +103,10 @@ class Metrics:
         gauge = self._gauges[name]
         (gauge.labels(**labels) if labels else gauge).set_function(read)
 
+    def watch_all(self, name: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read a counter of that kind for all values of its label together, at every scrape."""
+        self._read_counters[name].watch_all(read)
+
     def watch_one_of(
         self, name: str, label: str, values: Sequence[str], read: Callable[[], str]
     ) -> None:
@@ -123,16 +130,14 @@ class Metrics:
         """Count a step's events."""
         for event in events:
             match event:
-                case TokenGenerated(sequence_id, _, at_s):
-                    last_s = self._last_token_s.get(sequence_id)
-                    # One that joins a decode gets what it has missed at once: no gaps between those.
-                    if last_s is not None and at_s > last_s:
-                        self._observe("machd_inter_token_latency_seconds", at_s - last_s)
-                    self._last_token_s[sequence_id] = at_s
+                case TokenGenerated():
+                    self._observe_token(event)
                 case SequenceFinished(sequence_id):
                     self._last_token_s.pop(sequence_id, None)
                 case StepCompleted():
                     self._observe_step(event)
+                case DecodeModeChanged():
+                    self._counters["machd_decode_mode_changes_total"].labels(event.mode).inc()
                 case EngineFaulted():
                     self.count_fault("engine")
                 case InvariantBroken():
@@ -175,14 +180,22 @@ class Metrics:
         """Count a request that was turned away; ``code`` is an error class's stable code."""
         self._counters["machd_rejections_total"].labels(code).inc()
 
+    def _observe_token(self, token: TokenGenerated) -> None:
+        last_s = self._last_token_s.get(token.sequence_id)
+        # Tokens that come at once have no gap: those that were guessed rightly, and those that one
+        # who joins a decode has missed.
+        if last_s is not None and token.at_s > last_s:
+            self._observe("machd_inter_token_latency_seconds", token.at_s - last_s)
+        self._last_token_s[token.sequence_id] = token.at_s
+
     def _observe_step(self, step: StepCompleted) -> None:
         if step.prefill_tokens and step.batch_width:
             phase = "mixed"
         else:
             phase = "prefill" if step.prefill_tokens else "decode"
         self._histograms["machd_step_duration_seconds"].labels(phase).observe(step.duration_s)
-        tokens = step.prefill_tokens + step.batch_width + step.certain_tokens
-        self._observe("machd_step_tokens", tokens)
+        ahead_tokens = step.certain_tokens + step.drafted_tokens  # right or not, they are computed
+        self._observe("machd_step_tokens", step.prefill_tokens + step.batch_width + ahead_tokens)
         if step.batch_width:
             self._observe("machd_batch_width", step.batch_width)
 
@@ -213,6 +226,7 @@ def _known_values() -> dict[str, list[str]]:
     """What the label of a counter can be, by the counter's name."""
     return {
         "machd_faults_total": ["row", "engine"],
+        "machd_decode_mode_changes_total": list(DecodeMode),
         "machd_prefix_cache_hits_total": ["full", "prefix"],
         "machd_block_files_total": ["written", "loaded", "damaged", "dropped"],
         "machd_rejections_total": _codes(UnavailableError),

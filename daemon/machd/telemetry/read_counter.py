@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,6 +19,7 @@ class ReadCounter(Collector):
         self._text = text
         self._labels = tuple(labels)
         self._reads: dict[tuple[str, ...], Callable[[], float]] = {}
+        self._read_all: Callable[[], Mapping[str, float]] = dict
         if not self._labels:
             self._reads[()] = _nothing
 
@@ -30,11 +31,17 @@ class ReadCounter(Collector):
         """Read a series' value at every scrape; it never falls as long as the daemon runs."""
         self._reads[tuple(labels[name] for name in self._labels)] = read
 
+    def watch_all(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read all values of the one label together, where those that there are may become more."""
+        self._read_all = read
+
     def collect(self) -> Iterator[Metric]:
         """The family as it is now."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, read in self._reads.items():
             family.add_metric(values, read())
+        for value, count in self._read_all().items():
+            family.add_metric((value,), count)
         yield family
 
 

@@ -180,11 +180,12 @@ BATCHING = PanelRow(
         ),
         Panel(
             "Decode mode",
-            "The mode in use and the one that the settings ask for. Where they differ, the model "
-            "may not be batched: the table of verdicts says why.",
+            "The mode of the moment; whether the daemon batches at all; and whether it was asked to. "
+            "Where the last two differ, the model may not be batched: the table of verdicts says why.",
             "none",
             (
-                Query(f"max by (mode) ({of('machd_decode_mode')})", "in use: {{mode}}"),
+                Query(f"max by (mode) ({of('machd_decode_mode')})", "now: {{mode}}"),
+                Query(f"max by (mode) ({of('machd_decode_mode_active')})", "at most: {{mode}}"),
                 Query(f"max by (mode) ({of('machd_decode_mode_requested')})", "asked: {{mode}}"),
             ),
             PanelKind.STATES,

@@ -9,12 +9,13 @@ import structlog
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts, judge
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol import ModelDescription, ProposerKind
 from machd.scheduler.events import DecodeMode
 from machd.serving.configuration import Configuration
 from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
 from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
 from machd.serving.loop import EngineLoop
+from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
 
@@ -77,7 +78,12 @@ class ServedModel:
                 verdict=verdict.support.value,
                 source=verdict.source.value,
             )
+        speculation = decide_speculation(self._configuration.settings.speculation, model, verdicts)
+        self._metrics.watch_one_of(
+            "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active
+        )
         _log_decision(decision, verdicts.continuous_batching)
+        _log_speculation(speculation)
         if decision.active is DecodeMode.BATCHED:
             asked_gb = self._configuration.settings.continuous_batching.kv_budget_gb
             _log_budget(asked_gb, model.device_memory_bytes)
@@ -95,6 +101,18 @@ def _log_decision(decision: DecodeModeDecision, verdict: Verdict) -> None:
         verdict=verdict.support.value,
         source=verdict.source.value,
         evidence=_figures(verdict.evidence),
+    )
+
+
+def _log_speculation(decision: SpeculationDecision) -> None:
+    log = structlog.get_logger("machd.scheduler")
+    say = log.info if decision.is_as_requested else log.warning
+    say(
+        "speculation.decided",
+        requested=decision.requested,
+        active=decision.active.value,
+        max_draft_tokens=decision.max_draft_tokens,
+        reason=decision.reason,
     )
 
 

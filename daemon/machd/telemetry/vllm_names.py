@@ -39,6 +39,7 @@ class VllmName:
         source_label: Ours that it comes from; series that differ in others are added up.
         values: Our label's values in vLLM's words, those without a word being left out; empty
             where they are the same.
+        is_from_zero: Whether vLLM's label counts from 0 what ours counts from 1.
     """
 
     name: str
@@ -46,6 +47,13 @@ class VllmName:
     label: str = ""
     source_label: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    is_from_zero: bool = False
+
+    def theirs(self, ours: str) -> str:
+        """One of our label's values in vLLM's words; empty where there is no word for it."""
+        if self.is_from_zero:
+            return str(int(ours) - 1)
+        return self.values.get(ours, "") if self.values else ours
 
 
 VLLM_NAMES: tuple[VllmName, ...] = (
@@ -66,9 +74,17 @@ VLLM_NAMES: tuple[VllmName, ...] = (
         _FINISHED,
     ),
     VllmName("vllm:admission_rejections_total", "machd_rejections_total", "reason", "reason"),
+    VllmName("vllm:spec_decode_num_drafts_total", "machd_speculation_cycles_total"),
     VllmName("vllm:spec_decode_num_draft_tokens_total", "machd_speculation_draft_tokens_total"),
     VllmName(
         "vllm:spec_decode_num_accepted_tokens_total", "machd_speculation_accepted_tokens_total"
+    ),
+    VllmName(
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "machd_speculation_accepted_by_position_tokens_total",
+        "position",
+        "position",
+        is_from_zero=True,
     ),
     VllmName("vllm:time_to_first_token_seconds", "machd_time_to_first_token_seconds"),
     VllmName("vllm:inter_token_latency_seconds", "machd_inter_token_latency_seconds"),
@@ -120,8 +136,7 @@ def _samples(spec: VllmName, source: Metric) -> dict[_Series, float]:
     for sample in source.samples:
         labels = {name: value for name, value in sample.labels.items() if name == "le"}
         if spec.label:
-            ours = sample.labels[spec.source_label]
-            theirs = spec.values.get(ours, "") if spec.values else ours
+            theirs = spec.theirs(sample.labels[spec.source_label])
             if not theirs:
                 continue
             labels[spec.label] = theirs

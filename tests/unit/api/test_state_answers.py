@@ -17,7 +17,7 @@ from machd.api.capabilities import (
     FeatureVerdict,
     ModelCapabilities,
     ModelSummary,
-    SpeculationReport,
+    SpeculationInForce,
     Versions,
 )
 from machd.api.health import Health
@@ -124,7 +124,15 @@ def test_capabilities_without_verdicts() -> None:
             features=Features(
                 chat=False, logprobs=True, tools=False, reasoning=False, structured_output=False
             ),
-            speculation=SpeculationReport(mode="off"),
+            speculation=SpeculationInForce(
+                requested="auto",
+                mode="off",
+                mode_reason="nobody guesses",
+                max_draft_tokens=0,
+                drafted_tokens=0,
+                accepted_tokens=0,
+                acceptance=None,
+            ),
             device=Device(backend="cpu"),
         )
     )
@@ -133,6 +141,8 @@ def test_capabilities_without_verdicts() -> None:
     assert wire["continuous_batching"] is None
     assert wire["decode_mode"] == {"requested": "batched", "active": "single", "reason": "loading"}
     assert {"max_b", "features", "speculation", "device"} <= set(wire)
+    assert wire["speculation"]["acceptance"] is None
+    assert "verdict" not in wire["speculation"]
 
 
 def test_health_is_three_fields() -> None:

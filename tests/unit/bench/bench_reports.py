@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unit.bench.speculation_samples import made_speculation
+
 from machd.api.capabilities import Versions
 from machd.bench.ceiling import CeilingAnswer
 from machd.bench.coalescing import CoalescingFigures
@@ -88,6 +90,7 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
         ],
         structured=[_structured(slowness)],
         prefix=[] if url else [made_prefix(slowness)],
+        speculation=None if url else made_speculation(slowness),
         servers=[]
         if url
         else [

@@ -315,7 +315,7 @@ def test_a_probe_that_fails_blocks_its_features_and_no_others(
         ("batch_parity", {"continuous_batching"}),
         ("chunked_prefill", {"chunked_prefill"}),
         ("cache_reuse", set()),
-        ("state_snapshot", {"prefix_cache", "speculation"}),
+        ("state_snapshot", {"prefix_cache"}),
         ("quantized_kv", {"kv_quantization"}),
         ("rope_positions", set()),
         ("sampling_isolation", set()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.engine.decoder import worthwhile_tokens
+from machd.engine.certain_tokens import worthwhile_tokens
 
 COSTS = 20
 """Tokens that a pass costs before its first one, as the decoder reckons."""

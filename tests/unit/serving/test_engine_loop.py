@@ -46,6 +46,7 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceStarted,
     StepCompleted,
     TokenGenerated,
 )
@@ -144,7 +145,7 @@ def test_a_start_that_fails_after_loading_is_told_as_well(part: str) -> None:
 
 
 def test_the_events_of_a_generation_come_in_order() -> None:
-    """Queued, admitted, then a token and a step fact for each step, and the end before its step."""
+    """Queued, admitted, started, then a token and a step fact a step, and the end before its step."""
     with running_thread(FakeEngine(spelled("hi"))) as thread:
         thread.submit(request_of("a", prompt_tokens=6, max_tokens=9))
         thread.published.wait_for(StepCompleted, 4)
@@ -154,6 +155,7 @@ def test_the_events_of_a_generation_come_in_order() -> None:
         SequenceQueued,
         SequenceAdmitted,
         StepCompleted,
+        SequenceStarted,
         TokenGenerated,
         StepCompleted,
         TokenGenerated,

@@ -12,6 +12,8 @@ from machd.api.admin_events import AdminEvent, EventsDropped, StateChanged
 from machd.clock import ManualClock
 from machd.errors import RowFaultError, TooManyInFlightError
 from machd.scheduler.events import (
+    DecodeMode,
+    DecodeModeChanged,
     EngineFaulted,
     FinishReason,
     InvariantBroken,
@@ -44,7 +46,8 @@ async def test_a_watcher_sees_steps_and_sequences_and_no_tokens() -> None:
         [
             SequenceQueued("s-1", 0),
             admitted("s-1"),
-            StepCompleted(1, 7, 0.25, 2),
+            DecodeModeChanged(DecodeMode.BATCHED, DecodeMode.SPECULATIVE),
+            StepCompleted(1, 7, 0.25, 2, 5, 3),
             *tokens("s-1", "xyzzy"),
             finished("s-1", completion_tokens=5),
             finished("s-2", FinishReason.ERROR, RowFaultError("xyzzy")),
@@ -54,17 +57,25 @@ async def test_a_watcher_sees_steps_and_sequences_and_no_tokens() -> None:
     )
     events = await watcher.take()
     assert _kinds(events) == [
-        "queued", "admitted", "step", "finished", "finished", "fault", "fault",
+        "queued", "admitted", "mode", "step", "finished", "finished", "fault", "fault",
     ]  # fmt: skip
     wire = msgspec.json.encode(events)
     assert b"xyzzy" not in wire
-    step, failed = events[2], events[4]
+    mode, step, failed = events[2], events[3], events[5]
+    assert msgspec.to_builtins(mode) == {
+        "type": "mode",
+        "at": mode.at,
+        "previous": "batched",
+        "mode": "speculative",
+    }
     assert msgspec.to_builtins(step) == {
         "type": "step",
         "at": step.at,
         "width": 1,
         "prefill_tokens": 7,
         "certain_tokens": 2,
+        "drafted_tokens": 5,
+        "accepted_tokens": 3,
         "duration_s": 0.25,
     }
     assert msgspec.to_builtins(failed)["error"] == "row_fault"

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from machd.scheduler.events import DecodeMode
+from machd.scheduler.events import DecodeMode, DecodeModeChanged, StepCompleted
 from machd.serving.record import RequestRecord
 from machd.serving.trace_context import TraceContext
-from machd.telemetry.logs import RequestLog, configure_logs
+from machd.telemetry.logs import DecodeModeLog, RequestLog, configure_logs
 
 CANARY = "my secret prompt"
 
@@ -339,3 +339,23 @@ def test_request_lines_are_left_out_above_info() -> None:
     stream = _configured(level="warning")
     RequestLog().on_request(RECORD)
     assert stream.getvalue() == ""
+
+
+# Decode modes
+
+
+def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
+    """At debug, one line a change, and nothing of other events."""
+    stream = _configured(level="debug")
+    change = DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED)
+    DecodeModeLog().on_events([StepCompleted(1, 0, 0.1), change])
+    (line,) = _lines(stream)
+    assert (line["event"], line["level"]) == ("decode_mode.changed", "debug")
+    assert (line["previous"], line["mode"]) == ("speculative", "batched")
+
+
+def test_a_hand_over_is_no_news_otherwise() -> None:
+    """With requests that come and go it happens all the time."""
+    stream = _configured(level="info")
+    DecodeModeLog().on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
+    assert _lines(stream) == []

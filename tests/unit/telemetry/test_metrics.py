@@ -22,6 +22,7 @@ from machd.errors import (
 )
 from machd.scheduler.events import (
     DecodeMode,
+    DecodeModeChanged,
     EngineFaulted,
     Event,
     FinishReason,
@@ -45,6 +46,9 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_capability_info": ("feature", "verdict", "source"),
     "machd_state": ("state",),
     "machd_decode_mode": ("mode",),
+    "machd_decode_mode_requested": ("mode",),
+    "machd_decode_mode_active": ("mode",),
+    "machd_decode_mode_changes_total": ("mode",),
     "machd_requests_running": (),
     "machd_requests_waiting": (),
     "machd_slots": ("state",),
@@ -83,8 +87,13 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_block_files_bytes": (),
     "machd_block_files_budget_bytes": (),
     "machd_block_files_total": ("outcome",),
+    "machd_speculation_mode": ("mode",),
+    "machd_speculation_cycles_total": (),
     "machd_speculation_draft_tokens_total": (),
     "machd_speculation_accepted_tokens_total": (),
+    "machd_speculation_draft_by_position_tokens_total": ("position",),
+    "machd_speculation_accepted_by_position_tokens_total": ("position",),
+    "machd_speculation_fallbacks_total": (),
     "machd_config_last_reload_successful": (),
     "machd_config_last_reload_timestamp_seconds": (),
 }
@@ -423,13 +432,29 @@ def test_reasons_are_there_from_the_start() -> None:
     )
 
 
-def test_features_to_come_are_zero() -> None:
-    """What is promised and not built counts nothing, and says so."""
-    page = Page(Metrics())
-    for name in CONTRACT:
-        if name.startswith("machd_speculation_"):
-            assert set(page.series(name).values()) == {0}
-            assert "0 until there is" in page.families[name.removesuffix("_total")].documentation
+def test_changes_of_the_decode_mode_are_counted_by_the_mode_that_began() -> None:
+    """Every mode has its zero before the first change, and each change counts once."""
+    metrics = Metrics()
+    zeros = {(one.value,): 0.0 for one in DecodeMode}
+    assert Page(metrics).series("machd_decode_mode_changes_total") == zeros
+    metrics.on_events(
+        [
+            DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED),
+            DecodeModeChanged(DecodeMode.BATCHED, DecodeMode.SPECULATIVE),
+            DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED),
+        ]
+    )
+    assert Page(metrics).counted("machd_decode_mode_changes_total") == {
+        ("batched",): 2,
+        ("speculative",): 1,
+    }
+
+
+def test_tokens_that_were_guessed_wrongly_were_computed_too() -> None:
+    """A step's tokens are all that went through the model, whatever came of them."""
+    metrics = Metrics()
+    metrics.on_events([StepCompleted(2, 30, 0.1, certain_tokens=3, drafted_tokens=8)])
+    assert Page(metrics).value("machd_step_tokens_sum") == 2 + 30 + 3 + 8
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux has /proc")

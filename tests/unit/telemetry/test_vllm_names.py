@@ -46,6 +46,10 @@ VLLM = {
     "vllm:prompt_tokens_total": "counter",
     "vllm:generation_tokens_total": "counter",
     "vllm:request_success_total": "counter",
+    "vllm:spec_decode_num_drafts_total": "counter",
+    "vllm:spec_decode_num_draft_tokens_total": "counter",
+    "vllm:spec_decode_num_accepted_tokens_total": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "counter",
     "vllm:prefix_cache_queries_total": "counter",
     "vllm:prefix_cache_hits_total": "counter",
     "vllm:time_to_first_token_seconds": "histogram",
@@ -99,6 +103,11 @@ def _at_work() -> Metrics:
     metrics.watch("machd_requests_running", lambda: 2.0)
     metrics.watch("machd_requests_waiting", lambda: 3.0)
     metrics.watch("machd_kv_cache_usage_ratio", lambda: 0.25)
+    metrics.watch("machd_speculation_cycles_total", lambda: 7.0)
+    metrics.watch("machd_speculation_draft_tokens_total", lambda: 14.0)
+    metrics.watch("machd_speculation_accepted_tokens_total", lambda: 9.0)
+    by_position = {"1": 6.0, "2": 3.0}
+    metrics.watch_all("machd_speculation_accepted_by_position_tokens_total", lambda: by_position)
     metrics.on_events([TokenGenerated("a", SampledToken(0, 97), at_s) for at_s in (1.0, 1.5)])
     metrics.on_events([StepCompleted(2, 30, 0.1)])
     metrics.on_request(RECORD)
@@ -178,6 +187,20 @@ def test_successes_are_counted_by_vllms_reasons() -> None:
         if name == "vllm:request_success_total"
     }
     assert counts == {"stop": 3, "length": 1, "abort": 1, "error": 0}
+
+
+def test_guesses_are_counted_from_vllms_position() -> None:
+    """The next token is 0 there and 1 here."""
+    samples = _samples(_at_work())
+    assert _value(samples, "vllm:spec_decode_num_drafts_total") == 7
+    assert _value(samples, "vllm:spec_decode_num_draft_tokens_total") == 14
+    assert _value(samples, "vllm:spec_decode_num_accepted_tokens_total") == 9
+    positions = {
+        dict(labels)["position"]: value
+        for (name, labels), value in samples.items()
+        if name == "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    }
+    assert positions == {"0": 6, "1": 3}
 
 
 def test_reasons_are_there_from_the_start() -> None:

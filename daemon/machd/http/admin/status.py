@@ -14,14 +14,18 @@ from machd.api.admin_status import (
     Faults,
     KvStatus,
     ModeStatus,
+    SpeculationStatus,
     StoredResponses,
 )
 from machd.api.cache import CacheStats
+from machd.capabilities.verdicts import judge
+from machd.engine.protocol import ModelDescription
 from machd.errors import MachdError
 from machd.http.admin.context import AdminContext
 from machd.http.cache_stats import cache_stats
 from machd.serving.configuration import Configuration
 from machd.serving.kv_memory import kv_memory
+from machd.serving.speculation_mode import decide_speculation
 from machd.telemetry.metrics import Metrics
 
 __all__ = ["admin_state", "get_status", "mode_status", "stored_responses"]
@@ -31,7 +35,7 @@ __all__ = ["admin_state", "get_status", "mode_status", "stored_responses"]
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """The whole daemon at one moment."""
     state = admin_state(admin)
-    snapshot = admin.loop.snapshot
+    snapshot, model = admin.loop.snapshot, _model(admin)
     return AdminStatus(
         state=state.state,
         is_held=state.is_held,
@@ -39,8 +43,9 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         open_requests=state.open_requests,
         version=admin.versions.machd,
         uptime_s=round(admin.clock.unix_s() - admin.started_unix_s, 3),
-        model=_model_id(admin),
+        model=None if model is None else model.model_id,
         decode_mode=mode_status(admin),
+        speculation=_speculation_status(admin),
         slots=snapshot.slot_count,
         running=snapshot.running_count,
         waiting=snapshot.waiting_count,
@@ -91,18 +96,38 @@ def stored_responses(admin: AdminContext) -> StoredResponses:
     return StoredResponses(count=len(admin.responses), size_bytes=admin.responses.size_bytes)
 
 
-def _model_id(admin: AdminContext) -> str | None:
+def _model(admin: AdminContext) -> ModelDescription | None:
+    """What is served; None while it loads."""
     loaded = admin.loop.loaded
     if not loaded.done() or loaded.exception() is not None:
         return None
-    return loaded.result().model.model_id
+    return loaded.result().model
+
+
+def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
+    model = _model(admin)
+    if model is None:
+        return None
+    verdicts = judge(model.cache, admin.loop.probe_results, architecture=model.architecture)
+    decision = decide_speculation(admin.configuration.settings.speculation, model, verdicts)
+    drafts = admin.loop.snapshot.drafts
+    return SpeculationStatus(
+        mode=decision.active.value,
+        reason=decision.reason,
+        max_draft_tokens=decision.max_draft_tokens,
+        cycles=drafts.cycles,
+        drafted_tokens=drafts.drafted_tokens,
+        accepted_tokens=drafts.accepted_tokens,
+        acceptance=drafts.acceptance,
+        fallbacks=drafts.fallbacks,
+    )
 
 
 def _kv_status(admin: AdminContext) -> KvStatus | None:
-    loaded = admin.loop.loaded
-    if not loaded.done() or loaded.exception() is not None:
+    model = _model(admin)
+    if model is None:
         return None
-    kv = kv_memory(admin.loop.snapshot, loaded.result().model)
+    kv = kv_memory(admin.loop.snapshot, model)
     return KvStatus(
         budget_bytes=kv.budget_bytes,
         reserved_bytes=kv.reserved_bytes,
@@ -112,10 +137,10 @@ def _kv_status(admin: AdminContext) -> KvStatus | None:
 
 
 def _cache_stats(admin: AdminContext) -> CacheStats | None:
-    loaded = admin.loop.loaded
-    if not loaded.done() or loaded.exception() is not None:
+    model = _model(admin)
+    if model is None:
         return None
-    return cache_stats(admin.loop, loaded.result().model, admin.configuration.settings)
+    return cache_stats(admin.loop, model, admin.configuration.settings)
 
 
 def _config_status(configuration: Configuration) -> ConfigStatus:

@@ -1,0 +1,1 @@
+"""Tokens guessed ahead of a row and verified in one pass of the model."""

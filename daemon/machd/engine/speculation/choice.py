@@ -1,0 +1,170 @@
+"""Who guesses for the rows of a model: what the settings ask for, as far as it can be had here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from machd.capabilities.rules import Support, speculation
+from machd.engine.loader import LoadedModel, load_model
+from machd.engine.progress import LoadProgress
+from machd.engine.protocol import ProposerKind
+from machd.engine.source import resolve_model
+from machd.engine.speculation.dflash import DFlashProposer
+from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
+from machd.engine.speculation.draft_model import DraftModelProposer
+from machd.engine.speculation.ngram import NgramProposer
+from machd.engine.speculation.proposer import Proposer
+from machd.engine.speculation.vocabulary import check_vocabulary
+from machd.errors import ModelError
+from machd.settings.model import Settings
+
+__all__ = ["ProposerChoice", "choose_proposer"]
+
+_EMPTY_TEMPLATE = "none"
+"""A draft model is never told messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerChoice:
+    """Who guesses.
+
+    Attributes:
+        proposer: None for nobody.
+        reason: Why it is that one or none, for the operator.
+    """
+
+    proposer: Proposer | None
+    reason: str
+
+
+def choose_proposer(
+    settings: Settings, loaded: LoadedModel, *, cache_directory: Path, progress: LoadProgress
+) -> ProposerChoice:
+    """Make the proposer that ``speculation.mode`` asks for, loading its model if it has one.
+
+    Whether the model is served with it is not decided here; but nothing is loaded for one whose
+    caches cannot take wrong guesses out.
+
+    Args:
+        settings: Validated settings.
+        loaded: The model to be served.
+        cache_directory: The user's cache directory.
+        progress: Told about loading.
+
+    Raises:
+        SettingsError: The draft model does not fit the served one.
+        ModelError: The draft model cannot be loaded.
+    """
+    kind = _asked_kind(settings)
+    if kind is ProposerKind.OFF:
+        return ProposerChoice(None, "speculation.mode is off")
+    verdict = speculation(loaded.description.cache)
+    if verdict.support is Support.BLOCKED:
+        return _nobody(verdict.reason)
+    if kind is ProposerKind.NGRAM:
+        reason = "tokens that followed the same ones before, in prompt and completion, are guessed"
+        return ProposerChoice(NgramProposer(), reason)
+    draft_progress = _DraftProgress(progress)
+    if kind is ProposerKind.DRAFT:
+        return _draft(settings, loaded, cache_directory, draft_progress)
+    return _dflash(settings, loaded, cache_directory, draft_progress)
+
+
+def _asked_kind(settings: Settings) -> ProposerKind:
+    section = settings.speculation
+    if section.mode != "auto":
+        return ProposerKind(section.mode)
+    return ProposerKind.NGRAM if section.draft_model is None else ProposerKind.DRAFT
+
+
+def _nobody(reason: str) -> ProposerChoice:
+    """Nobody guesses; whoever asked for somebody is told when all is decided."""
+    return ProposerChoice(None, reason)
+
+
+def _draft(
+    settings: Settings, loaded: LoadedModel, cache_directory: Path, progress: LoadProgress
+) -> ProposerChoice:
+    model = settings.model
+    name = settings.speculation.draft_model
+    assert name is not None, "settings name a draft model where one is asked for"
+    try:
+        source = resolve_model(
+            name, offline=model.offline, cache_directory=cache_directory, progress=progress
+        )
+        draft = load_model(
+            source,
+            dtype=model.dtype,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=_EMPTY_TEMPLATE,
+            progress=progress,
+        )
+    except ModelError as error:
+        raise _of_draft(error) from error
+    for note in draft.notes:
+        _log_note(f"the draft model: {note}")
+    check_vocabulary(loaded.tokenizer, draft.tokenizer)
+    proposer = DraftModelProposer(
+        draft,
+        vocabulary_tokens=loaded.description.vocabulary_tokens,
+        end_token_ids=loaded.description.eos_token_ids,
+    )
+    size = f"{draft.description.parameters / 1e6:.0f} million parameters"
+    reason = f"the model at speculation.draft_model guesses: {size}, {draft.description.dtype}"
+    return ProposerChoice(proposer, reason)
+
+
+def _dflash(
+    settings: Settings, loaded: LoadedModel, cache_directory: Path, progress: LoadProgress
+) -> ProposerChoice:
+    obstacle = dflash_obstacle(loaded.description.backend)
+    if obstacle is not None:
+        return _nobody(obstacle)
+    named = settings.speculation.draft_model
+    name = named or known_draft(loaded.description.model_id)
+    if name is None:
+        return _nobody(
+            "dflash-mlx knows no draft for the model at model.path; name one in "
+            "speculation.draft_model, or set speculation.mode to auto",
+        )
+    offline = settings.model.offline
+    try:
+        source = resolve_model(
+            name, offline=offline, cache_directory=cache_directory, progress=progress
+        )
+    except ModelError as error:
+        if named is None:
+            return _nobody(f"the DFlash draft of the model: {error.message}")
+        raise _of_draft(error) from error
+    progress.stage("loading the weights", None)
+    draft = load_block_draft(loaded, source.path)
+    vocabulary_tokens = loaded.description.vocabulary_tokens
+    reason = f"a DFlash draft guesses {draft.block_tokens} tokens at once"
+    return ProposerChoice(DFlashProposer(draft, vocabulary_tokens=vocabulary_tokens), reason)
+
+
+def _of_draft(error: ModelError) -> ModelError:
+    """The same failure, said of the draft model."""
+    return type(error)(f"speculation.draft_model: {error.message}")
+
+
+def _log_note(note: str) -> None:
+    structlog.get_logger("machd.engine").warning("model.note", note=note)
+
+
+class _DraftProgress:
+    """Says of each stage that it is the draft model's."""
+
+    def __init__(self, progress: LoadProgress) -> None:
+        self._progress = progress
+
+    def stage(self, name: str, total_bytes: int | None) -> None:
+        """A stage of the draft model's loading."""
+        self._progress.stage(f"draft model: {name}", total_bytes)
+
+    def advance(self, done_bytes: int) -> None:
+        """As told."""
+        self._progress.advance(done_bytes)

@@ -1,0 +1,150 @@
+"""Guesses by block diffusion: a draft that fills a whole block of tokens in one pass (DFlash).
+
+The draft (Chen et al. 2026, arXiv:2602.06036) has no words of its own: it reads what layers of the
+served model make of a text, and speaks through the served model's embedding and output head. How that
+is done with dflash-mlx, ``dflash_package`` knows; here is what of a row is read, and when.
+
+Only what the row has said is read, never a guess, so nothing has to be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from machd.engine.protocol import ProposerKind, SamplingParams
+from machd.engine.speculation.draws import RowDraws, drawn_tokens
+
+__all__ = ["BlockDraft", "BlockReader", "DFlashProposer"]
+
+_FEW_TOKENS = 16
+"""Beyond so many it reads without guessing, as who has a prompt to read."""
+
+_CHUNK_TOKENS = 256
+"""Read at a time, as by a draft model."""
+
+_KEPT_TOKENS = 256
+"""So many tokens may a row say without a guess until what was read is dropped."""
+
+
+class BlockReader(Protocol):
+    """One row's place in a block draft."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        ...
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Take in the row's next tokens, at least one; all but its last are read some time."""
+        ...
+
+    def block_logits(self, last_token_id: int, count: int) -> mx.array:
+        """Logits [count, n] of the tokens after the row's last one; only after something was read."""
+        ...
+
+
+class BlockDraft(Protocol):
+    """A draft that guesses blocks."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens that it can guess at once."""
+        ...
+
+    def open(self) -> BlockReader:
+        """Begin with a row."""
+        ...
+
+
+class DFlashProposer:
+    """Guesses blocks for any number of rows."""
+
+    def __init__(self, draft: BlockDraft, *, vocabulary_tokens: int) -> None:
+        """Take a draft over.
+
+        Args:
+            draft: Guesses.
+            vocabulary_tokens: Width of the served model's logits.
+        """
+        self._draft: BlockDraft | None = draft
+        self._vocabulary_tokens = vocabulary_tokens
+
+    @property
+    def kind(self) -> ProposerKind:
+        """A block-diffusion draft."""
+        return ProposerKind.DFLASH
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> _BlockRow:
+        """Begin with a row; nothing is computed until somebody asks."""
+        assert self._draft is not None, "it is not closed"
+        return _BlockRow(self._draft, RowDraws(prompt, sampling, self._vocabulary_tokens), prompt)
+
+    def close(self) -> None:
+        """Drop the draft."""
+        self._draft = None
+        mx.clear_cache()
+
+
+class _BlockRow:
+    """One row's guesses."""
+
+    def __init__(self, draft: BlockDraft, draws: RowDraws, prompt: Sequence[int]) -> None:
+        self._draft = draft
+        self._draws = draws
+        self._token_ids = list(prompt)
+        self._drawn_tokens = len(prompt)
+        self._reader: BlockReader | None = None
+        self._read_tokens = self._guessed_tokens = 0
+        self._unasked_tokens = 0
+        self._guess: tuple[int, ...] = ()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of what was read."""
+        return 0 if self._reader is None else self._reader.nbytes
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The row has said these; who is not asked for long drops what was read."""
+        self._token_ids.extend(token_ids)
+        self._unasked_tokens += len(token_ids)
+        if self._unasked_tokens > _KEPT_TOKENS:
+            self.close()
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        """The block that the draft would say; none while it has a lot to read.
+
+        Raises:
+            FloatingPointError: Its logits are not numbers.
+        """
+        self._unasked_tokens = 0
+        if self._guessed_tokens == len(self._token_ids):
+            return self._guess[:max_tokens]  # the row has said nothing since
+        waiting = self._token_ids[self._read_tokens : -1]
+        if self._reader is None:
+            self._reader = self._draft.open()
+        if waiting:
+            chunk = waiting[:_CHUNK_TOKENS]
+            self._reader.read(chunk)
+            self._read_tokens += len(chunk)
+        if len(waiting) > _FEW_TOKENS:
+            return ()
+        count = min(max_tokens, self._draft.block_tokens)
+        self._guess = self._drawn(self._reader.block_logits(self._token_ids[-1], count))
+        self._guessed_tokens = len(self._token_ids)
+        return self._guess
+
+    def close(self) -> None:
+        """Drop what was read."""
+        self._reader = None
+        self._read_tokens = self._guessed_tokens = 0
+        self._guess = ()
+
+    def _drawn(self, logits: mx.array) -> tuple[int, ...]:
+        self._draws.say(self._token_ids[self._drawn_tokens :])
+        self._drawn_tokens = len(self._token_ids)
+        chosen = [self._draws.choose(logits[place : place + 1]) for place in range(len(logits))]
+        self._draws.take_back()
+        return tuple(drawn_tokens(chosen))

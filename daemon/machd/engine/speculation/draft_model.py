@@ -1,0 +1,259 @@
+"""Guesses by a small model that reads what the served one reads.
+
+It has caches of its own for each row that it guesses for. They hold what the row has said and, after
+a guess, the guessed tokens; when the row goes on otherwise, those are taken out again. Caches of which
+nobody knows how are filled anew.
+
+What it has not read yet it reads when it is asked, one chunk each time, and guesses nothing until it
+has read all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import mlx.core as mx
+
+from machd.engine.cache_marks import CacheMarks, can_be_marked
+from machd.engine.fused import fuse_layers
+from machd.engine.loader import LoadedModel
+from machd.engine.protocol import ProposerKind, SamplingParams
+from machd.engine.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.speculation.draws import RowDraws, drawn_tokens
+from machd.engine.untyped import Cache, LanguageModel
+
+__all__ = ["DraftModelProposer"]
+
+_CHUNK_TOKENS = 256
+"""Read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""
+
+_HEADED_TOKENS = 16
+"""Up to so many, reading all with the output head costs less than another pass for the last."""
+
+_KEPT_TOKENS = 256
+"""So many tokens may a row say without a guess until its caches are given back."""
+
+
+class DraftModelProposer:
+    """A second model that guesses for any number of rows."""
+
+    def __init__(
+        self, loaded: LoadedModel, *, vocabulary_tokens: int, end_token_ids: Iterable[int] = ()
+    ) -> None:
+        """Take over a loaded model.
+
+        Args:
+            loaded: The model; its vocabulary is the served one's
+                (see :func:`~machd.engine.speculation.vocabulary.check_vocabulary`).
+            vocabulary_tokens: Width of the served model's logits.
+            end_token_ids: Tokens that nothing is guessed after.
+        """
+        if loaded.description.backend == "cpu":
+            fuse_layers(loaded.model)
+        self._model: LanguageModel = loaded.model
+        self._context_tokens = loaded.description.context_tokens
+        self._readable_tokens = loaded.description.vocabulary_tokens
+        self._vocabulary_tokens = vocabulary_tokens
+        self._end_token_ids = frozenset(end_token_ids)
+
+    @property
+    def kind(self) -> ProposerKind:
+        """A draft model."""
+        return ProposerKind.DRAFT
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> _DraftRow:
+        """Begin with a row; nothing is computed or held in caches until somebody asks."""
+        return _DraftRow(self, prompt, sampling)
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._model = None
+        mx.clear_cache()
+
+    def draws(self, prompt: Sequence[int], sampling: SamplingParams) -> RowDraws:
+        """How a row's guesses are drawn."""
+        return RowDraws(prompt, sampling, self._vocabulary_tokens)
+
+    def make_caches(self) -> _GuessCaches:
+        """Empty caches of one row."""
+        return _GuessCaches(self._model)
+
+    def room(self, length: int) -> int:
+        """How many tokens the model can guess after so many."""
+        return max(0, self._context_tokens - length)
+
+    def can_read(self, token_ids: Sequence[int]) -> bool:
+        """Whether it knows all these tokens; the served model may have some more."""
+        return max(token_ids, default=0) < self._readable_tokens
+
+    def until_end(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens up to the first that ends a completion, with it."""
+        ends = (i for i, one in enumerate(token_ids) if one in self._end_token_ids)
+        return tuple(token_ids[: next(ends, len(token_ids)) + 1])
+
+    def forward(self, token_ids: mx.array, caches: Sequence[Cache]) -> mx.array:
+        """Logits [1, n, vocabulary] of int32 [1, n]."""
+        logits: mx.array = self._model(token_ids, cache=list(caches))
+        return logits
+
+
+class _DraftRow:
+    """One row's guesses."""
+
+    def __init__(
+        self, proposer: DraftModelProposer, prompt: Sequence[int], sampling: SamplingParams
+    ) -> None:
+        self._proposer = proposer
+        self._sampling = sampling
+        self._token_ids = list(prompt)
+        self._prompt_tokens = len(prompt)
+        self._draws: RowDraws | None = None
+        self._drawn_tokens = len(prompt)
+        self._caches: _GuessCaches | None = None
+        self._unasked_tokens = 0
+        self._is_readable = proposer.can_read([*prompt, *sampling.forced_token_ids])
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of its caches, copies included."""
+        return 0 if self._caches is None else self._caches.nbytes
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """The row has said these; who is not asked for long gives its caches back."""
+        self._token_ids.extend(token_ids)
+        self._is_readable = self._is_readable and self._proposer.can_read(token_ids)
+        self._unasked_tokens += len(token_ids)
+        if self._unasked_tokens > _KEPT_TOKENS:
+            self._caches = None
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        """What the model would say; none while it has a lot to read, or where it cannot go on.
+
+        Raises:
+            FloatingPointError: Its logits are not numbers.
+        """
+        self._unasked_tokens = 0
+        count = min(max_tokens, self._proposer.room(len(self._token_ids)))
+        if not self._is_readable or count < 1:
+            self._caches = None
+            return ()
+        caches = self._caches = self._caches or self._proposer.make_caches()
+        logits = self._catch_up(caches)
+        return () if logits is None else self._guess(caches, logits, count)
+
+    def close(self) -> None:
+        """Drop the caches."""
+        self._caches = None
+
+    def _catch_up(self, caches: _GuessCaches) -> mx.array | None:
+        """Read on; logits [1, n] after the row's last token, or None where there is more to read."""
+        caches.take_back(self._token_ids)
+        waiting = self._token_ids[caches.length :]
+        if len(waiting) > _HEADED_TOKENS:
+            # Logits that nobody looks at are not computed: the output head would cost a fifth.
+            chunk = waiting[:-1][:_CHUNK_TOKENS]
+            self._proposer.forward(mx.array([chunk], dtype=mx.int32), caches.layers)
+            caches.wait()
+            caches.length += len(chunk)
+            return None
+        if waiting:
+            token_ids = mx.array([waiting], dtype=mx.int32)
+            caches.logits = self._proposer.forward(token_ids, caches.layers)[:, -1, :]
+            caches.length += len(waiting)
+        return caches.logits
+
+    def _guess(self, caches: _GuessCaches, logits: mx.array, count: int) -> tuple[int, ...]:
+        """Draw token after token, each from the logits after the one before."""
+        draws = self._current_draws()
+        if count > 1:
+            caches.mark()
+        chosen = [draws.choose(logits)]
+        while len(chosen) < count:
+            last = chosen[-1].token_ids
+            mx.async_eval(last)
+            logits = self._proposer.forward(last[None], caches.layers)[:, -1, :]
+            chosen.append(draws.choose(logits))
+        draws.take_back()
+        token_ids = drawn_tokens(chosen)
+        caches.guessed = token_ids[:-1]
+        return self._proposer.until_end(token_ids)
+
+    def _current_draws(self) -> RowDraws:
+        if self._draws is None:
+            prompt = self._token_ids[: self._prompt_tokens]
+            self._draws = self._proposer.draws(prompt, self._sampling)
+        self._draws.say(self._token_ids[self._drawn_tokens :])
+        self._drawn_tokens = len(self._token_ids)
+        return self._draws
+
+
+class _GuessCaches:
+    """A row's caches in the model that guesses.
+
+    Attributes:
+        layers: One for each cache of the model.
+        length: Tokens of the row that they hold, from its first on.
+        guessed: Tokens that they hold after these.
+        logits: [1, n] after the last of ``length`` tokens; None unless they were computed.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.layers: list[Cache] = []
+        self.length = 0
+        self.guessed: list[int] = []
+        self.logits: mx.array | None = None
+        self._marks: CacheMarks | None = None
+        self._empty()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches, and of what is remembered of those that cannot be cut."""
+        held = sum(int(cache.nbytes) for cache in self.layers)
+        if self._marks is None:
+            return held
+        uncut = (one for one in innermost(self.layers) if planes_of(one) is None)
+        return held + sum(int(cache.nbytes) for cache in uncut)
+
+    def wait(self) -> None:
+        """Until what was begun is in the caches."""
+        mx.eval([cache.state for cache in self.layers])
+
+    def mark(self) -> None:
+        """Tokens from now on are guesses."""
+        inner = innermost(self.layers)
+        self._marks = CacheMarks(inner) if all(map(can_be_marked, inner)) else None
+
+    def take_back(self, token_ids: Sequence[int]) -> None:
+        """Take out the guesses that the row, which has these tokens now, has not said.
+
+        The row's last token stays out as well, so that its logits can be computed.
+        """
+        right = _common_tokens(self.guessed, token_ids[self.length : -1])
+        if right < len(self.guessed):
+            right = self._cut(right)
+        self.length += right
+        self.guessed = []
+
+    def _cut(self, right: int) -> int:
+        """Take out all guesses but the first ``right``, or those too; returns how many stay."""
+        marks, self._marks = self._marks, None
+        if marks is None:
+            self._empty()
+            return 0
+        guessed = len(self.guessed)
+        return right if marks.take_back(guessed - right, guessed) else 0
+
+    def _empty(self) -> None:
+        self.layers = make_row_caches(self._model)
+        self.length = 0
+
+
+def _common_tokens(ones: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens two texts have in common from the start."""
+    count = 0
+    for one, other in zip(ones, others, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

@@ -1,0 +1,60 @@
+"""Who guesses tokens ahead: what was asked for, what there is, and why.
+
+Pure, and asked again wherever the answer is shown, so that the log, ``/v1/capabilities`` and the
+admin API cannot disagree with what the scheduler was told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from machd.capabilities.verdicts import ModelVerdicts
+from machd.engine.protocol import ModelDescription, ProposerKind
+from machd.serving.drafting import draft_policy
+from machd.settings.speculation import SpeculationSettings
+
+__all__ = ["RequestedSpeculation", "SpeculationDecision", "decide_speculation"]
+
+RequestedSpeculation: TypeAlias = Literal["auto", "off", "ngram", "draft", "dflash"]
+
+_AUTO = "auto"
+_SWITCHED_OFF = "speculation.mode is off"
+_NOBODY = "nobody guesses for this model"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationDecision:
+    """Speculation in a running daemon.
+
+    Attributes:
+        requested: What the settings ask for, ``speculation.mode``.
+        active: Who guesses.
+        reason: Why it is that one, or nobody.
+        max_draft_tokens: Tokens that are guessed ahead of one at the most; 0 where nobody guesses.
+    """
+
+    requested: RequestedSpeculation
+    active: ProposerKind
+    reason: str
+    max_draft_tokens: int
+
+    @property
+    def is_as_requested(self) -> bool:
+        """Whether the operator got what was asked for by name; ``auto`` leaves it to machd."""
+        return self.requested in (_AUTO, self.active.value)
+
+
+def decide_speculation(
+    section: SpeculationSettings, model: ModelDescription, verdicts: ModelVerdicts
+) -> SpeculationDecision:
+    """What the scheduler is told of ``speculation``, with its reason."""
+    policy = draft_policy(section, model, verdicts)
+    if policy.max_draft_tokens:
+        reason = model.proposer_reason or f"speculation.mode is {section.mode}"
+        return SpeculationDecision(section.mode, model.proposer, reason, policy.max_draft_tokens)
+    if model.proposer is not ProposerKind.OFF:
+        reason = verdicts.speculation.reason
+    else:
+        reason = model.proposer_reason or (_SWITCHED_OFF if section.mode == "off" else _NOBODY)
+    return SpeculationDecision(section.mode, ProposerKind.OFF, reason, 0)

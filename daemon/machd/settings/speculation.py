@@ -1,0 +1,34 @@
+"""The section ``speculation``: tokens guessed ahead and verified in one pass."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from machd.settings.section import Mark, SettingsSection
+from machd.settings.texts import Text
+
+__all__ = ["SpeculationSettings"]
+
+
+class SpeculationSettings(SettingsSection):
+    """Whether a lonely request's next tokens are guessed and verified together."""
+
+    mode: Annotated[Literal["auto", "off", "ngram", "draft", "dflash"], Mark.RESTART] = Field(
+        default="auto",
+        description="Who guesses tokens: ngram looks up what followed the same words before, draft asks "
+        "speculation.draft_model, dflash a draft by diffusion. auto takes what can be had.",
+    )
+    draft_model: Annotated[Text | None, Mark.RESTART] = Field(
+        default=None,
+        examples=["models/SmolLM2-135M-Instruct"],
+        description="The model that guesses, as model.path names one; it must have the served "
+        "model's vocabulary.",
+    )
+    max_draft_tokens: int = Field(
+        default=8,
+        ge=1,
+        le=64,
+        description="Tokens that are guessed ahead of one at the most.",
+    )

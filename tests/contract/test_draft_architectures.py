@@ -1,0 +1,101 @@
+"""What the rules say of speculation is what the caches of every architecture do."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+from drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
+from probing import without_compilation
+
+from machd.capabilities.facts import CacheFacts
+from machd.capabilities.rules import Support, batched_specdec, speculation
+from machd.engine.batch_caches import BatchCaches, PrefilledRow, SingleCaches
+from machd.engine.row_planes import make_row_caches
+from machd.engine.untyped import LanguageModel
+from machd_probes.catalogue import architecture_names
+from machd_probes.prober import tiny_loaded
+from machd_probes.tiny import tiny_variants
+
+_NEED_METAL = ("bitnet", "muse_spark")
+_VARIANTS = [
+    variant
+    for name in architecture_names()
+    for variant in tiny_variants(name)
+    if variant not in _NEED_METAL
+]
+_ONE_OF_EACH_KIND = (
+    "smollm3",
+    "gemma3_text",
+    "qwen3_5",
+    "lfm2",
+    "recurrent_gemma",
+    "mamba",
+    "llama4",
+    "deepseek_v41",
+    "falcon_h1",
+    "deepseek_v32",
+)
+_NOISE = 5e-3
+"""As for chunks: the order of sums differs, and models with state in half precision feel it."""
+
+_EACH = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(one, marks=() if one in _ONE_OF_EACH_KIND else pytest.mark.slow)
+        for one in _VARIANTS
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled() -> Iterator[None]:
+    with without_compilation():
+        yield
+    gc.collect()
+    mx.clear_cache()
+
+
+@_EACH
+def test_verdicts_are_what_the_caches_do(variant: str) -> None:
+    """A row alone takes drafts, and is right with them, unless the rule blocks it; so do batches."""
+    loaded = tiny_loaded(variant)
+    facts = loaded.description.cache
+    model = loaded.model
+
+    single = SingleCaches()
+    single.join(PrefilledRow(make_row_caches(model), 0, 9, 1))
+    assert single.takes_drafts is (speculation(facts).support is not Support.BLOCKED)
+    if single.takes_drafts:
+        for lane in LANES:
+            assert _worst(PlainTexts(model), lane) < _NOISE
+
+    verdict = batched_specdec(facts, architecture=variant.partition("+")[0])
+    if verdict.support is not Support.BLOCKED and facts.can_be_cut:
+        assert _two_rows(model).takes_drafts
+    if verdict.support is Support.BLOCKED and _is_mergeable(facts):
+        assert not _two_rows(model).takes_drafts
+
+
+def _worst(plain: PlainTexts, lane: str) -> float:
+    rows = DraftedRows(plain, make_caches(lane))
+    rows.join(Text(1, 9, tokens=32, vocabulary_tokens=256))
+    for right, wrong in ((0, 3), (2, 1), (1, 9)):
+        rows.draft([right], [wrong])
+        rows.steps(1)
+    rows.draft_in_vain([4])
+    rows.steps(8)
+    return rows.worst
+
+
+def _two_rows(model: LanguageModel) -> BatchCaches:
+    caches = BatchCaches(2)
+    for _ in range(2):
+        caches.join(PrefilledRow(make_row_caches(model), 0, 9, 1))
+    return caches
+
+
+def _is_mergeable(facts: CacheFacts) -> bool:
+    return facts.mergeable and not facts.private_classes

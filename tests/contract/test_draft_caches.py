@@ -1,0 +1,441 @@
+"""A row whose wrong guesses were taken back goes on as one that never made any.
+
+Rows of every kind of cache read texts, alone and in a batch, and what they say is compared with what
+they say token by token. At the end faults are planted, and the comparison has to notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import NOISE
+from tiny_engines import loaded
+from tiny_models import TinyKind
+
+from machd.engine import batch_caches, cache_marks
+from machd.engine.fused import fuse_layers
+from machd.engine.kv_format import kv_format_named
+from machd.engine.row_positions import RowPositions
+from machd.engine.slab import SlabCache
+
+_STEP_NATS = 0.05
+"""A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""
+
+_FORMATS = ("none", "affine8", "affine4", "turboquant")
+_WINDOW = 8
+"""Of the tiny models that have one."""
+
+_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+_EACH_FORMAT = pytest.mark.parametrize("name", _FORMATS)
+_EACH_LANE = pytest.mark.parametrize("lane", LANES)
+_WINDOWED = pytest.mark.parametrize("kind", [TinyKind.ROTATING, TinyKind.NESTED_ROTATING])
+
+_HAS_STATE = {
+    TinyKind.HYBRID_GDN,
+    TinyKind.HYBRID,
+    TinyKind.NESTED,
+    TinyKind.NESTED_ROTATING,
+}
+
+
+@cache
+def _plain(kind: TinyKind, name: str = "none") -> PlainTexts:
+    model = loaded(kind).model
+    fuse_layers(model)  # as an engine does on the CPU
+    return PlainTexts(model, kv_format_named(name))
+
+
+def _rows(kind: TinyKind, lane: str, name: str = "none") -> DraftedRows:
+    return DraftedRows(_plain(kind, name), make_caches(lane))
+
+
+def _noise(name: str) -> float:
+    return NOISE if name == "none" else _STEP_NATS
+
+
+@_KINDS
+@_EACH_FORMAT
+@_EACH_LANE
+def test_wrong_guesses_leave_nothing(kind: TinyKind, name: str, lane: str) -> None:
+    """Thirty times in a row, whether all, some or none of the guesses are wrong."""
+    rows = _rows(kind, lane, name)
+    rows.join(Text(1, 13))
+    rows.steps(3)
+
+    for cycle in range(30):
+        rows.draft([cycle % 4], [(cycle * 3) % 5])
+        if cycle % 7 == 6:
+            rows.steps(2)
+    rows.steps(5)
+
+    assert rows.worst < _noise(name)
+    is_always_done = kind not in _HAS_STATE
+    assert all(rows.was_done) is is_always_done
+    # Recurrent state alone has to be computed again, and only if there was a wrong guess.
+    assert rows.was_done == [is_always_done or not (cycle * 3) % 5 for cycle in range(30)]
+
+
+@_WINDOWED
+@_EACH_LANE
+@pytest.mark.parametrize("wrong", [1, 4, _WINDOW, 2 * _WINDOW + 3])
+def test_a_window_is_right_at_every_turn_of_its_ring(kind: TinyKind, lane: str, wrong: int) -> None:
+    """Not yet full, just full and anywhere in the round; with more guesses than it has positions."""
+    for steps in range(2 * _WINDOW + 2):
+        rows = _rows(kind, lane)
+        rows.join(Text(2, 3, tokens=48))
+        rows.steps(steps)
+        rows.draft([steps % 3], [wrong])
+        rows.steps(_WINDOW + 2)
+
+        assert rows.worst < NOISE
+
+
+@_KINDS
+@_EACH_LANE
+def test_a_pass_that_is_taken_back_whole_was_never_there(kind: TinyKind, lane: str) -> None:
+    """Of one token and of several, one after the other and between others, whatever the cache."""
+    rows = _rows(kind, lane)
+    rows.join(Text(3, 6))
+    for cycle in range(12):
+        rows.draft_in_vain([1 + cycle % 5])
+        rows.draft_in_vain([1])
+        rows.steps(cycle % 3)
+        rows.draft([1], [2])
+    rows.steps(_WINDOW)
+
+    assert rows.worst < NOISE
+
+
+@_KINDS
+@_EACH_LANE
+def test_a_row_may_begin_with_guesses(kind: TinyKind, lane: str) -> None:
+    """A prompt of one token leaves caches without arrays, which a pass is taken out of again."""
+    for count in (0, 1, 3):
+        rows = _rows(kind, lane)
+        rows.join(Text(4, 0))
+        rows.draft_in_vain([1 + count])
+        rows.draft([0], [count])
+        rows.draft([2], [count])
+        rows.steps(12)
+
+        assert rows.worst < NOISE
+
+
+@_KINDS
+@_EACH_LANE
+def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
+    """Where 256 positions are full, and guesses reach over it."""
+    for prompt_tokens in (250, 253, 254, 255, 256):
+        rows = _rows(kind, lane)
+        rows.join(Text(5, prompt_tokens, tokens=280))
+        rows.draft([1], [4])
+        rows.draft([0], [9])
+        rows.draft([2], [1])
+        rows.steps(4)
+
+        assert rows.worst < NOISE
+
+
+@_EACH_FORMAT
+def test_rows_of_a_batch_take_back_each_its_own(name: str) -> None:
+    """Ragged numbers of right and wrong guesses, while rows come and go."""
+    rows = _rows(TinyKind.STANDARD, "batch", name)
+    for seed, length in enumerate((40, 7, 22)):
+        rows.join(Text(10 + seed, length))
+    rows.steps(1)
+
+    for cycle in range(30):
+        if cycle == 8:
+            rows.join(Text(20, 3))
+        if cycle == 14:
+            rows.keep(3, 1, 2)
+        if cycle == 20:
+            rows.keep(1)
+            rows.join(Text(21, 50))
+        count = len(rows.rows)
+        right = [(cycle + 2 * row) % 4 for row in range(count)]
+        wrong = [(cycle * 3 + row) % 5 for row in range(count)]
+        rows.draft(right, wrong)
+        if cycle % 5 == 4:
+            rows.steps(1)
+    rows.draft_in_vain([1 + row for row in range(len(rows.rows))])
+    rows.steps(2)
+
+    assert rows.worst < _noise(name)
+    assert all(rows.was_done)
+
+
+@_KINDS
+@pytest.mark.parametrize("others", [(60,), (2,), (31, 4)])
+def test_a_row_that_others_have_left_drafts(kind: TinyKind, others: Sequence[int]) -> None:
+    """Longer and shorter ones leave padding, turned rings and widened histories behind."""
+    for steps in (0, 1, 3, _WINDOW - 1, _WINDOW, 13):
+        rows = _rows(kind, "batch")
+        for seed, length in enumerate(others):
+            rows.join(Text(30 + seed, length))
+        rows.join(Text(35, 5))
+        rows.steps(steps)
+        rows.keep(len(others))
+
+        rows.draft([1], [3])
+        rows.draft([0], [2])
+        rows.steps(3)
+        rows.join(Text(36, 17))
+        rows.steps(_WINDOW + 3)
+        rows.keep(0)
+        rows.draft([2], [5])
+        rows.steps(3)
+
+        assert rows.worst < NOISE
+
+
+@_KINDS
+def test_a_row_joins_one_that_has_just_drafted(kind: TinyKind) -> None:
+    """A window has more columns than its size then, and the next pass brings them together."""
+    for right, wrong, length in ((0, 6, 2), (5, 0, 30), (3, 2, 9), (2, 1, 0)):
+        rows = _rows(kind, "batch")
+        rows.join(Text(37, 20))
+        rows.draft([right], [wrong])
+        rows.join(Text(38, length))
+        rows.steps(_WINDOW + 4)
+        rows.keep(1)
+        rows.draft([right], [wrong])
+        rows.steps(3)
+
+        assert rows.worst < NOISE
+
+
+_MOVES = st.one_of(
+    st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
+    st.tuples(st.just("draft"), st.integers(0, 5), st.integers(0, 11)),
+    st.tuples(st.just("draft"), st.integers(0, 5), st.integers(0, 3)),
+    st.tuples(st.just("vain"), st.integers(1, 12), st.just(0)),
+    st.tuples(st.just("join"), st.integers(0, 40), st.integers(40, 43)),
+    st.tuples(st.just("leave"), st.integers(0, 4), st.just(0)),
+)
+
+
+@_KINDS
+@_EACH_LANE
+@settings(deadline=None, max_examples=6, derandomize=True)
+@given(moves=st.lists(_MOVES, min_size=6, max_size=24), prompt_tokens=st.integers(0, 20))
+def test_no_history_leaves_a_guess_behind(
+    kind: TinyKind, lane: str, moves: list[tuple[str, int, int]], prompt_tokens: int
+) -> None:
+    """Whatever the passes are, and whoever joins and leaves between them."""
+    rows = _rows(kind, lane)
+    rows.join(Text(9, prompt_tokens))
+    for move in moves:
+        _play(rows, lane, *move)
+        left = [row.text.tokens - row.length for row in rows.rows]
+        if min(left) < 40:
+            break
+
+    rows.steps(_WINDOW + 2)
+
+    assert rows.worst < NOISE
+
+
+def _play(rows: DraftedRows, lane: str, move: str, first: int, second: int) -> None:
+    """One move, as far as the caches allow it."""
+    count = len(rows.rows)
+    if move == "step":
+        rows.steps(first)
+    elif move == "join":
+        if lane == "batch" and count < 4:
+            rows.join(Text(second, first))
+    elif move == "leave":
+        if count > 1:
+            rows.keep(*(row for row in range(count) if row != first % count))
+    elif not rows.caches.takes_drafts:
+        assert count > 1, "a row alone takes them"
+    elif move == "draft":
+        rows.draft(
+            [(first + row) % 6 for row in range(count)],
+            [(second + 2 * row) % 12 for row in range(count)],
+        )
+    else:
+        rows.draft_in_vain([1 + (first + row) % 12 for row in range(count)])
+
+
+# --- faults that the comparison has to notice ---------------------------------------------------
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _a_list_that_models_write_into(patch: pytest.MonkeyPatch) -> None:
+    """The arrays are the mark's own, the list that they are in is the cache's."""
+
+    def marked(self: Any, cache: Any) -> None:
+        self._cache, self._state = cache, cache.state
+
+    patch.setattr(cache_marks._StateMark, "__init__", marked)
+
+
+def _a_batch_without_ends(patch: pytest.MonkeyPatch) -> None:
+    """Rows are shorter by what is known of them, and begin where the device had them."""
+
+    def cut(self: RowPositions, counts: Sequence[int]) -> None:
+        self.lengths = [one - count for one, count in zip(self.lengths, counts, strict=True)]
+
+    patch.setattr(RowPositions, "cut", cut)
+
+
+def _columns_behind_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A window's last columns stay, behind the index."""
+    window, batch = cache_marks._WindowMark, cache_marks._BatchWindowMark
+
+    def cut(self: Any, count: int) -> bool:
+        keys, values, offset, keep, max_size, index = self._cache.state
+        self._cache.state = (keys, values, offset - count, keep, max_size, index - count)
+        return True
+
+    def batch_cut(self: Any, count: int) -> bool:
+        keys, values, offsets, *rest, offset, index, _ = self._cache.state
+        state = (keys, values, offsets - count, *rest, offset - count, index - count, False)
+        self._cache.state = state
+        return True
+
+    patch.setattr(window, "cut", cut)
+    patch.setattr(batch, "cut", batch_cut)
+
+
+def _positions_that_go_on(patch: pytest.MonkeyPatch) -> None:
+    """A window loses its columns and keeps its count."""
+
+    def forgetful(right: Callable[[Any, int], bool], offsets: tuple[int, ...]) -> Any:
+        def cut(self: Any, count: int) -> bool:
+            before = self._cache.state
+            is_done = right(self, count)
+            after = self._cache.state
+            self._cache.state = tuple(
+                old if place in offsets else new
+                for place, (old, new) in enumerate(zip(before, after, strict=True))
+            )
+            return is_done
+
+        return cut
+
+    for one, offsets in ((cache_marks._WindowMark, (2,)), (cache_marks._BatchWindowMark, (2,))):
+        patch.setattr(one, "cut", forgetful(one.cut, offsets))
+
+
+def _state_that_is_not_put_back(patch: pytest.MonkeyPatch) -> None:
+    """What goes on keeps what the wrong guesses made of it."""
+    patch.setattr(cache_marks._StateMark, "put_back", lambda *_: None)
+
+
+def _columns_that_are_not_put_back(patch: pytest.MonkeyPatch) -> None:
+    """Recurrent state is as it was, and standard caches beside it are not."""
+    patch.setattr(cache_marks._ColumnsMark, "put_back", lambda *_: None)
+    patch.setattr(RowPositions, "cut", lambda *_: None)
+
+
+def _state_that_passes_for_cut(patch: pytest.MonkeyPatch) -> None:
+    """It says that the wrong guesses are out of it."""
+    patch.setattr(cache_marks._StateMark, "cut", lambda *_: True)
+
+
+def _a_window_short_of_a_column(patch: pytest.MonkeyPatch) -> None:
+    """A column too many is dropped, which shows while the window sees it."""
+
+    def cut(self: Any, count: int) -> bool:
+        keys, values, offset, keep, max_size, index = self._cache.state
+        kept = index - count
+        keys, values = keys[..., 1:kept, :], values[..., 1:kept, :]
+        self._cache.state = (keys, values, offset - count, keep, max_size, kept - 1)
+        return True
+
+    patch.setattr(cache_marks._WindowMark, "cut", cut)
+
+
+def _padding_that_stays(patch: pytest.MonkeyPatch) -> None:
+    """A window keeps its ring and its padding when its row is alone."""
+    patch.setattr(batch_caches, "straighten", lambda *_: None)
+
+
+_FAULTS: list[tuple[Plant, TinyKind, str]] = [
+    (_a_list_that_models_write_into, TinyKind.HYBRID, "alone"),
+    (_a_list_that_models_write_into, TinyKind.HYBRID_GDN, "batch"),
+    (_a_batch_without_ends, TinyKind.STANDARD, "batch"),
+    (_columns_behind_the_end, TinyKind.ROTATING, "alone"),
+    (_columns_behind_the_end, TinyKind.ROTATING, "batch"),
+    (_positions_that_go_on, TinyKind.ROTATING, "alone"),
+    (_positions_that_go_on, TinyKind.ROTATING, "batch"),
+    (_state_that_is_not_put_back, TinyKind.HYBRID, "alone"),
+    (_state_that_is_not_put_back, TinyKind.NESTED, "batch"),
+    (_columns_that_are_not_put_back, TinyKind.HYBRID_GDN, "alone"),
+    (_columns_that_are_not_put_back, TinyKind.HYBRID_GDN, "batch"),
+    (_state_that_passes_for_cut, TinyKind.HYBRID_GDN, "alone"),
+    (_state_that_passes_for_cut, TinyKind.NESTED, "batch"),
+    (_a_window_short_of_a_column, TinyKind.ROTATING, "alone"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "lane"),
+    _FAULTS,
+    ids=[f"{plant.__name__.strip('_')}-{kind}-{lane}" for plant, kind, lane in _FAULTS],
+)
+def test_faults_are_noticed(
+    plant: Plant, kind: TinyKind, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is far beyond noise, or the pass fails."""
+    plant(monkeypatch)
+
+    assert _worst_of_a_history(kind, lane) > 10 * NOISE
+
+
+def _worst_of_a_history(kind: TinyKind, lane: str) -> float:
+    rows = _rows(kind, lane)
+    rows.join(Text(6, 11, tokens=100))
+    try:
+        for cycle in range(8):
+            rows.steps(cycle % 3)
+            rows.draft_in_vain([1])
+            rows.draft([cycle % 2], [1 + cycle % 3])
+        rows.steps(_WINDOW)
+    except ValueError:
+        return float("inf")
+    return rows.worst
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_padding_of_others_is_noticed(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm's mask for several tokens is off by a column where a padded ring has gone round."""
+    _padding_that_stays(monkeypatch)
+    rows = _rows(TinyKind.ROTATING, "batch")
+    rows.join(Text(30, 60))
+    rows.join(Text(35, 2))
+    rows.steps(steps)
+    rows.keep(1)
+
+    rows.draft([3], [1])
+
+    assert rows.worst > 10 * NOISE
+
+
+def test_what_is_no_number_is_wiped() -> None:
+    """Behind a row's end it would reach later tokens through a mask; before it nothing changes."""
+    rows = _rows(TinyKind.STANDARD, "batch")
+    rows.join(Text(50, 30))
+    rows.join(Text(51, 9))
+    rows.draft([1, 2], [4, 3])
+    slabs = [layer for layer in rows.caches.layers if isinstance(layer, SlabCache)]
+    assert slabs
+    for slab in slabs:
+        for plane in slab.planes:
+            plane[1, :, rows.rows[1].length :] = mx.nan
+
+    rows.caches.wipe(1, rows.rows[1].length)
+    rows.steps(3)
+    rows.draft([1, 0], [0, 2])
+
+    assert rows.worst < NOISE

@@ -1,0 +1,115 @@
+"""What a lonely row says does not depend on guesses: right ones, wrong ones, of any cache and lane.
+
+An oracle that knows the answers and is wrong at planted places guesses for rows with every way of
+choosing tokens. The answers without guesses are what they are compared with. Rows in company are in
+``test_draft_company.py``, those with grammars in ``test_draft_guided.py``, and
+``test_draft_parity_can_fail.py`` proves that the comparison notices faults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from oracle import Answers, Oracle, WatchedEngine, eager
+from tiny_engines import alone, loaded
+from tiny_models import TinyKind
+
+from machd.engine.protocol import Lane
+from machd_probes.play import Join, play
+from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
+
+__all__ = ["eager"]
+
+TOKENS = 24
+GUESSES = 4
+PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
+ROWS = [Join(prompt, TOKENS, sampling) for prompt, sampling in zip(PROMPTS, MIXED, strict=True)]
+RIGHT = (0, 5, 10)
+
+_ENGINES = list(product(TinyKind, Lane, (False, True)))
+
+pytestmark = pytest.mark.usefixtures("eager")
+
+
+def answers_of(kind: TinyKind, rows: list[Join]) -> Answers:
+    """What these rows say alone."""
+    return {
+        (row.prompt, row.sampling): [one.token_id for one in alone(kind).tokens(row)]
+        for row in rows
+    }
+
+
+def _passes(*, looks_ahead: bool) -> int:
+    """That say a row's tokens if all guesses are right."""
+    # The first token comes with the prompt. Looking ahead, the next is under way by then.
+    plain = 2 if looks_ahead else 1
+    return plain + -(-(TOKENS - plain) // (GUESSES + 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "lane", "looks_ahead"),
+    [(number, *one) for number, one in enumerate(_ENGINES)],
+    ids=[f"{kind}-{lane}{'-ahead' * ahead}" for kind, lane, ahead in _ENGINES],
+)
+def test_a_lonely_row_says_the_same(
+    number: int,
+    kind: TinyKind,
+    lane: Lane,
+    looks_ahead: bool,  # noqa: FBT001
+) -> None:
+    """Tokens and log-probabilities are those without guesses, however many of these are right.
+
+    Each engine takes a third of the pairs of row and share of right guesses; those of three engines
+    that follow one another take all.
+    """
+    oracle = Oracle(answers_of(kind, ROWS))
+    engine = WatchedEngine(loaded(kind), oracle, looks_ahead=looks_ahead)
+    for place, row in enumerate(ROWS):
+        engine.forget()
+        oracle.right_of_ten = RIGHT[(place + number) % len(RIGHT)]
+        joins = (replace(row, lane=lane),)
+        said = play(engine, joins, drafts=lambda _step, _rows: GUESSES)
+
+        assert alone(kind).differences(Script(joins), said) == []
+        assert engine.said_tokens == TOKENS, "none after the last one"
+        assert engine.draft_faults == []
+        assert engine.drafted_tokens >= TOKENS / 2, "guesses were verified"
+        assert engine.passes == TOKENS - engine.accepted_tokens
+        if oracle.right_of_ten == 10:
+            assert engine.passes == _passes(looks_ahead=looks_ahead)
+            assert engine.accepted_tokens == engine.drafted_tokens
+        else:
+            assert bool(engine.accepted_tokens) == bool(oracle.right_of_ten)
+        assert engine.memory().kv_used_bytes == 0
+        assert oracle.open_rows == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", list(TinyKind))
+@pytest.mark.parametrize("guesses", [1, 12])
+def test_any_number_of_guesses_gives_the_same(kind: TinyKind, guesses: int) -> None:
+    """One, or more than a window has positions; the last pass stops at the row's last token."""
+    row = ROWS[4]
+    oracle = Oracle(answers_of(kind, [row]), 8)
+    engine = WatchedEngine(loaded(kind), oracle)
+
+    for tokens in (1, 2, 3, 8, 13):
+        engine.forget()
+        joins = (replace(row, tokens=tokens),)
+        said = play(engine, joins, drafts=lambda _step, _rows: guesses)
+        assert alone(kind).differences(Script(joins), said) == []
+        assert engine.said_tokens == tokens
+
+
+def test_nobody_is_asked_where_nobody_may_guess() -> None:
+    """Without leave in the plan a proposer is told what is said, and not asked."""
+    oracle = Oracle(answers_of(TinyKind.STANDARD, ROWS[:1]))
+    engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
+
+    said = play(engine, ROWS[:1])
+
+    assert alone(TinyKind.STANDARD).differences(Script((ROWS[0],)), said) == []
+    assert oracle.asked == engine.drafted_tokens == 0
+    assert engine.passes == TOKENS

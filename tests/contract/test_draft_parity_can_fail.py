@@ -1,0 +1,275 @@
+"""The comparison of rows with guesses and without notices faults: each is planted where one could be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from guessed_rows import GUESSES, GuessedScripts, always, guided_differences, if_alone, say
+from guided_rows import grammar_of
+from oracle import Oracle, WatchedEngine, eager
+from tiny_engines import loaded
+from tiny_models import TinyKind
+
+from machd.api.constraint import ConstraintKind
+from machd.engine import cache_marks
+from machd.engine.batch_caches import BatchCaches, SingleCaches
+from machd.engine.decoder import Decoder
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.protocol import Lane, SampledToken
+from machd.engine.row_positions import RowPositions
+from machd.engine.sampling import RowSampling
+from machd.engine.speculation import verification
+from machd.engine.speculation.drafting import RowDrafting
+from machd.engine.speculation.verification import Draft, Verdict
+from machd_probes.play import GREEDY, DraftSchedule, Join
+from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
+
+__all__ = ["eager"]
+
+TOKENS = 24
+ROWS = [
+    Join(random_prompt(length, number), TOKENS, MIXED[number])
+    for number, length in enumerate(LENGTHS)
+]
+
+pytestmark = pytest.mark.usefixtures("eager")
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    """The first wrong guess is said, and the token behind it that was sampled."""
+    right = verification._verdict
+
+    def verdict(draft: Draft, slot: int, chosen: Sequence[SampledToken | None]) -> Verdict:
+        found = right(draft, slot, chosen)
+        place, following = found.accepted_tokens, found.accepted_tokens + 1
+        token = chosen[following] if following < len(chosen) else None
+        if token is None:
+            return found
+        wrong = SampledToken(slot, draft.token_ids[place])
+        said = (*found.tokens[:-1], wrong, replace(token, slot_index=slot))
+        return Verdict(said, draft.samplings[following], found.is_clean)
+
+    patch.setattr(verification, "_verdict", verdict)
+
+
+def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+    """A wrong guess stays in the caches, and the next token goes behind it."""
+    for caches in (BatchCaches, SingleCaches):
+        right = caches.take_back
+
+        def take_back(this: Any, counts: Sequence[int], right: Any = right) -> bool:
+            return bool(right(this, [max(0, count - 1) for count in counts]))
+
+        patch.setattr(caches, "take_back", take_back)
+
+
+def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+    """Wrong guesses stay."""
+    for caches in (BatchCaches, SingleCaches):
+        right = caches.take_back
+
+        def take_back(this: Any, counts: Sequence[int], right: Any = right) -> bool:
+            return bool(right(this, [0] * len(counts)))
+
+        patch.setattr(caches, "take_back", take_back)
+
+
+def all_rows_are_cut_alike(patch: pytest.MonkeyPatch) -> None:
+    """What is taken out of the first row is taken out of every one."""
+    right = RowPositions.cut
+
+    def cut(this: RowPositions, counts: Sequence[int]) -> None:
+        right(this, [counts[0]] * len(counts))
+
+    patch.setattr(RowPositions, "cut", cut)
+
+
+def draws_are_not_of_their_positions(patch: pytest.MonkeyPatch) -> None:
+    """Every position of a guess has the draw of the first."""
+    right = RowSampling.after
+
+    def after(this: RowSampling, token_id: int) -> RowSampling | None:
+        following = right(this, token_id)
+        if following is not None:
+            following.position = this.position
+        return following
+
+    patch.setattr(RowSampling, "after", after)
+
+
+def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
+    """As if each token had one more before it."""
+    right = verification.draft_of
+
+    def draft_of(sampling: RowSampling, *rest: Any) -> Draft:
+        draft = right(sampling, *rest)
+        for one in draft.samplings[1:]:
+            one.position += 1
+        return draft
+
+    patch.setattr("machd.engine.decoder.draft_of", draft_of)
+
+
+def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
+    """The counts behind a guess are those before it."""
+    right = RowSampling.after
+
+    def after(this: RowSampling, token_id: int) -> RowSampling | None:
+        following = right(this, token_id)
+        if following is not None:
+            following.counts = this.counts
+        return following
+
+    patch.setattr(RowSampling, "after", after)
+
+
+def the_rows_own_counts_stay(patch: pytest.MonkeyPatch) -> None:
+    """After a guess the row's counts are those before it."""
+
+    def take(this: RowSampling, other: RowSampling) -> None:
+        this.position, this.guide = other.position, other.guide
+
+    patch.setattr(RowSampling, "take", take)
+
+
+def a_guide_is_shared(patch: pytest.MonkeyPatch) -> None:
+    """The row's own guide sees the guesses."""
+    patch.setattr(RowSampling, "fork", replace)
+
+
+def a_guide_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """The row's guide stays before its guesses, which it has said."""
+
+    def take(this: RowSampling, other: RowSampling) -> None:
+        this.position, this.counts = other.position, other.counts
+
+    patch.setattr(RowSampling, "take", take)
+
+
+def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
+    """What is marked changes with the cache."""
+    patch.setattr(cache_marks, "_named_anew", lambda state: state)
+
+
+def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
+    """State that was put back stays where it was before the pass."""
+    take_back = Decoder._take_back
+
+    def without(this: Decoder, *args: Any) -> None:
+        forward = this._passes._forward
+        this._passes._forward = lambda _ids, _layers: None  # type: ignore[assignment, return-value]
+        take_back(this, *args)
+        this._passes._forward = forward
+
+    patch.setattr(Decoder, "_take_back", without)
+
+
+def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
+    """Every row goes on from what the first one said."""
+    right = Decoder._conclude
+
+    def conclude(this: Decoder, *args: Any) -> Any:
+        decoded = right(this, *args)
+        this._token_ids = this._token_ids[:1] * (this._token_ids * 0 + 1)
+        return decoded
+
+    patch.setattr(Decoder, "_conclude", conclude)
+
+
+def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """What was guessed is left out of what a proposer hears: a row's guesses fail."""
+    right = RowDrafting.extend
+    patch.setattr(RowDrafting, "extend", lambda this, ids: right(this, ids[-1:]))
+
+
+TWO = Script((ROWS[2], replace(ROWS[3], at_step=3, tokens=8)))
+ALL = Script(tuple(replace(row, at_step=number) for number, row in enumerate(ROWS)))
+SERIAL = Script((replace(ROWS[1], lane=Lane.SERIAL),))
+PENALISED = Script((ROWS[4],))
+SAMPLED = Script((ROWS[1],))
+
+_FAULTS: list[tuple[Plant, TinyKind, Script, DraftSchedule]] = [
+    (one_too_many_is_accepted, TinyKind.STANDARD, SAMPLED, always),
+    (one_too_many_is_accepted, TinyKind.HYBRID, SERIAL, always),
+    (one_too_many_is_accepted, TinyKind.STANDARD, ALL, always),
+    (one_too_few_is_taken_back, TinyKind.STANDARD, SERIAL, always),
+    (one_too_few_is_taken_back, TinyKind.STANDARD, ALL, always),
+    (one_too_few_is_taken_back, TinyKind.ROTATING, SAMPLED, always),
+    (nothing_is_taken_back, TinyKind.STANDARD, TWO, if_alone),
+    (nothing_is_taken_back, TinyKind.HYBRID_GDN, TWO, if_alone),
+    (nothing_is_taken_back, TinyKind.NESTED, SERIAL, always),
+    (all_rows_are_cut_alike, TinyKind.STANDARD, ALL, always),
+    (draws_are_not_of_their_positions, TinyKind.STANDARD, SAMPLED, always),
+    (draws_are_one_position_late, TinyKind.STANDARD, SAMPLED, always),
+    (draws_are_one_position_late, TinyKind.STANDARD, ALL, always),
+    (guesses_do_not_count_for_penalties, TinyKind.STANDARD, PENALISED, always),
+    (the_rows_own_counts_stay, TinyKind.STANDARD, PENALISED, always),
+    (the_rows_own_counts_stay, TinyKind.STANDARD, ALL, always),
+    (a_mark_is_a_reference, TinyKind.HYBRID_GDN, SERIAL, always),
+    (a_mark_is_a_reference, TinyKind.HYBRID, TWO, if_alone),
+    (nothing_is_computed_again, TinyKind.HYBRID_GDN, SAMPLED, always),
+    (nothing_is_computed_again, TinyKind.NESTED_ROTATING, SERIAL, always),
+    (the_next_token_is_the_first_rows, TinyKind.STANDARD, ALL, always),
+    (a_proposer_is_not_told, TinyKind.STANDARD, SAMPLED, always),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "script", "drafts"),
+    _FAULTS,
+    ids=[f"{plant.__name__}-{kind}-{len(script.joins)}" for plant, kind, script, _ in _FAULTS],
+)
+def test_a_planted_fault_is_noticed(
+    plant: Plant,
+    kind: TinyKind,
+    script: Script,
+    drafts: DraftSchedule,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The comparison passes without the fault and reports differences with it."""
+    assert GuessedScripts(kind).differences(script, drafts) == []
+
+    plant(monkeypatch)
+
+    try:
+        found = GuessedScripts(kind).differences(script, drafts)
+    except (AssertionError, ValueError) as error:
+        found = [repr(error)]  # the caches' own, the oracle's or the player's
+    assert found != []
+
+
+@pytest.mark.parametrize(
+    ("plant", "pattern"),
+    [
+        (a_guide_is_shared, "([a-z]{2}[0-9]){40}"),
+        (a_guide_is_shared, "(abc|xy[0-9]z){9}"),
+        (a_guide_is_not_told, "([a-z]{2}[0-9]){40}"),
+        (a_guide_is_not_told, "(abc|xy[0-9]z){9}"),
+        (one_too_many_is_accepted, "([a-z]{2}[0-9]){40}"),
+    ],
+)
+def test_a_fault_in_a_guided_row_is_noticed(
+    plant: Plant, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the row's guide is at another place than the row."""
+    plain = MlxEngine(loaded(TinyKind.STANDARD))
+    grammar = grammar_of(plain, ConstraintKind.REGEX, pattern)
+    rows = [Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))]
+    expected = say(plain, rows)
+    # Wrong guesses are letters that the pattern may allow.
+    answers = {(rows[0].prompt, rows[0].sampling): expected.token_ids[0]}
+    engine = WatchedEngine(loaded(TinyKind.STANDARD), Oracle(answers, 8))
+    assert guided_differences(expected, say(engine, rows, GUESSES), rows) == []
+
+    plant(monkeypatch)
+
+    try:
+        found = guided_differences(expected, say(engine, rows, GUESSES), rows)
+    except AssertionError as error:
+        found = [repr(error)]
+    assert found != []

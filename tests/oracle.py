@@ -1,0 +1,164 @@
+"""Proposers that are made for tests: one that knows what rows will say, and those that do harm."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from machd.engine.loader import LoadedModel
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.protocol import ProposerKind, SamplingParams, StepPlan, StepResult
+from machd.engine.speculation import drafting
+from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
+from machd.engine.speculation.proposer import Proposer, RowProposer
+
+__all__ = ["Answers", "EagerPacing", "Oracle", "WatchedEngine", "eager"]
+
+Answers = Mapping[tuple[tuple[int, ...], SamplingParams], Sequence[int]]
+"""Prompt and parameters to all that the row says."""
+
+
+class EagerPacing(DraftPacing):
+    """Whatever may be guessed is, whether it pays or not."""
+
+    def wanted_tokens(self, rows: Sequence[RowPacing], max_tokens: int) -> list[int]:
+        """All."""
+        return [max_tokens for _ in rows]
+
+    def worthwhile_tokens(
+        self, rows: Sequence[RowPacing], guessed_tokens: Sequence[int]
+    ) -> list[int]:
+        """All."""
+        del rows
+        return list(guessed_tokens)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess however little it pays."""
+    monkeypatch.setattr(drafting, "DraftPacing", EagerPacing)
+
+
+@dataclass
+class Oracle:
+    """Knows what rows say, and is wrong where it is told to be.
+
+    Attributes:
+        answers: What rows say.
+        right_of_ten: Of ten places, at how many it is right; which, is a hash of the place.
+        vocabulary_tokens: What wrong tokens are taken from.
+        asked: How often it was asked for a guess.
+        open_rows: Rows that it has not closed.
+    """
+
+    answers: Answers
+    right_of_ten: int = 10
+    vocabulary_tokens: int = 128
+    asked: int = 0
+    open_rows: int = field(default=0)
+
+    @property
+    def kind(self) -> ProposerKind:
+        """As good as any."""
+        return ProposerKind.NGRAM
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> RowProposer:
+        """A row that is known."""
+        self.open_rows += 1
+        return _Row(self, len(prompt), self.answers.get((tuple(prompt), sampling), ()))
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+
+class _Row:
+    def __init__(self, oracle: Oracle, prompt_tokens: int, answer: Sequence[int]) -> None:
+        self._oracle = oracle
+        self._prompt_tokens = prompt_tokens
+        self._answer = answer
+        self._said: list[int] = []
+
+    @property
+    def kv_bytes(self) -> int:
+        return 1  # so that rows that are left open show
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        self._said.extend(token_ids)
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        self._oracle.asked += 1
+        begin = len(self._said)
+        assert list(self._answer[:begin]) == self._said[: len(self._answer)], "told all, in order"
+        return tuple(self._wrong_or_right(begin, max_tokens))
+
+    def close(self) -> None:
+        self._oracle.open_rows -= 1
+
+    def _wrong_or_right(self, begin: int, max_tokens: int) -> Iterator[int]:
+        for place in range(begin, begin + max_tokens):
+            token_id = self._answer[place] if place < len(self._answer) else 1
+            key = repr((self._prompt_tokens, begin, place)).encode()
+            digest = hashlib.blake2b(key, digest_size=1).digest()[0]
+            is_right = digest % 10 < self._oracle.right_of_ten
+            yield (
+                token_id
+                if is_right
+                else (token_id + 1 + digest % 7) % self._oracle.vocabulary_tokens
+            )
+
+
+class WatchedEngine(MlxEngine):
+    """Remembers what its steps told, since :meth:`forget`."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        proposer: Proposer | None,
+        *,
+        looks_ahead: bool = False,
+        max_rows: int = 256,
+    ) -> None:
+        """Take over a model; ``proposer`` guesses."""
+        self.results: list[StepResult] = []
+        super().__init__(loaded, proposer=proposer, looks_ahead=looks_ahead, max_rows=max_rows)
+        self.forget()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """A step, remembered."""
+        result = super().run(plan)
+        self.results.append(result)
+        return result
+
+    def forget(self) -> None:
+        """Begin again."""
+        self.results = []
+
+    @property
+    def passes(self) -> int:
+        """Steps that said something."""
+        return sum(bool(result.tokens) for result in self.results)
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Guesses that were verified."""
+        return sum(one.drafted_tokens for result in self.results for one in result.drafts)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Those that were right."""
+        return sum(one.accepted_tokens for result in self.results for one in result.drafts)
+
+    @property
+    def said_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(len(result.tokens) for result in self.results)
+
+    @property
+    def draft_faults(self) -> list[tuple[int, Exception]]:
+        """Rows for which guessing failed, and why."""
+        return [
+            (one.slot_index, one.cause) for result in self.results for one in result.draft_faults
+        ]

@@ -1,0 +1,120 @@
+"""What ``machd ctl`` shows of speculation: a line of the status, and lines of events."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from machd.api.admin_events import ModeChanged, StepComputed
+from machd.api.admin_status import (
+    AdminStatus,
+    ConfigStatus,
+    Faults,
+    SpeculationStatus,
+    StoredResponses,
+)
+from machd.cli.ctl_tables import event_line, print_status
+
+_OFF = SpeculationStatus(
+    mode="off",
+    reason="speculation.mode is off",
+    max_draft_tokens=0,
+    cycles=0,
+    drafted_tokens=0,
+    accepted_tokens=0,
+    acceptance=None,
+    fallbacks=0,
+)
+_NEW = msgspec.structs.replace(_OFF, mode="ngram", reason="auto", max_draft_tokens=8)
+_USED = msgspec.structs.replace(
+    _NEW, cycles=300, drafted_tokens=1000, accepted_tokens=620, acceptance=0.62
+)
+
+
+def _status(speculation: SpeculationStatus | None) -> AdminStatus:
+    return AdminStatus(
+        state="ready",
+        is_held=False,
+        reason=None,
+        open_requests=0,
+        version="1",
+        uptime_s=1.0,
+        model="m",
+        decode_mode=None,
+        slots=1,
+        running=0,
+        waiting=0,
+        tokens_per_s=0.0,
+        kv=None,
+        cache=None,
+        responses=StoredResponses(count=0, size_bytes=0),
+        heartbeat_age_s=0.0,
+        event_loop_lag_s=0.0,
+        config=ConfigStatus(
+            kind="start",
+            at="2026-11-22T08:00:00+00:00",
+            ok=True,
+            changed=[],
+            problems=[],
+            overrides=[],
+        ),
+        faults=Faults(row=0, engine=0),
+        speculation=speculation,
+    )
+
+
+def _line(speculation: SpeculationStatus | None, capsys: pytest.CaptureFixture[str]) -> str:
+    print_status(_status(speculation))
+    lines = capsys.readouterr().out.splitlines()
+    return next((line for line in lines if line.startswith("speculation")), "")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "shown"),
+    [
+        (_OFF, "off: speculation.mode is off"),
+        (_NEW, "ngram, 8 ahead at most: nothing guessed yet"),
+        (_USED, "ngram, 8 ahead at most: 62% of 1000 guessed tokens right"),
+    ],
+    ids=["off", "new", "used"],
+)
+def test_the_status_says_who_guesses_and_how_well(
+    speculation: SpeculationStatus, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Why nobody does, or what share of the guesses was right."""
+    assert _line(speculation, capsys).removeprefix("speculation").strip() == shown
+
+
+def test_failures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever looks at the status is led to the log."""
+    print_status(_status(msgspec.structs.replace(_USED, fallbacks=2)))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "failed for 2 sequences, as the log says" in text
+
+
+def test_while_the_model_loads_there_is_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """No line, as of the decode mode."""
+    assert _line(None, capsys) == ""
+
+
+def test_an_older_daemon_can_be_asked() -> None:
+    """What it does not say is not there, instead of an answer that cannot be read."""
+    wire = msgspec.to_builtins(_status(None))
+    del wire["speculation"]
+    assert msgspec.convert(wire, AdminStatus).speculation is None
+
+
+def test_events_show_hand_overs_and_guesses() -> None:
+    """One line each, like every other event."""
+    changed = ModeChanged(at=1.0, previous="speculative", mode="batched")
+    assert event_line(changed, "08:00") == "08:00 mode      previous=speculative mode=batched"
+    step = StepComputed(
+        at=1.0,
+        width=1,
+        prefill_tokens=0,
+        certain_tokens=0,
+        drafted_tokens=8,
+        accepted_tokens=3,
+        duration_s=0.5,
+    )
+    assert "drafted_tokens=8 accepted_tokens=3" in event_line(step, "08:00")

@@ -1,0 +1,223 @@
+"""A draft model guesses what a model of its weights says, and forgets what the row did not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from tiny_engines import alone, loaded
+from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+
+from machd.engine.loader import LoadedModel
+from machd.engine.protocol import Engine, ProposerKind, SamplingParams
+from machd.engine.speculation.draft_model import DraftModelProposer
+from machd.engine.speculation.proposer import Proposer, RowProposer
+from machd_probes.play import GREEDY, Join, play
+
+PROMPT = tuple((7 * i * i + 3 * i + 11) % 120 + 1 for i in range(40))
+SAMPLED = SamplingParams(temperature=0.9, seed=4711)
+PARAMS = {
+    "greedy": GREEDY,
+    "sampled": SAMPLED,
+    "filtered": replace(SAMPLED, top_p=0.9, top_k=30, min_p=0.01),
+    "penalised": replace(
+        SAMPLED, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4
+    ),
+    "greedy and penalised": replace(GREEDY, repetition_penalty=1.5, frequency_penalty=0.7),
+    "biased": replace(SAMPLED, logit_bias=((5, 4.0), (9, -100.0), (77, 2.5))),
+    "forced": replace(SAMPLED, forced_token_ids=(4, 5, 6)),
+}
+SAID_TOKENS = 24
+
+
+def _proposer(model: LoadedModel, **others: object) -> DraftModelProposer:
+    return DraftModelProposer(model, **({"vocabulary_tokens": VOCABULARY_TOKENS} | others))  # type: ignore[arg-type]
+
+
+def _guess(row: RowProposer, count: int) -> tuple[int, ...]:
+    """What it guesses as soon as it has read what there is."""
+    return row.propose(count) or row.propose(count)
+
+
+def _said(kind: TinyKind, params: SamplingParams, prompt: tuple[int, ...] = PROMPT) -> list[int]:
+    """What a row says without anybody guessing."""
+    tokens = alone(kind).tokens(Join(prompt, SAID_TOKENS, params))
+    return [token.token_id for token in tokens]
+
+
+def _follow(row: RowProposer, said: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Ask before each of the tokens; returns how many of each guess were right."""
+    right: list[int] = []
+    place = turn = 0
+    while place < len(said):
+        guess = _guess(row, counts[turn % len(counts)])
+        rest = said[place:]
+        pairs = zip(guess, rest, strict=False)
+        accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(guess), len(rest)))
+        right.append(accepted)
+        assert accepted == min(len(guess), len(rest)), f"{guess} at {place} of {said}"
+        step = rest[: accepted + 1]
+        row.extend(step)
+        place += len(step)
+        turn += 1
+    return right
+
+
+def _is_proposer(proposer: Proposer) -> ProposerKind:
+    return proposer.kind
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("kind", TinyKind)
+def test_a_draft_of_the_same_weights_guesses_what_the_row_says(kind: TinyKind, name: str) -> None:
+    """Every guess is right, whatever the caches are and however tokens are chosen."""
+    params = PARAMS[name]
+    said = _said(kind, params)
+    assert len(set(said)) > SAID_TOKENS // 4, "a row that repeats itself would prove nothing"
+    proposer = _proposer(loaded(kind))
+    assert _is_proposer(proposer) is ProposerKind.DRAFT
+    row = proposer.open(PROMPT, params)
+    accepted = _follow(row, said, [5, 1, 8, 3])
+    assert sum(accepted) + len(accepted) >= SAID_TOKENS
+
+
+@pytest.mark.parametrize("kind", TinyKind)
+@pytest.mark.parametrize("params", [GREEDY, PARAMS["penalised"]], ids=["greedy", "penalised"])
+def test_what_the_row_did_not_say_is_forgotten(kind: TinyKind, params: SamplingParams) -> None:
+    """After guesses that went wrong at any place, the next is the one of a row that never guessed."""
+    proposer = _proposer(loaded(kind))
+    row = proposer.open(PROMPT, params)
+    said: list[int] = []
+    for right in (0, 1, 2, 3, 4, 0, 0, 2):
+        guess = _guess(row, 5)
+        assert len(guess) == 5
+        other = (guess[min(right, 4)] + 1 + right) % VOCABULARY_TOKENS
+        step = [*guess[:right], other]
+        row.extend(step)
+        said += step
+        fresh = proposer.open(PROMPT, params)
+        fresh.extend(said)
+        assert _guess(row, 6) == _guess(fresh, 6), f"after {right} right ones, {len(said)} said"
+
+
+@pytest.mark.parametrize("kind", TinyKind)
+def test_guesses_that_nobody_verified_do_no_harm(kind: TinyKind) -> None:
+    """Asking twice gives the same; a row may also say more than was asked for, or all of it."""
+    said = _said(kind, SAMPLED)
+    row = _proposer(loaded(kind)).open(PROMPT, SAMPLED)
+    assert _guess(row, 8) == _guess(row, 8) == tuple(said[:8])
+    assert _guess(row, 3) == tuple(said[:3])
+    row.extend(said[:6])
+    assert _guess(row, 4) == tuple(said[6:10])
+    row.extend(said[6:8])
+    row.extend(said[8:16])
+    assert _guess(row, 8) == tuple(said[16:24])
+
+
+@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.HYBRID_GDN, TinyKind.ROTATING])
+def test_a_long_prompt_is_read_a_part_each_time(kind: TinyKind) -> None:
+    """Nothing is guessed until it is read, and the row goes on saying things meanwhile."""
+    prompt = PROMPT * 17
+    said = _said(kind, SAMPLED, prompt)
+    row = _proposer(loaded(kind)).open(prompt, SAMPLED)
+    held = [row.kv_bytes]
+    waits = 0
+    while not row.propose(2):
+        held.append(row.kv_bytes)
+        row.extend(said[waits : waits + 1])
+        waits += 1
+    assert waits == len(prompt) // 256 + 1
+    assert held[0] == 0
+    assert sorted(held) == held
+    assert _guess(row, 4) == tuple(said[waits : waits + 4])
+
+
+def test_a_stranger_guesses_within_the_vocabulary_that_is_served() -> None:
+    """A draft may have logits for ids that nobody serves, or lack some: neither is guessed."""
+    model = tiny_model(TinyKind.STANDARD, seed=5)
+    wide = _proposer(model, vocabulary_tokens=40)
+    guessed = {
+        token
+        for seed in range(8)
+        for token in _guess(wide.open((1, 2, 3), replace(SAMPLED, seed=seed)), 16)
+    }
+    assert max(guessed) < 40
+    narrow = _proposer(model, vocabulary_tokens=VOCABULARY_TOKENS + 64)
+    same = _proposer(model)
+    params = replace(SAMPLED, logit_bias=((VOCABULARY_TOKENS + 3, 100.0),))
+    assert _guess(narrow.open(PROMPT, params), 8) == _guess(same.open(PROMPT, SAMPLED), 8)
+
+
+def test_tokens_that_the_draft_cannot_read_end_its_guessing() -> None:
+    """The served model may have some more; in the draft there is nothing at their places."""
+    proposer = _proposer(loaded(TinyKind.STANDARD), vocabulary_tokens=VOCABULARY_TOKENS + 2)
+    assert _guess(proposer.open((1, VOCABULARY_TOKENS), GREEDY), 4) == ()
+    row = proposer.open((1, 2), GREEDY)
+    assert len(_guess(row, 4)) == 4
+    row.extend([VOCABULARY_TOKENS + 1])
+    assert _guess(row, 4) == ()
+    assert row.kv_bytes == 0
+
+
+def test_nothing_is_guessed_after_the_end_or_beyond_the_context() -> None:
+    """A completion's end ends the guess; the draft may have a shorter context than the model."""
+    said = _said(TinyKind.STANDARD, SAMPLED)
+    ends = _proposer(loaded(TinyKind.STANDARD), end_token_ids=[said[3]])
+    assert _guess(ends.open(PROMPT, SAMPLED), 8) == tuple(said[: said.index(said[3]) + 1])
+    model = loaded(TinyKind.STANDARD)
+    short = replace(model, description=replace(model.description, context_tokens=len(PROMPT) + 3))
+    row = _proposer(short).open(PROMPT, SAMPLED)
+    assert _guess(row, 8) == tuple(said[:3])
+    row.extend(said[:3])
+    assert _guess(row, 8) == ()
+    assert row.kv_bytes == 0
+
+
+@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.HYBRID])
+def test_caches_are_held_only_while_somebody_asks(kind: TinyKind) -> None:
+    """None before the first question, none after the row has left or was not asked for long."""
+    row = _proposer(loaded(kind)).open(PROMPT, SAMPLED)
+    assert row.kv_bytes == 0
+    before = _guess(row, 4)
+    assert row.kv_bytes > 0
+    row.close()
+    assert row.kv_bytes == 0
+    assert _guess(row, 4) == before
+    for token_id in range(1, 100):
+        row.extend([token_id] * 2)
+        assert row.kv_bytes > 0
+    row.extend([3] * 100)
+    assert row.kv_bytes == 0
+    assert len(_guess(row, 4)) in {0, 4}
+
+
+def test_logits_that_are_not_numbers_are_a_fault() -> None:
+    """Whoever asks is told, and decodes without."""
+    model = tiny_model(TinyKind.STANDARD)
+    model.model.load_weights(
+        [("lm_head.weight", mx.full((VOCABULARY_TOKENS, 64), mx.nan))], strict=False
+    )
+    with pytest.raises(FloatingPointError):
+        _guess(_proposer(model).open(PROMPT, SAMPLED), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_embedded_model_is_its_own_draft(
+    embedded_engine: Engine, embedded_model: LoadedModel, params: SamplingParams
+) -> None:
+    """The served model's answer is guessed token for token, also through its fused layers."""
+    prompt = embedded_engine.tokenizer.encode(
+        "Write a short story about a lighthouse keeper who finds a letter.", add_special_tokens=True
+    )
+    (tokens,) = play(embedded_engine, [Join(tuple(prompt), 32, params)])
+    said = [token.token_id for token in tokens]
+    proposer = DraftModelProposer(
+        embedded_model,
+        vocabulary_tokens=embedded_engine.model.vocabulary_tokens,
+        end_token_ids=embedded_engine.model.eos_token_ids,
+    )
+    accepted = _follow(proposer.open(prompt, params), said, [8, 3])
+    assert sum(accepted) + len(accepted) >= len(said)
