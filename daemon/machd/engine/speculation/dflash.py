@@ -122,6 +122,8 @@ class _BlockRow:
         self._unasked_tokens = 0
         if self._guessed_tokens == len(self._token_ids):
             return self._guess[:max_tokens]  # the row has said nothing since
+        if len(self._token_ids) < 2:
+            return ()  # the draft hears what layers make of the tokens before the last
         waiting = self._token_ids[self._read_tokens : -1]
         if self._reader is None:
             self._reader = self._draft.open()
