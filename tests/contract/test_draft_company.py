@@ -11,6 +11,8 @@ from dataclasses import replace
 import parity
 import pytest
 from guessed_rows import GUESSES, GuessedScripts, always, if_alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle import eager
 from tiny_models import TinyKind
 
@@ -81,16 +83,27 @@ def test_guessing_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: boo
     for step in range(1, 9):
         row = Join(PROMPTS[2], 16, MIXED[step % len(MIXED)])
         lane = (Lane.BATCH, Lane.SERIAL)[step % 2]
-        for allowed in (range(step), range(step, 99), range(step % 2, 99, 2)):
+        changing = range(step % 2, 99, 1 + step // 2)
+        for allowed in (range(step), changing if step % 3 else range(step, 99)):
             script = Script((replace(row, lane=lane),))
             found = stage.differences(script, lambda at, _rows, on=allowed: GUESSES * (at in on))  # type: ignore[misc]
             assert found == [], (step, allowed)
             assert stage.engine.passes == 16 - stage.engine.accepted_tokens
 
 
-@_KINDS
+_HANDED_OVER = [
+    *((kind, if_alone) for kind in TinyKind),
+    (TinyKind.STANDARD, always),
+    (TinyKind.NESTED_ROTATING, always),
+]
+
+
 @_AHEAD
-@pytest.mark.parametrize("drafts", [if_alone, always])
+@pytest.mark.parametrize(
+    ("kind", "drafts"),
+    _HANDED_OVER,
+    ids=[f"{kind}-{drafts.__name__}" for kind, drafts in _HANDED_OVER],
+)
 def test_a_second_row_comes_and_goes_at_every_step(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
@@ -131,3 +144,56 @@ def test_three_come_and_go(kind: TinyKind) -> None:
         assert drafted[1], "alone"
         assert not all(drafted[1:8]), "together"
         assert drafted[-1], "alone again"
+
+
+_JOINS = st.builds(
+    lambda length, seed, tokens, at_step, chunk_tokens, leaves_after, sampling, lane: Join(
+        random_prompt(length, seed),
+        tokens,
+        MIXED[sampling],
+        at_step,
+        chunk_tokens,
+        min(leaves_after, tokens),
+        lane,
+    ),
+    length=st.integers(1, 40),
+    seed=st.integers(0, 5),
+    tokens=st.integers(1, 20),
+    at_step=st.integers(0, 12),
+    chunk_tokens=st.sampled_from([2, 9, 64]),
+    leaves_after=st.integers(1, 40),
+    sampling=st.integers(0, len(MIXED) - 1),
+    lane=st.sampled_from([Lane.BATCH] * 4 + [Lane.SERIAL]),
+)
+
+
+@_KINDS
+@_AHEAD
+@settings(deadline=None, max_examples=5, derandomize=True)
+@given(
+    joins=st.lists(
+        _JOINS, min_size=1, max_size=5, unique_by=lambda one: (one.prompt, one.sampling)
+    ),
+    slots=st.integers(1, 5),
+    prefills_alone=st.booleans(),
+    guesses=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    right_of_ten=st.integers(3, 10),
+)
+def test_no_history_with_guesses_changes_a_row(
+    kind: TinyKind,
+    looks_ahead: bool,  # noqa: FBT001
+    *,
+    joins: list[Join],
+    slots: int,
+    prefills_alone: bool,
+    guesses: list[int],
+    right_of_ten: int,
+) -> None:
+    """However many may be guessed at any step, for whoever is there."""
+    played = GuessedScripts(kind, looks_ahead=looks_ahead)
+    played.oracle.right_of_ten = right_of_ten
+    script = Script(tuple(joins), slots, prefills_alone)
+
+    found = played.differences(script, lambda step, _rows: guesses[step % len(guesses)])
+
+    assert found == []

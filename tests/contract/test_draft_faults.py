@@ -9,19 +9,25 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from guessed_rows import GUESSES, Said, guided_differences, say
+from guided_rows import grammar_of
 from oracle import Oracle, WatchedEngine, eager
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
+from machd.api.constraint import ConstraintKind
 from machd.engine import sampling
+from machd.engine.decode_pass import DecodePass
+from machd.engine.decoder import Decoder
+from machd.engine.decoder_row import Decoded
 from machd.engine.protocol import Lane, ProposerKind, SamplingParams
 from machd.engine.speculation.proposer import RowProposer
+from machd.engine.speculation.verification import Draft
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 
@@ -338,6 +344,40 @@ def test_a_right_guess_that_makes_no_numbers_ends_its_row_alone(
     others = Said([said.tokens[0], said.tokens[2]])
     assert guided_differences(expected, others, [rows[0], rows[2]]) == []
     assert engine.memory().kv_used_bytes == oracle.open_rows == 0
+
+
+def test_certain_tokens_survive_a_guess_that_makes_no_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass that has to be computed again takes what its rows' grammars had decided by then."""
+    plain = WatchedEngine(loaded(TinyKind.STANDARD), None)
+    grammar = grammar_of(plain, ConstraintKind.REGEX, "([ab]{2}<-then->){9}")
+    rows = [
+        Join(random_prompt(9, 1), 40, replace(GREEDY, grammar=grammar)),
+        Join(random_prompt(5, 2), 40, MIXED[1]),
+    ]
+    expected = say(plain, rows)
+    known = {one for said in expected.token_ids for one in said}
+    known |= {one for row in rows for one in row.prompt}
+    poison = next(one for one in range(1, VOCABULARY_TOKENS) if one not in known)
+    oracle = Oracle({(rows[1].prompt, rows[1].sampling): expected.token_ids[1]}, 10)
+    again: list[list[int]] = []
+    right = Decoder._decode_again
+
+    def decode_again(this: Decoder, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
+        again.append(
+            [n - len(one.token_ids) for n, one in zip(current.lengths, drafts, strict=True)]
+        )
+        return right(this, current, drafts)
+
+    monkeypatch.setattr(Decoder, "_decode_again", decode_again)
+    monkeypatch.setattr("oracle._Row.propose", lambda this, _count: (poison,) * bool(this._answer))
+    engine = _poisoned(TinyKind.STANDARD, poison, oracle, looks_ahead=False)
+
+    said = say(engine, rows, GUESSES)
+
+    assert guided_differences(expected, said, rows) == []
+    assert any(lengths[0] > 1 for lengths in again), "there were certain tokens"
 
 
 # --- samplers ---------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What every engine keeps, whether it computes or recites: the fake cannot lie.
 
 The scheduler and all its tests trust the rules in ``engine/protocol.py``; here they are proven on
-the scripted engine and on the embedded model alike.
+the scripted engine and on the embedded model alike. Those about guesses are in
+``test_drafting_engines.py``.
 """
 
 from __future__ import annotations

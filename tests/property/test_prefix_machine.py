@@ -125,6 +125,7 @@ class PrefixMachine(RuleBasedStateMachine):
         moved=st.sampled_from([1, 2, 32]),
         drafts=st.sampled_from([NO_DRAFTS, DraftPolicy(4), DraftPolicy(3, is_batched=True)]),
         guesses=st.sampled_from([1, 2, 3, 4]),
+        stop_tokens=st.sampled_from([(), (), (1,)]),
     )
     def configure(
         self,
@@ -143,8 +144,10 @@ class PrefixMachine(RuleBasedStateMachine):
         moved: int,
         drafts: DraftPolicy,
         guesses: int,
+        stop_tokens: Text,
     ) -> None:
         """Any configuration."""
+        self.stop_tokens = frozenset(stop_tokens)
         self.moved, self.drafts, self.guesses = moved, drafts, guesses_by(guesses)
         self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
         state_bytes = expected_state_bytes if self.is_stateful else 0
@@ -446,7 +449,7 @@ class PrefixMachine(RuleBasedStateMachine):
             prompt=tuple(prompt)[:24],
             sampling=SamplingParams(temperature=0.0),
             max_tokens=max_tokens,
-            stop_token_ids=frozenset(),
+            stop_token_ids=self.stop_tokens,
             arrived_s=self.now_s,
             namespace=namespace,
             cache_namespace=namespace,

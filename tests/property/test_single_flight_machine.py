@@ -34,15 +34,13 @@ from machd.errors import (
 )
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
-    EngineFaulted,
+    DecodeMode,
     Event,
     FinishReason,
-    InvariantBroken,
-    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
-    StepCompleted,
+    SequenceStarted,
     TokenGenerated,
 )
 from machd.scheduler.sequence import SequenceRequest
@@ -63,6 +61,7 @@ class Record:
     request: SequenceRequest
     is_queued: bool = False
     is_admitted: bool = False
+    is_started: bool = False
     tokens: list[int] = field(default_factory=list)
     finished: SequenceFinished | None = None
 
@@ -275,12 +274,14 @@ class SingleFlightMachine(RuleBasedStateMachine):
                     self._note_queued(self.records[sequence_id], position)
                 case SequenceAdmitted(sequence_id):
                     self._note_admitted(self.records[sequence_id])
+                case SequenceStarted(sequence_id, mode):
+                    self._note_started(self.records[sequence_id], mode)
                 case TokenGenerated(sequence_id, token):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
-                    raise AssertionError("others say that, or one with a prefix cache")
+                case _:
+                    raise AssertionError("others say that, or one that guesses or keeps prompts")
 
     def _note_queued(self, record: Record, position: int) -> None:
         assert not record.is_queued
@@ -299,7 +300,15 @@ class SingleFlightMachine(RuleBasedStateMachine):
         assert not any(one.is_running for one in self.records.values())
         record.is_admitted = True
 
+    def _note_started(self, record: Record, mode: DecodeMode) -> None:
+        assert record.is_running
+        assert not record.is_started
+        assert not record.tokens
+        assert mode is DecodeMode.SINGLE
+        record.is_started = True
+
     def _note_token(self, record: Record, token_id: int) -> None:
+        assert record.is_started, "a sequence is told that it starts"
         assert record.is_running, "tokens come to running sequences only, never after the end"
         request = record.request
         assert token_id == lettered(request.prompt, request.sampling, len(record.tokens))
