@@ -433,4 +433,4 @@ def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
     said = say(engine, rows, GUESSES)
 
     assert guided_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
-    assert said.accepted_tokens == engine.drafted_tokens == 0
+    assert said.accepted_tokens == 0 < engine.drafted_tokens

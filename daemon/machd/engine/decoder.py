@@ -160,11 +160,10 @@ class Decoder:
             Tokens or a fault of each row. With looking ahead, a row that joined while a pass was
             under way has neither yet.
         """
-        since_s = 0.0
+        if self._drafting is not None:
+            self._drafting.begin_pass()
         pacings = [row.drafting for row in self._rows if row.drafting is not None]
         drafts = self._draft(max_draft_tokens) if self._ahead is None else []
-        if self._drafting is not None:
-            since_s = self._drafting.now_s()  # guessing is counted by itself
         if drafts:
             current = self._passes.dispatch_drafted(self._rows, self._token_ids, drafts)
             decoded = self._decode_drafted(current, drafts)
@@ -172,7 +171,7 @@ class Decoder:
             current, self._ahead = self._ahead or self._dispatch(beside), None
             decoded = self._decode_plainly(current, max_draft_tokens=max_draft_tokens)
         if self._drafting is not None and beside is None:
-            self._drafting.observe_pass(pacings, max(current.lengths), since_s)
+            self._drafting.observe_pass(pacings, max(current.lengths))
         return decoded
 
     def _decode_plainly(self, current: DecodePass, *, max_draft_tokens: int) -> Decoded:
@@ -198,19 +197,26 @@ class Decoder:
         if drafting is None or max_tokens < 1 or not self._caches.takes_drafts:
             return []
         rows = [row.drafting for row in self._rows if row.drafting is not None]
+        most = min(max_tokens, self._room_tokens)
         # After its guesses a row says one token more.
-        limits = [max(0, min(max_tokens, row.tokens_left - 1)) for row in self._rows]
+        limits = [max(0, min(most, row.tokens_left - 1)) for row in self._rows]
         proposed = drafting.guess(rows, limits)
-        if not any(proposed):
-            return []
-        drafts = [
-            draft_of(row.sampling, guess, limit if guess else 0)
-            for row, guess, limit in zip(self._rows, proposed, limits, strict=True)
-        ]
-        lengths = drafting.worthwhile_tokens(rows, [len(draft.token_ids) for draft in drafts])
+        lengths = drafting.worthwhile_tokens(rows, [len(guess) for guess in proposed])
         if not any(lengths):
             return []
-        return [draft.first(length) for draft, length in zip(drafts, lengths, strict=True)]
+        drafts = [
+            draft_of(row.sampling, guess, length)
+            for row, guess, length in zip(self._rows, proposed, lengths, strict=True)
+        ]
+        return drafts if any(draft.token_ids for draft in drafts) else []
+
+    @property
+    def _room_tokens(self) -> int:
+        """Guesses that a pass may have, so that padding needs no more columns than rows were promised."""
+        begins = [row.length + 1 + len(row.certain) for row in self._rows]
+        ends = [begin + row.tokens_left for begin, row in zip(begins, self._rows, strict=True)]
+        longest = max(row.length for row in self._rows) + 1
+        return max(ends) - longest - max(len(row.certain) for row in self._rows)
 
     def _decode_drafted(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
         """What comes of a pass over every row's last token and its guesses."""
@@ -219,21 +225,29 @@ class Decoder:
             verdicts = verify(
                 drafts, slot_indices, current.logits, self._vocabulary_tokens, self._masks
             )
-        except Exception:  # noqa: BLE001 - the same comes again without guesses, from its own row
-            return self._decode_undrafted(current, drafts)
+        except Exception as cause:  # noqa: BLE001 - without guesses it comes again, from its own row
+            return self._decode_undrafted(current, drafts, cause)
         if not all(one.tokens[-1] for one in verdicts):
             return self._decode_again(current, drafts)
         self._take_back(current, drafts, [one.accepted_tokens for one in verdicts])
         return self._conclude(current.rows, drafts, verdicts)
 
-    def _decode_undrafted(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
-        """Go on as if nothing had been guessed."""
+    def _decode_undrafted(
+        self, current: DecodePass, drafts: Sequence[Draft], cause: Exception
+    ) -> Decoded:
+        """Go on as if nothing had been guessed; guided rows, of which it may be, are not guessed for."""
         self._take_back(current, drafts, [0 for _ in drafts])
         places = [0]
         for draft in drafts[:-1]:
             places.append(places[-1] + len(draft.samplings))
         logits = current.logits[mx.array(places, dtype=mx.int32)]
-        return self._read(self._sample(replace(current, logits=logits)))
+        decoded = Decoded()
+        for row, draft in zip(current.rows, drafts, strict=True):
+            self._note_outcome(decoded, row, len(draft.token_ids), 0)
+            if row.sampling.guide is not None and row.drafting is not None and draft.token_ids:
+                row.drafting.fail(cause)
+        decoded.add(self._read(self._sample(replace(current, logits=logits))))
+        return decoded
 
     def _decode_again(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
         """Compute a pass anew without its guesses, of which some may have made what is no number.
@@ -241,7 +255,8 @@ class Decoder:
         Attention weighs a later token's values with zero, which of those that are no numbers makes
         others of their kind: so they reach the tokens before them.
         """
-        assert self._caches.take_back(current.lengths), "a whole pass can be taken back"
+        is_back = self._caches.take_back(current.lengths)
+        assert is_back, "a whole pass can be taken back"
         decoded = Decoded()
         token_ids: Any = current.token_ids.tolist()
         for place, (row, draft) in enumerate(zip(current.rows, drafts, strict=True)):
@@ -284,6 +299,8 @@ class Decoder:
         self._token_ids = mx.array(next_ids, dtype=mx.int32)
         for place, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
             self._note_outcome(decoded, row, len(draft.token_ids), verdict.accepted_tokens)
+            if not verdict.is_clean:
+                self._caches.wipe(place, row.length)
             row.sampling.take(verdict.sampling)
             guide = row.sampling.guide
             is_known = guide is not None and bool(guide.take_forced(1))
@@ -292,8 +309,6 @@ class Decoder:
                 decoded.faults.append(RowFault(row.slot_index, cause))
                 continue
             decoded.tokens += [token for token in verdict.tokens if token is not None]
-            if not verdict.is_clean:
-                self._caches.wipe(place, row.length)
         self._drop_faulty(decoded)
         return self._tell(decoded, self._foresee(rows))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from copy import copy
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from machd.clock import thread_cpu_s
@@ -23,6 +24,13 @@ SLOW_MASK_S = 0.02
 
 _SLOW_BUDGET_S = 0.25
 """What a row may take beyond that in all, since every row of the batch waits for it."""
+
+
+@dataclass(slots=True)
+class _SlowTime:
+    """What a row has taken beyond what is usual."""
+
+    spent_s: float = 0.0
 
 
 class _Phase(Enum):
@@ -58,7 +66,8 @@ class RowGuide:
         self._phase = _first_phase(params.thinking)
         self._thoughts: deque[int] = deque(maxlen=_marker_tokens(params.thinking))
         self._thought_tokens = 0
-        self._slow_s = 0.0
+        # Shared with forks: they hold up the others as much.
+        self._slow = _SlowTime()
         if self._phase is _Phase.ANSWERING:
             self._force_certain()
         elif self._phase is _Phase.THINKING:
@@ -209,8 +218,8 @@ class RowGuide:
         self._spend(thread_cpu_s() - before_s)
 
     def _spend(self, took_s: float) -> None:
-        self._slow_s += took_s if took_s > SLOW_MASK_S else 0.0
-        if self._slow_s > _SLOW_BUDGET_S:
+        self._slow.spent_s += took_s if took_s > SLOW_MASK_S else 0.0
+        if self._slow.spent_s > _SLOW_BUDGET_S:
             raise _too_complex()
 
     def _force_certain(self) -> None:

@@ -114,6 +114,7 @@ class SingleCaches:
     def __init__(self) -> None:
         """Begin without the row."""
         self._layers: list[Cache] = []
+        self._takes_drafts = False
         self._marks: CacheMarks | None = None
         self._added = 0
 
@@ -135,7 +136,7 @@ class SingleCaches:
     @property
     def takes_drafts(self) -> bool:
         """Whether every cache is of a class that is known to be brought back."""
-        return all(can_be_marked(cache) for cache in innermost(self._layers))
+        return self._takes_drafts
 
     def mark(self) -> None:
         """Remember where the row is."""
@@ -158,6 +159,7 @@ class SingleCaches:
         assert not self._layers, "there is one row"
         assert row.index == 0, "the row was computed alone"
         self._layers = list(row.layers)
+        self._takes_drafts = all(can_be_marked(cache) for cache in innermost(self._layers))
 
     def keep(self, order: Sequence[int]) -> None:
         """The only row stays."""

@@ -377,11 +377,11 @@ class SchedulerCore:
         decode.count_token(token)
         if decode.is_far_ahead:
             self._index.remove(decode)
-        if is_stop:
-            return [*self._end_decode(decode, FinishReason.STOP, now_s)]
         events: list[Event] = []
         if decode.completion_tokens == 1:
             events += [self._started(reader, decode, now_s) for reader in decode.readers]
+        if is_stop:
+            return [*events, *self._end_decode(decode, FinishReason.STOP, now_s)]
         events += [TokenGenerated(reader.sequence_id, token, now_s) for reader in decode.readers]
         if decode.completion_tokens == decode.request.max_tokens:
             events += self._end_decode(decode, FinishReason.LENGTH, now_s)

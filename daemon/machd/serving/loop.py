@@ -398,7 +398,9 @@ class EngineLoop:
                     width,
                     plan.prefill_tokens,
                     duration_s,
-                    certain_tokens - accepted_tokens,
+                    max(
+                        0, certain_tokens - accepted_tokens
+                    ),  # those of a row that failed are not said
                     sum(one.drafted_tokens for one in result.drafts),
                     accepted_tokens,
                 )

@@ -40,6 +40,9 @@ _NEGLIGIBLE = 0.01
 _GUESSING_FADING = 0.98
 """How much the cost of a guess is forgotten with each pass without one."""
 
+_FORGIVEN_PASSES = 400
+"""After so many passes in which nobody guessed a dear guess is tried again."""
+
 _PRIOR_SURE, _PRIOR_HESITANT = 0.7, 0.4
 """How often a guess is right before anything is known: of one that is as long as it was asked for, and of
 one that its proposer cut short. Measured with prompt lookup: 0.9 and more, and a third in free text."""
@@ -134,7 +137,9 @@ class RowPacing:
             self.allowance_s = _FIRST_ALLOWANCE_PASSES * plain_s
         gained_s = self.accepted_tokens * plain_s + _GROWTH * (1 + self.accepted_tokens) * plain_s
         self.allowance_s += gained_s - lost_s
-        self.allowance_s = min(self.allowance_s, _MAX_ALLOWANCE_PASSES * plain_s)
+        most_s = _MAX_ALLOWANCE_PASSES * plain_s
+        # Nor does one hiccup silence a row for good.
+        self.allowance_s = max(-most_s, min(self.allowance_s, most_s))
         if not self.drafted_tokens:
             self._sure.fade(_PLAIN_DECAY)
             self._hesitant.fade(_PLAIN_DECAY)
@@ -170,12 +175,12 @@ class DraftPacing:
         if costs.is_well_known(tokens):
             usual_s = costs.expected_s(tokens)
             charged_s = min(max(duration_s, _MIN_HICCUP * usual_s), _MAX_HICCUP * usual_s)
-        costs.observe(tokens, duration_s)
+        is_drafted = any(row.drafted_tokens for row in rows)
+        costs.observe(tokens, duration_s, is_drafted=is_drafted)
         guessing_s, self._guessing_s = self._guessing_s, 0.0
         self._passes_since_guess += 1
         if not costs.plain_s:
             return
-        is_drafted = any(row.drafted_tokens for row in rows)
         lost_s = charged_s - costs.plain_s if is_drafted else 0.0
         for row in rows:
             row.settle(costs.plain_s, lost_s + guessing_s)
@@ -254,9 +259,11 @@ class DraftPacing:
         best, best_gain = 0, _BATCH_MARGIN if width > 1 else 1.0
         plain_s = costs.plain_s
         allowed_s = min(row.allowance_s or 0.0 for row in rows) - self._guessing_s
-        if allowed_s <= 0:
+        if not plain_s or allowed_s <= 0:
             return best, best_gain
         faded = _GUESSING_FADING**self._passes_since_guess
+        # What guessing took long ago may have been a hiccup, which nobody could put right otherwise.
+        feared_guess = 1.0 if self._passes_since_guess < _FORGIVEN_PASSES else faded
         guessing_s, made = 0.0, float(width)
         likely = [1.0] * width  # that a row's guesses are right up to here
         rates = [row.acceptance for row in rows]
@@ -266,7 +273,7 @@ class DraftPacing:
                     likely[i] *= rate
                     made += likely[i]
                     guessing_s += guess_s
-            if costs.feared_s(1 + count) + guessing_s - plain_s > allowed_s:
+            if costs.feared_s(1 + count) + feared_guess * guessing_s - plain_s > allowed_s:
                 continue
             expected_s = costs.expected_s(1 + count) + faded * guessing_s
             gain = made * plain_s / (width * expected_s)

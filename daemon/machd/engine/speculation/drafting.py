@@ -22,6 +22,8 @@ class RowDrafting:
 
     Attributes:
         pacing: How many of them pay.
+        has_guessed: Whether there has been a guess: from then on what asking takes is reckoned, too,
+            if nothing comes of it.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class RowDrafting:
     ) -> None:
         """Begin before the first token; without a proposer nobody guesses."""
         self.pacing = pacing
+        self.has_guessed = False
         self._proposer = proposer
         self._vocabulary_tokens = vocabulary_tokens
         self._fault: Exception | None = None
@@ -104,6 +107,7 @@ class Drafting:
         self._proposer = proposer
         self._clock = clock
         self._pacing = DraftPacing()
+        self._since_s = self._guessing_s = 0.0
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> RowDrafting:
         """Begin with a row."""
@@ -151,17 +155,17 @@ class Drafting:
             return [0 for _ in rows]
         return self._pacing.worthwhile_tokens([row.pacing for row in rows], guessed_tokens)
 
-    def now_s(self) -> float:
-        """When a pass begins, for :meth:`observe_pass`."""
-        return self._clock.monotonic_s()
+    def begin_pass(self) -> None:
+        """From now on time counts for the next :meth:`observe_pass`, but for that of guessing."""
+        self._since_s, self._guessing_s = self._clock.monotonic_s(), 0.0
 
     def observe_verdict(self, row: RowDrafting, drafted_tokens: int, accepted_tokens: int) -> None:
         """Take in how many of a row's guesses were right."""
         self._pacing.observe_verdict(row.pacing, drafted_tokens, accepted_tokens)
 
-    def observe_pass(self, rows: Sequence[RowDrafting], tokens: int, since_s: float) -> None:
+    def observe_pass(self, rows: Sequence[RowDrafting], tokens: int) -> None:
         """Take in what a pass took, of so many tokens of its longest row."""
-        duration_s = self._clock.monotonic_s() - since_s
+        duration_s = self._clock.monotonic_s() - self._since_s - self._guessing_s
         self._pacing.observe_pass([row.pacing for row in rows], tokens, duration_s)
 
     def close(self) -> None:
@@ -174,6 +178,8 @@ class Drafting:
         since_s = self._clock.monotonic_s()
         token_ids = row.propose(max_tokens)
         duration_s = self._clock.monotonic_s() - since_s
-        if token_ids:
+        self._guessing_s += duration_s
+        row.has_guessed |= bool(token_ids)
+        if row.has_guessed:
             self._pacing.observe_guessing(row.pacing, len(token_ids), duration_s)
         return token_ids

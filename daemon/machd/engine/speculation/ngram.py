@@ -43,6 +43,9 @@ _NEAR_TOKENS = 12
 _PAIR_BYTES = 144
 """What a pair of tokens takes in the index: its key, its place and its share of the table."""
 
+_INDEXED_TOKENS = 4096
+"""Taken into the index at a time, some 2 ms: others wait for it."""
+
 _NOWHERE = -1
 
 
@@ -106,7 +109,8 @@ class NgramRow:
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """What followed the same words before; nothing where they are new."""
         if self._source < 0:
-            self._index()
+            if not self._index():
+                return ()
             self._source, self._matched = self._find()
         if self._source < 0:
             return ()
@@ -126,15 +130,16 @@ class NgramRow:
             copied.append(copied[len(copied) - period])
         return tuple(copied)
 
-    def _index(self) -> None:
-        """Enter the pairs that have come since the last time."""
+    def _index(self) -> bool:
+        """Enter pairs that have come since the last time; returns whether those are all."""
         text, latest, earlier = self._text, self._latest, self._earlier
         if text and not earlier:
             earlier.append(_NOWHERE)  # the first token ends no pair
-        for place in range(len(earlier), len(text)):
+        for place in range(len(earlier), min(len(text), len(earlier) + _INDEXED_TOKENS)):
             pair = text[place - 1] << 32 | text[place]
             earlier.append(latest.get(pair, _NOWHERE))
             latest[pair] = place
+        return len(earlier) == len(text)
 
     def _find(self) -> tuple[int, int]:
         """Where to copy from, and how many tokens speak for it; nowhere and none if none do."""

@@ -77,7 +77,7 @@ class PassCosts:
     """Of passes of one number of rows. Durations come in; there is no clock in here.
 
     Attributes:
-        longer_since_plain: Passes over several tokens since the last one over one.
+        longer_since_plain: Passes with guesses since the last one over one token.
     """
 
     def __init__(self, rows: int) -> None:
@@ -101,12 +101,12 @@ class PassCosts:
         """Twice the longest that was measured: further would be a leap."""
         return 2 * max(self._ratios, default=1)
 
-    def observe(self, tokens: int, duration_s: float) -> None:
-        """Take in what a pass took, over ``tokens`` of its longest row."""
+    def observe(self, tokens: int, duration_s: float, *, is_drafted: bool = True) -> None:
+        """Take in what a pass took, over ``tokens`` of its longest row, of which some are guesses or none."""
         self._passes += 1
         is_new = tokens > 1 and not self.is_well_known(tokens)
         if tokens > 1:
-            self.longer_since_plain += 1
+            self.longer_since_plain += is_drafted
             self._see_longer(tokens, duration_s)
         else:
             self.longer_since_plain = 0

@@ -30,8 +30,8 @@ class RowProposer(Protocol):
         """What the row may say next: the likeliest tokens in order; fewer, or none, where unknown.
 
         Asking twice gives the same: a proposal need not be used. Who has a lot to read first, such as
-        the prompt, reads a piece of it and guesses nothing: what that takes is not reckoned among the
-        costs of guesses, because it is done once.
+        the prompt, reads a piece of it and guesses nothing. What that takes before the first guess is
+        not reckoned among the costs of guesses: it is done once.
 
         Args:
             max_tokens: One at least.

@@ -345,3 +345,31 @@ def test_guesses_that_take_long_to_make_are_fewer() -> None:
         drafted.append(run.drafted / run.passes)
     assert drafted[0] > drafted[1] > drafted[2]
     assert drafted[2] < 0.05
+
+
+def test_a_width_that_was_never_met_is_not_guessed_for() -> None:
+    """However much rows may lose: what a pass of so many rows takes is not known yet."""
+    pacing = DraftPacing()
+    rows = [pacing.open(), pacing.open()]
+    for row in rows:
+        for _ in range(8):
+            pacing.observe_pass([row], 1, 0.05)
+    assert pacing.wanted_tokens(rows, 8) == [0, 0]
+    assert pacing.worthwhile_tokens(rows, [8, 8]) == [0, 0]
+
+
+def test_one_hiccup_does_not_end_guessing() -> None:
+    """Neither a pass that took a minute nor a guess that took one keeps a row from guessing for long."""
+    pacing = DraftPacing()
+    row = pacing.open()
+    for _ in range(8):
+        pacing.observe_pass([row], 1, 0.05)
+    assert pacing.wanted_tokens([row], 8) == [1]
+    pacing.observe_guessing(row, 1, 60.0)
+    pacing.observe_verdict(row, 1, 0)
+    pacing.observe_pass([row], 2, 60.0)
+    waits = 0
+    while not any(pacing.wanted_tokens([row], 8)):
+        pacing.observe_pass([row], 1, 0.05)
+        waits += 1
+        assert waits < 1000

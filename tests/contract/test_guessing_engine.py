@@ -1,0 +1,144 @@
+"""The engine as it is served: prompt lookup with real pacing, and what guesses may not do to others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from oracle import eager
+from tiny_engines import alone, loaded
+from tiny_models import TinyKind, tiny_model
+
+from machd.engine import decoder
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.protocol import DecodeRow, PrefillChunk, SamplingParams, StepPlan, StepResult
+from machd.engine.row_planes import innermost
+from machd.engine.speculation.ngram import NgramProposer
+from machd.engine.speculation.verification import verify
+from machd_probes.play import GREEDY, Join, play
+from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
+
+__all__ = ["eager"]
+
+SCRIPTS = scripts([random_prompt(length, number) for number, length in enumerate(LENGTHS)], 16)
+
+
+class _Same:
+    """Guesses one token for as long as its prompt is short, whatever the row says."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._is_on = prompt_tokens < 50
+        self.kv_bytes = 0
+
+    def extend(self, token_ids: object) -> None:
+        """It does not listen."""
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        return (5,) * max_tokens if self._is_on else ()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _SameForAll(NgramProposer):
+    def open(self, prompt: Any, sampling: SamplingParams) -> Any:
+        del sampling
+        return _Same(len(prompt))
+
+
+def _start(engine: MlxEngine, *rows: tuple[tuple[int, ...], int]) -> None:
+    """Prompts and the positions that they are promised."""
+    for slot, (prompt, positions) in enumerate(rows):
+        sampling = SamplingParams(temperature=1.0, seed=slot)
+        chunk = PrefillChunk(
+            slot, prompt, 0, is_last=True, sampling=sampling, reserved_tokens=positions
+        )
+        engine.run(StepPlan(prefill=(chunk,)))
+
+
+def _decode(engine: MlxEngine, *slots: int, max_draft_tokens: int = 8) -> StepResult:
+    return engine.run(StepPlan(decode=tuple(DecodeRow(one, max_draft_tokens) for one in slots)))
+
+
+@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.ROTATING, TinyKind.HYBRID_GDN])
+@pytest.mark.parametrize("name", ["staggered", "down to one and up again", "mixed parameters"])
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
+def test_prompt_lookup_changes_nothing(kind: TinyKind, name: str, looks_ahead: bool) -> None:  # noqa: FBT001
+    """Whatever it finds and the pacing allows, in every width, some of which are met for the first time."""
+    engine = MlxEngine(loaded(kind), looks_ahead=looks_ahead, proposer=NgramProposer())
+    script = SCRIPTS[name]
+    loops = Join((7, 8, 9, 7, 8, 9, 7, 8), 40, replace(GREEDY, logit_bias=((7, 9.0), (8, 9.0))))
+    script = Script((loops, *script.joins))
+    said = play(engine, script.joins, slots=script.slots, drafts=lambda _step, _rows: 8)
+    assert alone(kind).differences(script, said) == []
+    assert engine.memory().kv_used_bytes == 0
+
+
+@pytest.mark.usefixtures("eager")
+def test_guesses_need_no_more_than_rows_were_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding to a neighbour's guesses stays within the longest row's positions, up to its last token."""
+    del monkeypatch
+    engine = MlxEngine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll(), max_rows=2)
+    _start(engine, (tuple(range(1, 101)) * 3, 330), ((1, 2, 3), 300))
+    drafted = 0
+    for _ in range(28):
+        drafted += len(_decode(engine, 0, 1, max_draft_tokens=16).drafts)
+        cache = innermost(engine._batch._caches.layers)[0]
+        assert cache.planes[0].shape[2] <= 330
+    assert drafted
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that fails at its guide after such guesses leaves nothing to the next one in its place."""
+    engine = MlxEngine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll())
+    _start(engine, ((1, 2, 3, 4), 400), ((1, 2, 3, 5), 400))
+
+    class Refusing:
+        forced = ()
+
+        def take_forced(self, count: int) -> list[int]:
+            del count
+            return []
+
+        def see(self, token_id: int) -> None:
+            raise RuntimeError(f"{token_id} is too much")
+
+    def poisoned(*arguments: Any) -> Any:
+        verdicts = verify(*arguments)
+        for cache in innermost(engine._batch._caches.layers):
+            length = engine._batch._caches._positions.lengths[1]  # type: ignore[attr-defined]
+            for plane in cache.planes:
+                plane[1:2, :, length - 1 : length] = float("nan")
+        verdicts[1] = replace(verdicts[1], is_clean=False)
+        verdicts[1].sampling.guide = Refusing()  # type: ignore[assignment]
+        return verdicts
+
+    monkeypatch.setattr(decoder, "verify", poisoned)
+    (fault,) = _decode(engine, 0, 1).faults
+    assert fault.slot_index == 1
+    planes = [plane for cache in innermost(engine._batch._caches.layers) for plane in cache.planes]
+    assert not any(bool(mx.any(mx.isnan(plane))) for plane in planes)
+
+
+def test_a_verification_that_fails_is_reckoned_as_a_wrong_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not come again in every pass."""
+    calls = []
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(arguments)
+        raise RuntimeError("on a path that was guessed")
+
+    monkeypatch.setattr(decoder, "verify", failing)
+    engine = MlxEngine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll())
+    _start(engine, ((1, 2, 3, 4), 400))
+    results = [_decode(engine, 0) for _ in range(200)]
+    told = [one for result in results for one in result.drafts]
+    assert len(told) == len(calls)
+    assert 0 < len(calls) < 50
+    assert {one.accepted_tokens for one in told} == {0}
+    assert not any(result.faults for result in results)
