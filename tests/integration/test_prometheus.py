@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guessing_engine import GuessingEngine
+from guessing_engine import guessing_engine
 from mixed_load import MixedLoad
 from polling import wait_until
 from prometheus_server import ALERTS, PROMETHEUS, PROMTOOL, PrometheusServer
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeFaults
+from machd.engine.fake import FakeEngine, FakeFaults
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
@@ -55,8 +55,8 @@ class _Faults(dict[int, Exception]):
         return RuntimeError(f"step {step} was to fail")
 
 
-def _engine() -> GuessingEngine:
-    return GuessingEngine(
+def _engine() -> FakeEngine:
+    return guessing_engine(
         faults=FakeFaults(step_errors=_Faults()), before_step=lambda _plan: time.sleep(_STEP_S)
     )
 
