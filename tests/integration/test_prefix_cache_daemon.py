@@ -21,6 +21,7 @@ import psutil
 import pytest
 from admin_daemon import AdminDaemon
 from cached_answers import Answer, Asked, ask, ask_all, ask_streamed, prefix_stats
+from common_words import WORDS
 from dialogue import completion, told
 from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from polling import wait_until
@@ -39,32 +40,6 @@ _NOISE = 1e-3
 _SAME_BY_CHANCE = 6
 _USERS = 10
 _PROMPTS = 40 if os.environ.get("MACHD_LONG_TESTS") else 7
-_WORDS = [
-    "river",
-    "stone",
-    "garden",
-    "window",
-    "paper",
-    "travel",
-    "engine",
-    "winter",
-    "music",
-    "letter",
-    "doctor",
-    "market",
-    "silver",
-    "forest",
-    "bridge",
-    "candle",
-    "station",
-    "kitchen",
-    "mountain",
-    "teacher",
-    "orange",
-    "village",
-    "morning",
-    "picture",
-]
 _SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [1, 22, 333]}},
@@ -77,7 +52,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 def _text(seed: str, words: int) -> str:
     dice = random.Random(seed)
-    return " ".join(dice.choice(_WORDS) for _ in range(words)) + "."
+    return " ".join(dice.choice(WORDS) for _ in range(words)) + "."
 
 
 def _prompt(seed: str, words: int, **fields: object) -> Asked:

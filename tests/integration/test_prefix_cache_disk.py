@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cached_answers import Answer, Asked, ask, ask_all, prefix_stats, stats
+from common_words import WORDS
 from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from polling import wait_until
 from tiny_checkpoint import write_tiny_llama
@@ -35,32 +36,6 @@ _BEGINNINGS = 4
 _HEADER_BYTES = 1500
 _TEXT_BLOCKS = 26
 """What the first beginning's texts and their answers are cut into."""
-_WORDS = [
-    "river",
-    "stone",
-    "garden",
-    "window",
-    "paper",
-    "travel",
-    "engine",
-    "winter",
-    "music",
-    "letter",
-    "doctor",
-    "market",
-    "silver",
-    "forest",
-    "bridge",
-    "candle",
-    "station",
-    "kitchen",
-    "mountain",
-    "teacher",
-    "orange",
-    "village",
-    "morning",
-    "picture",
-]
 _KILL_FLAGS = (
     "--continuous-batching", "--continuous-batching-max-b", "4",
     "--cache-memory-mb", "1",  # 2,000 tokens of this model, so that blocks are read all the time
@@ -75,7 +50,7 @@ def _texts() -> list[str]:
     dice = random.Random(3)
     found: list[str] = []
     for _ in range(_BEGINNINGS):
-        words = [dice.choice(_WORDS) for _ in range(260)]
+        words = [dice.choice(WORDS) for _ in range(260)]
         stops = (40, 120, 121, 200, 260)
         found += [" ".join(words[:stop]) for stop in stops]
         found += [" ".join([*words[:stop], "and", "so", "on"]) for stop in stops[:-1]]

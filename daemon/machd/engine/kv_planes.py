@@ -6,6 +6,7 @@ them as they come, copy them and cut them between positions.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -128,7 +129,7 @@ class PlainFormat:
         return parts[0]
 
 
-class VectorsFormat:
+class VectorsFormat(ABC):
     """A format that encodes every vector by itself, keys and values alike.
 
     A vector becomes words and parameters, a plane each. Keys and values of one shape share the two:
@@ -172,19 +173,20 @@ class VectorsFormat:
             FoldedVectors(tuple(part[:, heads:, :width] for part in parts), split[1], split[3]),
         )
 
+    @abstractmethod
     def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
         """Words and parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _decoded(
         self, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
     ) -> mx.array:
-        raise NotImplementedError
+        """Vectors of a width, of what :meth:`_encoded` gave."""
 
+    @abstractmethod
     def _fills_words(self, width: int) -> bool:
         """Whether vectors leave nothing of their words empty."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
         """Words as floats; see :class:`FoldedVectors`."""
-        raise NotImplementedError
