@@ -48,6 +48,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - QueueTimeoutError             503
       - NotReadyError                 503
       - DrainingError                 503
+      - OverloadedError               503, memory, threads or descriptors ran out
     + AbortError                      a generation ended early
       - ClientDisconnectedError       499
       - ClientStalledError            499
@@ -101,6 +102,7 @@ __all__ = [
     "NotFoundError",
     "NotReadyError",
     "OperatorAbortError",
+    "OverloadedError",
     "QueueFullError",
     "QueueTimeoutError",
     "RequestError",
@@ -421,6 +423,12 @@ class DrainingError(UnavailableError):
     """The daemon is finishing what it has and takes nothing new."""
 
     code = "draining"
+
+
+class OverloadedError(UnavailableError):
+    """The machine has no memory, thread or file descriptor left for this request."""
+
+    code = "overloaded"
 
 
 class AbortError(MachdError):
