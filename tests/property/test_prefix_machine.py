@@ -36,7 +36,7 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol import SamplingParams, StepPlan, StepResult
+from machd.engine.protocol import MemoryReading, SamplingParams, StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.continuous import continuous
@@ -288,7 +288,15 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(available_bytes=st.sampled_from([None, None, None, 0, 40, 1000, 1000]))
     def observe_memory(self, available_bytes: int | None) -> None:
         """The machine has more or less left."""
-        self.core.observe_memory(available_bytes)
+        reading = MemoryReading(0, 0, 0, 0, available_bytes=available_bytes)
+        self.core.observe_memory(reading)
+
+    @rule(missing_bytes=st.sampled_from([1, 40, 1000]), is_now=SELDOM)
+    def lack_memory(self, missing_bytes: int, *, is_now: bool) -> None:
+        """A step lacks memory: blocks are evicted, or a decode leaves its slot."""
+        if is_now and self.core.active_loops:
+            _, events = self.core.yield_memory(missing_bytes, self.now_s)
+            self._note(events)
 
     @rule(limits=PREFIX_LIMITS, is_now=SELDOM)
     def set_limits(self, limits: PrefixLimits, *, is_now: bool) -> None:

@@ -81,6 +81,29 @@ class BatchCaches:
         """Begin a forward pass; of several tokens only where all caches take them, or all of one row."""
         self._positions.open_step(lengths)
 
+    def growth_bytes(
+        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
+    ) -> int:
+        """What slabs grow by, and a copy of all other caches where a row joins.
+
+        A slab that is laid out anew stays until its positions are copied: one layer's at a time.
+        """
+        lengths = [*self._positions.lengths, *(length for length, _ in joining)]
+        if not lengths:
+            return 0
+        limits = [*self._positions.limits, *(limit for _, limit in joining)]
+        every = innermost(self._layers)
+        slab = next((one for one in every if isinstance(one, SlabCache)), None)
+        if slab is None:
+            slab = SlabCache(self._positions, self._max_rows)
+        rows, columns = slab.layout(len(lengths), max(lengths) + tokens, limits)
+        slab_bytes = sum(one.nbytes for one in every if isinstance(one, SlabCache))
+        grown_bytes = max(0, rows * columns * bytes_per_token - slab_bytes)
+        if grown_bytes:
+            grown_bytes += slab_bytes // max(len(every), 1)
+        copied_bytes = held_bytes(self._others) if joining else 0
+        return grown_bytes + copied_bytes
+
     def join(self, row: PrefilledRow) -> None:
         """Copy a row in, layer by layer; the copied layers are given back as it goes."""
         place = len(self._positions.lengths)

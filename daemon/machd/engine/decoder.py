@@ -48,7 +48,7 @@ class _Step:
     """
 
     parts: list[tuple[list[DecoderRow], Selection]]
-    failed: list[tuple[DecoderRow, Exception]]
+    failed: list[tuple[DecoderRow, BaseException]]
     known: set[int] = field(default_factory=set)
     certain: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -112,6 +112,13 @@ class Decoder:
     def is_one_token_each(self) -> bool:
         """Whether the next pass takes one token of each row, so that others may share it."""
         return not any(row.certain for row in self._rows)
+
+    def growth_bytes(
+        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
+    ) -> int:
+        """Bytes that the next pass allocates for the rows' caches; see :class:`RowCaches`."""
+        known_tokens = max((len(row.certain) for row in self._rows), default=0)
+        return self._caches.growth_bytes(joining, tokens + known_tokens, bytes_per_token)
 
     def standing(self, slot_index: int) -> StandingRow | None:
         """Where a slot's row is and how far; None if it has left.
@@ -204,10 +211,16 @@ class Decoder:
         lengths = drafting.worthwhile_tokens(rows, [len(guess) for guess in proposed])
         if not any(lengths):
             return []
-        drafts = [
-            draft_of(row.sampling, guess, length)
-            for row, guess, length in zip(self._rows, proposed, lengths, strict=True)
-        ]
+        try:
+            drafts = [
+                draft_of(row.sampling, guess, length)
+                for row, guess, length in zip(self._rows, proposed, lengths, strict=True)
+            ]
+        except BaseException as cause:  # noqa: BLE001 - a panic in a grammar that looked ahead
+            for row in self._rows:
+                if row.sampling.guide is not None and row.drafting is not None:
+                    row.drafting.fail(cause)
+            return []
         return drafts if any(draft.token_ids for draft in drafts) else []
 
     @property
@@ -225,7 +238,7 @@ class Decoder:
             verdicts = verify(
                 drafts, slot_indices, current.logits, self._vocabulary_tokens, self._masks
             )
-        except Exception as cause:  # noqa: BLE001 - without guesses it comes again, from its own row
+        except BaseException as cause:  # noqa: BLE001 - without guesses it comes again, from its own row
             return self._decode_undrafted(current, drafts, cause)
         if not all(one.tokens[-1] for one in verdicts):
             return self._decode_again(current, drafts)
@@ -233,7 +246,7 @@ class Decoder:
         return self._conclude(current.rows, drafts, verdicts)
 
     def _decode_undrafted(
-        self, current: DecodePass, drafts: Sequence[Draft], cause: Exception
+        self, current: DecodePass, drafts: Sequence[Draft], cause: BaseException
     ) -> Decoded:
         """Go on as if nothing had been guessed; guided rows, of which it may be, are not guessed for."""
         self._take_back(current, drafts, [0 for _ in drafts])
@@ -337,7 +350,7 @@ class Decoder:
                 self._sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
                 self._sampler_rows = rows
             selection = self._sampler.sample(logits)
-        except Exception:  # noqa: BLE001 - the same comes again below, from the row it belongs to
+        except BaseException:  # noqa: BLE001 - the same comes again below, from the row it belongs to
             self._sampler = None
             for row, state in zip(rows, states, strict=True):
                 row.sampling.state = state
@@ -359,7 +372,7 @@ class Decoder:
             try:
                 sampler = Sampler([row.sampling], self._vocabulary_tokens, self._masks)
                 selection = sampler.sample(logits[i : i + 1])
-            except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
+            except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
                 step.failed.append((row, cause))
                 token_ids.append(mx.zeros((1,), dtype=mx.int32))
             else:
@@ -443,7 +456,7 @@ class Decoder:
 
     def _judge(
         self, row: DecoderRow, token: SampledToken | None, *, is_known: bool
-    ) -> Exception | None:
+    ) -> BaseException | None:
         """Take a row's token in; returns what is wrong with it.
 
         Args:
@@ -460,7 +473,7 @@ class Decoder:
         if not is_known:
             try:
                 guide.see(token.token_id)
-            except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
+            except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
                 return cause
         if guide.is_done:
             row.sampling.guide = self._sampler = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
 from pathlib import Path
 
@@ -17,6 +18,11 @@ __all__ = [
 ]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_STATM = Path("/proc/self/statm")
+
+_NO_SUCH_LIMIT = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""A control group without the memory controller, or outside of what the process may see. Any other
+error is a reading that failed, which must not pass for a group without a limit."""
 
 
 def backend_name() -> str:
@@ -27,18 +33,21 @@ def backend_name() -> str:
 
 
 def available_memory_bytes() -> int:
-    """Bytes that can still be taken for weights where mlx computes.
+    """Bytes that the process can still take where mlx computes.
 
-    On the CPU: what the machine has available, or less where a control group's limit is nearer. On
-    a GPU: what the device recommends or has in all, less what mlx holds already. Metal shares the
-    machine's memory with all other processes, so there it is no more than the machine has available,
-    counting what mlx keeps for reuse.
+    On the CPU: what the machine has available, or less where a limit of the control group or of the
+    process (``RLIMIT_AS``, ``RLIMIT_DATA``) is nearer. On a GPU: what the device recommends or has in
+    all, less what mlx holds already. Metal shares the machine's memory with all other processes, so
+    there it is no more than the machine has available, counting what mlx keeps for reuse.
+
+    Raises:
+        OSError: The system's files cannot be read, for want of file descriptors for example.
     """
     backend = backend_name()
     if backend == "cpu":
         machine_bytes = int(psutil.virtual_memory().available)
-        limit_bytes = _control_group_bytes()
-        return machine_bytes if limit_bytes is None else min(machine_bytes, limit_bytes)
+        limits = (_control_group_bytes(), _process_limit_bytes())
+        return min([machine_bytes, *(one for one in limits if one is not None)])
     facts = mx.device_info()
     for key in ("free_memory", "max_recommended_working_set_size", "total_memory", "memory_size"):
         value = facts.get(key)
@@ -56,12 +65,13 @@ def _reusable_bytes() -> int:
 def device_memory_bytes() -> int:
     """Bytes that the device can hold in all, whoever holds them now.
 
-    On the CPU: the machine's memory, or a control group's limit where that is lower. On a GPU: what
-    the device recommends or has in all.
+    On the CPU: the machine's memory, or the limit of a control group or of the process where that is
+    lower. On a GPU: what the device recommends or has in all.
     """
     machine_bytes = int(psutil.virtual_memory().total)
     if backend_name() == "cpu":
         limits = [_limit_bytes(group) for group in _control_groups(_CGROUP_ROOT)]
+        limits += [limit_bytes for limit_bytes, _ in _process_limits()]
         return min([machine_bytes, *(one for one in limits if one is not None)])
     facts = mx.device_info()
     for key in ("max_recommended_working_set_size", "total_memory", "memory_size"):
@@ -84,6 +94,29 @@ def give_memory_back() -> None:
             trim(0)
 
 
+def _process_limit_bytes() -> int | None:
+    """What the nearest limit on the process's own memory leaves; None without one."""
+    return min(
+        (max(limit_bytes - used_bytes, 0) for limit_bytes, used_bytes in _process_limits()),
+        default=None,
+    )
+
+
+def _process_limits() -> list[tuple[int, int]]:
+    """The limits that the kernel enforces on the process's memory, each with what counts against it.
+
+    Only Linux enforces them; see setrlimit(2) for what they count, and proc_pid_statm(5).
+    """
+    if sys.platform != "linux":
+        return []
+    limits = [resource.getrlimit(one)[0] for one in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    if all(limit == resource.RLIM_INFINITY for limit in limits):
+        return []
+    pages = [int(one) for one in _STATM.read_text(encoding="ascii").split()]
+    used = [pages[0] * resource.getpagesize(), pages[5] * resource.getpagesize()]
+    return [pair for pair in zip(limits, used, strict=True) if pair[0] != resource.RLIM_INFINITY]
+
+
 def _control_group_bytes(root: Path = _CGROUP_ROOT) -> int | None:
     """What the nearest memory limit (cgroup v2) of this process leaves; None without a limit."""
     remaining = [_group_bytes(path) for path in _control_groups(root)]
@@ -96,7 +129,7 @@ def _control_groups(root: Path) -> list[Path]:
         return []
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
+    except FileNotFoundError:
         return []
     relative = next((line[3:] for line in lines if line.startswith("0::")), None)
     if relative is None:
@@ -113,7 +146,7 @@ def _limit_bytes(group: Path) -> int | None:
     """The group's own limit; None where it has none."""
     try:
         return int((group / "memory.max").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # the word max, too
+    except (*_NO_SUCH_LIMIT, ValueError):  # the word max, too
         return None
 
 
@@ -125,7 +158,7 @@ def _group_bytes(group: Path) -> int | None:
     try:
         used_bytes = int((group / "memory.current").read_text(encoding="ascii"))
         facts = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
+    except (*_NO_SUCH_LIMIT, ValueError):
         return None
     inactive = next((line.split()[1] for line in facts if line.startswith("inactive_file ")), "0")
     return max(limit_bytes - used_bytes + int(inactive), 0)

@@ -34,11 +34,11 @@ from machd.engine.protocol import (
     RowFault,
     SampledToken,
     SamplingParams,
+    StepMemoryError,
     StepPlan,
     StepResult,
     TokenLogprob,
 )
-from machd.errors import GrammarError
 
 __all__ = ["FakeEngine", "FakeFaults", "Guesses", "Script", "lettered", "spelled"]
 
@@ -75,6 +75,7 @@ class FakeFaults:
         row_errors: (slot index, position) to the row's fault there.
         draft_errors: The same for guessing, of which the row has none from there on.
         reset_error: What ``reset`` raises.
+        memory_error: What ``memory`` raises.
         lost_loads: Digests of blocks that the second tier has and cannot read.
         dropped_saves: Digests of blocks that it does not write; the next step's result says so.
     """
@@ -83,6 +84,7 @@ class FakeFaults:
     row_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
     draft_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
     reset_error: Exception | None = None
+    memory_error: Exception | None = None
     lost_loads: set[bytes] = field(default_factory=set)
     dropped_saves: set[bytes] = field(default_factory=set)
 
@@ -113,6 +115,8 @@ class FakeEngine:
 
     Attributes:
         guesses: How much of it is guessed ahead where a plan allows that; nobody guesses for None.
+        memory_bytes: Memory for rows and blocks together; None for no limit. A step that does not fit
+            raises StepMemoryError.
     """
 
     def __init__(
@@ -142,6 +146,7 @@ class FakeEngine:
         self._unguessed: list[DraftFault] = []
         self._faults = faults or FakeFaults()
         self._before_step = before_step
+        self.memory_bytes: int | None = None
         self._rows: dict[int, _Row] = {}
         self._step = 0
         self._tokenizer = FakeTokenizer()
@@ -171,7 +176,12 @@ class FakeEngine:
         return self._grammars
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See to blocks, free, prefill, decode, as the script says and grammars allow."""
+        """Change blocks, free, prefill, decode, as the script says and grammars allow.
+
+        Raises:
+            StepMemoryError: There is a limit, and the plan does not fit.
+        """
+        self._check_memory(plan)
         held, lost, unsaved = self._blocks.apply(plan.blocks, self._computed)
         for slot_index in plan.release:
             self._rows.pop(slot_index, None)
@@ -196,9 +206,18 @@ class FakeEngine:
 
     def memory(self) -> MemoryReading:
         """A kibibyte a token."""
-        used = sum(len(row.prompt) + row.position for row in self._rows.values())
-        used_bytes = used * BYTES_PER_TOKEN
-        return MemoryReading(used_bytes, used_bytes, 0, 0, disk=self._blocks.reading())
+        if self._faults.memory_error is not None:
+            raise self._faults.memory_error
+        left_bytes = self._left_bytes
+        return MemoryReading(
+            self._used_bytes,
+            self._used_bytes,
+            0,
+            0,
+            available_bytes=left_bytes,
+            step_bytes=left_bytes,
+            disk=self._blocks.reading(),
+        )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
         """The blocks that the second tier has."""
@@ -215,6 +234,28 @@ class FakeEngine:
         """Forget every row and every block in memory."""
         self._rows.clear()
         self._blocks.close()
+
+    @property
+    def _used_bytes(self) -> int:
+        """Bytes that rows hold."""
+        used = sum(len(row.prompt) + row.position for row in self._rows.values())
+        return used * BYTES_PER_TOKEN
+
+    @property
+    def _left_bytes(self) -> int | None:
+        """Bytes that neither rows nor blocks hold; None without a limit."""
+        if self.memory_bytes is None:
+            return None
+        return max(0, self.memory_bytes - self._used_bytes - self._blocks.nbytes)
+
+    def _check_memory(self, plan: StepPlan) -> None:
+        left_bytes = self._left_bytes
+        if left_bytes is None or not (plan.prefill or plan.decode):
+            return
+        reused = [chunk.reused for chunk in plan.prefill if chunk.reused is not None]
+        tokens = plan.prefill_tokens + len(plan.decode) + sum(len(one.token_ids) for one in reused)
+        if tokens * BYTES_PER_TOKEN > left_bytes:
+            raise StepMemoryError(needed_bytes=tokens * BYTES_PER_TOKEN, left_bytes=left_bytes)
 
     def _computed(self, slot_index: int) -> tuple[int, ...]:
         return self._rows[slot_index].computed if slot_index in self._rows else ()
@@ -272,8 +313,8 @@ class FakeEngine:
                 self._token(slot_index, row, self._choose_one(row)) for _ in range(guessed_tokens)
             ]
             tokens += [self._token(slot_index, row, one) for one in self._choose(row)]
-        except GrammarError as error:
-            return [RowFault(slot_index, error)]
+        except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
+            return [RowFault(slot_index, cause)]
         row.computed_tokens = computed_tokens
         return tokens
 

@@ -134,6 +134,11 @@ class FakeBlocks:
             assert len(held) == len(reused.token_ids), "state is of the block's end"
         return reused.token_ids
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks in memory."""
+        return sum(block.nbytes for block in self._blocks.values())
+
     def saved(self) -> tuple[SavedBlock, ...]:
         """What the second tier has."""
         return tuple(saved for saved, _ in (self._disk or {}).values())

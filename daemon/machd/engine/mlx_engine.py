@@ -38,10 +38,12 @@ from machd.engine.protocol import (
     StepResult,
     Tokenizer,
 )
+from machd.engine.row_caches import STEP_TOKENS
 from machd.engine.row_planes import StandingRow, make_row_caches
 from machd.engine.sampling import RowSampling
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.speculation.proposer import Proposer
+from machd.engine.step_memory import StepMemory, StepNeed
 from machd.engine.untyped import Cache
 
 __all__ = ["MlxEngine"]
@@ -108,6 +110,7 @@ class MlxEngine:
         self._serial: dict[int, Decoder] = {}
         if is_cpu:
             fuse_layers(loaded.model)
+        self._memory = StepMemory(available_memory_bytes, SystemClock())
         # Looking ahead, the step is under way before its plan is known.
         is_standard = loaded.description.cache.kind is KvCacheKind.STANDARD
         self._can_mix = not self._looks_ahead and is_standard and takes_mixed_caches(loaded.model)
@@ -129,7 +132,44 @@ class MlxEngine:
         return self._grammars
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See to blocks, free, prefill, decode. A row's sampler may fail alone, a pass may not."""
+        """Change blocks, free, prefill, decode. A row's sampler may fail alone, a pass may not.
+
+        Raises:
+            StepMemoryError: There is too little memory left for what the plan computes.
+        """
+        if not (plan.prefill or plan.decode):
+            return self._run(plan)
+        need = self._need_of(plan)
+        self._memory.check(need)
+        self._memory.begin()
+        result = self._run(plan)
+        self._memory.end(need, has_decoded=bool(result.tokens))
+        return result
+
+    def _need_of(self, plan: StepPlan) -> StepNeed:
+        """What a plan computes, and how much of caches that allocates at most."""
+        bytes_per_token = self._description.cache.bytes_per_token
+        kv_tokens, joining = 0, list[tuple[int, int]]()
+        for chunk in plan.prefill:
+            reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
+            # Caches of its own grow by whole steps; one layer at a time is copied for it.
+            kv_tokens += reused_tokens + len(chunk.token_ids) + STEP_TOKENS
+            if chunk.is_last and chunk.lane is Lane.BATCH:
+                joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
+        decoding = frozenset(row.slot_index for row in plan.decode)
+        lanes = [lane for lane in self._every_lane if lane.slot_indices & decoding]
+        tokens = 1 + max((row.max_draft_tokens for row in plan.decode), default=0)
+        joining_bytes = 0
+        if joining:
+            joining_bytes = self._batch.growth_bytes(joining, tokens, bytes_per_token)
+            lanes = [lane for lane in lanes if lane is not self._batch]
+        kv_bytes = kv_tokens * bytes_per_token + sum(
+            lane.growth_bytes((), tokens, bytes_per_token) for lane in lanes
+        )
+        rows = len(decoding) + len(joining)
+        return StepNeed(plan.prefill_tokens, rows, kv_bytes, joining_bytes)
+
+    def _run(self, plan: StepPlan) -> StepResult:
         blocks = self._blocks.apply(plan.blocks, self._standing)
         self._release(plan.release)
         step = Decoded()
@@ -159,16 +199,21 @@ class MlxEngine:
         )
 
     def memory(self) -> MemoryReading:
-        """Bytes right now."""
-        lanes = [self._batch, *self._serial.values()]
+        """Bytes right now.
+
+        Raises:
+            OSError: The system cannot tell.
+        """
+        available_bytes = available_memory_bytes()
         return MemoryReading(
-            kv_used_bytes=sum(lane.kv_bytes for lane in lanes)
+            kv_used_bytes=sum(lane.kv_bytes for lane in self._every_lane)
             + sum(prefill.kv_bytes for prefill in self._prefills.values())
             + self._left.nbytes,
             active_bytes=mx.get_active_memory(),
-            peak_bytes=mx.get_peak_memory(),
+            peak_bytes=self._memory.peak_bytes,
             cache_bytes=mx.get_cache_memory(),
-            available_bytes=available_memory_bytes(),
+            available_bytes=available_bytes,
+            step_bytes=self._memory.left_of(available_bytes),
             disk=self._blocks.reading(),
         )
 
@@ -181,7 +226,7 @@ class MlxEngine:
         if max_rows is not None:
             self._max_rows = max_rows
         self._prefills.clear()
-        for lane in (self._batch, *self._serial.values()):
+        for lane in self._every_lane:
             lane.close()
         self._serial.clear()
         self._left.clear()
@@ -197,6 +242,10 @@ class MlxEngine:
         self._model = None
         self._loaded = None
         mx.clear_cache()
+
+    @property
+    def _every_lane(self) -> list[Decoder]:
+        return [self._batch, *self._serial.values()]
 
     @property
     def _is_idle(self) -> bool:
@@ -290,7 +339,7 @@ class MlxEngine:
             sampling = RowSampling.for_prompt(
                 opening.sampling, prefill.prompt, self._description.vocabulary_tokens
             )
-        except Exception as cause:  # noqa: BLE001 - a row's fault, whatever it is
+        except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             faults.append(RowFault(slot_index, cause))
             return False
         lane = self._batch
@@ -339,4 +388,4 @@ class MlxEngine:
             self.run(StepPlan(prefill=(replace(whole, is_last=False),)))
             self._blocks.learn(self._prefills[0].standing)
             self.run(StepPlan(release=(0,)))
-        mx.reset_peak_memory()
+        self._memory.forget_peak()

@@ -52,6 +52,7 @@ __all__ = [
     "RowFault",
     "SampledToken",
     "SamplingParams",
+    "StepMemoryError",
     "StepPlan",
     "StepResult",
     "Thinking",
@@ -239,10 +240,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """One row failed; ``cause`` goes to the log, never to the client."""
+    """One row failed; ``cause`` goes to the log, never to the client.
+
+    Attributes:
+        cause: A panic in a library written in Rust is a BaseException and no Exception.
+    """
 
     slot_index: int
-    cause: Exception = field(compare=False)
+    cause: BaseException = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +270,7 @@ class DraftFault:
     """Guessing failed for a row, which goes on without; ``cause`` goes to the log."""
 
     slot_index: int
-    cause: Exception = field(compare=False)
+    cause: BaseException = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +325,11 @@ class MemoryReading:
         active_bytes: Held by the array library, weights included.
         peak_bytes: The most ``active_bytes`` has been.
         cache_bytes: Kept by the array library for reuse.
-        available_bytes: What the machine could still give; None where nobody knows.
+        available_bytes: What the process can still take; None where that is unknown.
+        step_bytes: The part of it that steps may take; the rest is for everything else that the
+            process does. None where that is unknown.
         disk: The second tier of blocks; None without one.
+        is_stale: Whether the memory could not be read, so that these are older bytes.
     """
 
     kv_used_bytes: int
@@ -329,7 +337,9 @@ class MemoryReading:
     peak_bytes: int
     cache_bytes: int
     available_bytes: int | None = None
+    step_bytes: int | None = None
     disk: DiskReading | None = None
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,6 +489,21 @@ def slab_rows(rows: int, max_rows: int) -> int:
     return min(1 << max(rows - 1, 0).bit_length(), max(max_rows, rows))
 
 
+class StepMemoryError(Exception):
+    """A step needs more memory than is left for it.
+
+    Attributes:
+        needed_bytes: An upper estimate.
+        left_bytes: What steps may take at that moment.
+    """
+
+    def __init__(self, *, needed_bytes: int, left_bytes: int) -> None:
+        """Keep the numbers for the log and for the scheduler."""
+        super().__init__(f"a step needs {needed_bytes} bytes and {left_bytes} are left for it")
+        self.needed_bytes = needed_bytes
+        self.left_bytes = left_bytes
+
+
 class Engine(Protocol):
     """A loaded model that runs steps."""
 
@@ -498,11 +523,20 @@ class Engine(Protocol):
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step. Raising is an engine fault."""
+        """Compute one step. Raising anything but StepMemoryError is an engine fault.
+
+        Raises:
+            StepMemoryError: There is too little memory for what the plan prefills and decodes.
+                Nothing of the plan was done, its releases and blocks included.
+        """
         ...
 
     def memory(self) -> MemoryReading:
-        """Bytes right now."""
+        """Bytes right now.
+
+        Raises:
+            OSError: The system cannot tell.
+        """
         ...
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:

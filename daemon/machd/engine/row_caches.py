@@ -10,7 +10,10 @@ from machd.engine.cache_marks import CacheMarks, can_be_marked
 from machd.engine.row_planes import innermost
 from machd.engine.untyped import Cache
 
-__all__ = ["PrefilledRow", "RowCaches", "SingleCaches", "held_bytes"]
+__all__ = ["STEP_TOKENS", "PrefilledRow", "RowCaches", "SingleCaches", "held_bytes"]
+
+STEP_TOKENS = 256
+"""Positions by which mlx-lm's caches grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,18 @@ class RowCaches(Protocol):
         """
         ...
 
+    def growth_bytes(
+        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
+    ) -> int:
+        """Bytes that the next pass allocates for caches, at most.
+
+        Args:
+            joining: Length and limit of each row that joins before it, as in :class:`PrefilledRow`.
+            tokens: Tokens that it takes of each row.
+            bytes_per_token: Of one position of one row, over all layers.
+        """
+        ...
+
     def join(self, row: PrefilledRow) -> None:
         """Add a row behind the others."""
         ...
@@ -153,6 +168,12 @@ class SingleCaches:
     def open_step(self, lengths: Sequence[int] | None = None) -> None:
         """Nothing to prepare: the caches count their positions themselves."""
         self._added += 1 if lengths is None else lengths[0]
+
+    def growth_bytes(
+        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
+    ) -> int:
+        """Nothing for the row that joins; mlx-lm's caches grow by 256 positions, layer by layer."""
+        return max(tokens, STEP_TOKENS) * bytes_per_token if self._layers or joining else 0
 
     def join(self, row: PrefilledRow) -> None:
         """Take the row's caches over."""

@@ -246,17 +246,30 @@ class SlabCache:
             slab[positions.rows[:, None], :, columns] = new.transpose(0, 2, 1, 3)
         return slab
 
-    def _make_room(self, like: Sequence[mx.array], rows: int, tokens: int) -> None:
+    def layout(self, rows: int, tokens: int, limits: Sequence[int]) -> tuple[int, int]:
+        """Rows and columns of the array once it has room for ``rows`` rows of ``tokens`` positions.
+
+        Args:
+            rows: Rows of the batch then.
+            tokens: Positions of the longest.
+            limits: Positions that each of them may ever have.
+        """
         held_rows, held_tokens = self.planes[0].shape[0::2] if self.planes else (0, 0)
         if rows <= held_rows and tokens <= held_tokens:
-            return
+            return held_rows, held_tokens
         new_rows = max(held_rows, slab_rows(rows, self._max_rows))
-        # Half as much again, so that growing stays rare; never more than anybody may use, which is
+        # Half as much again, so that growing stays rare; never more than any row may use, which is
         # less than there was if a longer row has left.
         wanted = held_tokens
         if tokens > held_tokens:
             wanted = _columns(max(tokens, held_tokens * 3 // 2))
-        new_tokens = min(wanted, max(tokens, *self._positions.limits))
+        return new_rows, min(wanted, max(tokens, *limits))
+
+    def _make_room(self, like: Sequence[mx.array], rows: int, tokens: int) -> None:
+        held_shape = self.planes[0].shape[0::2] if self.planes else (0, 0)
+        new_rows, new_tokens = self.layout(rows, tokens, self._positions.limits)
+        if (new_rows, new_tokens) == tuple(held_shape):
+            return
         held: Sequence[mx.array | None] = self.planes or [None] * len(like)
         self.planes = [
             _laid_out(old, one, new_rows, new_tokens) for old, one in zip(held, like, strict=True)

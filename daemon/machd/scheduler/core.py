@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from machd.engine.protocol import Lane, PrefillChunk, SampledToken, StepPlan, StepResult
+from machd.engine.protocol import (
+    Lane,
+    MemoryReading,
+    PrefillChunk,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 from machd.errors import (
     KvBudgetExceededError,
     MachdError,
+    OverloadedError,
     RequestError,
     UnavailableError,
 )
@@ -32,6 +40,7 @@ from machd.scheduler.plan import plan_step
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.protocol import MemoryYield
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.row_fault import error_of
 from machd.scheduler.sequence import Sequence, SequenceRequest
@@ -127,10 +136,39 @@ class SchedulerCore:
         """What the prefix cache holds; None without one."""
         return self._prefixes.reading if self._prefixes is not None else None
 
-    def observe_memory(self, available_bytes: int | None) -> None:
-        """Take in what the machine has left."""
+    def observe_memory(self, reading: MemoryReading) -> None:
+        """Take in what the process has left: the prefix cache and admission make do with it."""
         if self._prefixes is not None:
-            self._prefixes.observe_memory(available_bytes)
+            self._prefixes.observe_memory(reading.available_bytes)
+        if reading.step_bytes is None:
+            self._reservations.observe(None)
+            return
+        evictable_bytes = 0 if self._prefixes is None else self._prefixes.evictable_bytes
+        self._reservations.observe(reading.kv_used_bytes + reading.step_bytes + evictable_bytes)
+
+    def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
+        """Give memory back for a step that lacks ``missing_bytes``.
+
+        Blocks of the prefix cache go first. Where there are none, the youngest decode leaves its
+        slot. Without a token and beside others it is queued again, else it ends with
+        OverloadedError. One decode fewer runs from then on; each that finishes allows one more.
+        """
+        if self._prefixes is not None and self._prefixes.yield_bytes(missing_bytes):
+            return MemoryYield.BLOCKS, []
+        self._max_running = max(1, len(self._slots) - 1)
+        youngest = max(self._slots, key=lambda one: (not one.completion_tokens, one.place))
+        if len(self._slots) > 1 and not youngest.completion_tokens:
+            self._leave_slot(youngest, is_sound=False)
+            youngest.requeue()
+            self._waiting.add(youngest)
+            return MemoryYield.REQUEUED, []
+        error = OverloadedError(
+            "the server has too little memory left for this request; try again later",
+            retry_after_s=self._waiting.retry_after_s(),
+        )
+        return MemoryYield.ENDED, [
+            *self._end_decode(youngest, FinishReason.ERROR, now_s, error, is_sound=False)
+        ]
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
         """Keep less of prompts and answers, or more."""
@@ -182,7 +220,7 @@ class SchedulerCore:
         events: list[Event] = list(self._expire(now_s))
         if self._is_held or now_s < self._window_end_s():
             return events
-        while self._waiting and self._slots.free_count:
+        while self._waiting and self._slots.free_count and len(self._slots) < self._max_running:
             decode = self._waiting.first
             lane = self._reservations.lane_for(decode)
             if lane is None:
@@ -241,6 +279,7 @@ class SchedulerCore:
         self, error: MachdError, now_s: float, *, include_waiting: bool = False
     ) -> list[Event]:
         """End every running sequence with ``error``; who waits goes on waiting unless included."""
+        self._max_running = max(1, len(self._slots) // 2)  # a smaller batch may succeed
         everybody = [*self._slots, *(self._waiting if include_waiting else ())]
         events = self._end_with(error, everybody, now_s, is_sound=False)
         self._slots.confirm_released(self._slots.released)
@@ -288,6 +327,7 @@ class SchedulerCore:
         self._shape = arrangement.shape
         self._pace = arrangement.pace
         self._slots = Slots(self._shape.slot_count)
+        self._max_running = self._slots.count
         self._reservations = Reservations(self._shape.kv, max_rows=self.slot_count)
         self._turn = Lane.BATCH
 
@@ -453,8 +493,14 @@ class SchedulerCore:
             self._waiting.remove(decode)
             return
         assert decode.admitted_s is not None, "a running decode was admitted"
+        self._leave_slot(decode, is_sound=is_sound)
+        self._waiting.record_service_time(now_s - decode.admitted_s)
+        if is_sound:
+            self._max_running = min(self._max_running + 1, self._slots.count)
+
+    def _leave_slot(self, decode: Decode, *, is_sound: bool) -> None:
+        assert decode.slot_index is not None, "a running decode has a slot"
         if self._prefixes is not None:
             self._prefixes.leave(decode, keeps=is_sound)
         self._slots.leave(decode.slot_index)
         self._reservations.release(decode.slot_index)
-        self._waiting.record_service_time(now_s - decode.admitted_s)

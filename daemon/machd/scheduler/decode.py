@@ -149,6 +149,15 @@ class Decode:
         for reader in self.readers:
             reader.start()
 
+    def requeue(self) -> None:
+        """Give up the slot and all that was computed of the prompt; only before the first token."""
+        assert self.is_running, "only a running decode has a slot to give up"
+        self.slot_index = self.lane = self.admitted_s = None
+        self.prefilled_tokens = self.reused_tokens = 0
+        self.is_opened = False
+        for reader in self.readers:
+            reader.requeue()
+
     def join(self, reader: Sequence) -> None:
         """Let one more sequence read along; what is already there counts as its own."""
         self.readers.append(reader)

@@ -109,6 +109,17 @@ class KeptBlocks:
         self._available_bytes = available_bytes
         self._look_at_memory()
 
+    def shrink(self, max_bytes: int) -> bool:
+        """Evict blocks until they take ``max_bytes`` or running rows hold all that are left.
+
+        Returns:
+            Whether any block was evicted.
+        """
+        evictions = self.evictions
+        self._limit_bytes = max(0, min(self._limit_bytes, max_bytes))
+        self._trim()
+        return self.evictions > evictions
+
     def store(self, parent: Block, token_ids: tuple[int, ...], row: RowStand) -> Block | None:
         """Copy what a row has of ``token_ids`` into a new block; None where there is no room."""
         has_state = row.position == parent.stop + len(token_ids)

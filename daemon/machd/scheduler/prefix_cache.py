@@ -152,6 +152,18 @@ class PrefixCache:
         """Take in what the machine has left."""
         self._kept.observe(available_bytes)
 
+    @property
+    def evictable_bytes(self) -> int:
+        """Bytes of blocks in memory that no running row holds."""
+        return self._kept.counts.bytes - self._kept.counts.pinned_bytes
+
+    def yield_bytes(self, missing_bytes: int) -> bool:
+        """Evict blocks of ``missing_bytes``, as far as rows allow; returns whether any went.
+
+        The limit stays that low until memory is observed the next time.
+        """
+        return self._kept.shrink(self._kept.bytes - missing_bytes)
+
     def clear(self, *, is_disk_included: bool) -> int:
         """Forget what no running row needs; returns how many blocks that were."""
         return self._kept.clear(is_disk_included=is_disk_included)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Protocol
 
-from machd.engine.protocol import StepPlan, StepResult
+from machd.engine.protocol import MemoryReading, StepPlan, StepResult
 from machd.errors import MachdError
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode, Event
@@ -14,7 +15,20 @@ from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 
-__all__ = ["Scheduler"]
+__all__ = ["MemoryYield", "Scheduler"]
+
+
+class MemoryYield(StrEnum):
+    """What the scheduler gave up for a step that lacked memory."""
+
+    BLOCKS = "blocks"
+    """Blocks of the prefix cache."""
+
+    REQUEUED = "requeued"
+    """A decode without a token, which waits again."""
+
+    ENDED = "ended"
+    """A decode, whose subscribers got OverloadedError."""
 
 
 class Scheduler(Protocol):
@@ -79,8 +93,15 @@ class Scheduler(Protocol):
         """What the prefix cache holds and has done; None without one."""
         ...
 
-    def observe_memory(self, available_bytes: int | None) -> None:
-        """Take in what the machine has left, so that the prefix cache gives way."""
+    def observe_memory(self, reading: MemoryReading) -> None:
+        """Take in what the process has left: the prefix cache and admission make do with it."""
+        ...
+
+    def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
+        """Give memory back for a step that lacks ``missing_bytes``; the next plan frees it.
+
+        Asked with a decode running. Each call gives something, so that calls come to an end.
+        """
         ...
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from machd.engine.protocol import Lane
 from machd.scheduler.admission import KvBudget, Promised, check_budget
@@ -25,6 +26,7 @@ class Reservations:
         self._kv = kv
         self._max_rows = max_rows
         self._entries: dict[int, tuple[Lane, int]] = {}
+        self._room_bytes: int | None = None
 
     @property
     def budget_bytes(self) -> int | None:
@@ -55,11 +57,26 @@ class Reservations:
             retry_after_s=retry_after_s,
         )
 
+    def observe(self, room_bytes: int | None) -> None:
+        """Note what running decodes may hold together, as far as the memory that is left goes.
+
+        Args:
+            room_bytes: What they hold now and what they can still take; None where that is unknown.
+        """
+        self._room_bytes = room_bytes
+
     def lane_for(self, decode: Decode) -> Lane | None:
-        """Where it could run now; None while it does not fit."""
+        """The lane in which a decode could run now; None while it does not fit.
+
+        Beside others it has to fit into the memory that is left as well. A decode that would run
+        alone is let in: only the engine knows what its steps take.
+        """
         if self._kv is None:
             return Lane.SERIAL
-        return self._promised.lane_for(self._kv, decode.reserved_tokens)
+        kv = self._kv
+        if self._entries and self._room_bytes is not None:
+            kv = replace(kv, budget_bytes=min(kv.budget_bytes, self._room_bytes))
+        return self._promised.lane_for(kv, decode.reserved_tokens)
 
     def reserve(self, slot_index: int, lane: Lane, tokens: int) -> None:
         """Promise the decode of a slot its positions."""

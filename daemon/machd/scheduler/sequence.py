@@ -82,6 +82,12 @@ class Sequence:
         assert self.state is SequenceState.WAITING, f"started while {self.state}"
         self.state = SequenceState.RUNNING
 
+    def requeue(self) -> None:
+        """Wait for a slot again; only before the first token."""
+        assert self.state is SequenceState.RUNNING, f"queued again while {self.state}"
+        assert not self.completion_tokens, "a sequence with tokens cannot begin again"
+        self.state = SequenceState.WAITING
+
     def count_token(self) -> None:
         """Record that one more token of the completion exists."""
         assert self.state is SequenceState.RUNNING, f"token while {self.state}"

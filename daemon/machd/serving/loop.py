@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import structlog
 
 from machd.capabilities.evidence import ProbeResult
 from machd.clock import Clock
-from machd.engine.protocol import Engine, StepPlan
+from machd.engine.protocol import Engine, StepMemoryError, StepPlan
 from machd.errors import EngineFaultError, MachdError, RequestError
 from machd.scheduler.events import (
     EngineFaulted,
@@ -369,6 +370,9 @@ class EngineLoop:
         start_s = self._clock.monotonic_s()
         try:
             result = engine.run(plan)
+        except StepMemoryError as shortage:
+            self._free_memory(engine, scheduler, plan, shortage)
+            return
         except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
             self._recover(engine, scheduler, error)
             return
@@ -407,6 +411,27 @@ class EngineLoop:
             )
         if events:
             self._publish(events)
+
+    def _free_memory(
+        self, engine: Engine, scheduler: Scheduler, plan: StepPlan, shortage: StepMemoryError
+    ) -> None:
+        """Make room for a step that the engine has refused; it is planned again after that.
+
+        What the plan frees by itself comes first: rows that ended, blocks that are dropped.
+        """
+        freeing = replace(plan, prefill=(), decode=())
+        if not freeing.is_empty:
+            self._step(engine, scheduler, freeing)
+            return
+        missing_bytes = shortage.needed_bytes - shortage.left_bytes
+        given, events = scheduler.yield_memory(missing_bytes, self._clock.monotonic_s())
+        self._log.warning(
+            "engine.memory_short",
+            needed_bytes=shortage.needed_bytes,
+            left_bytes=shortage.left_bytes,
+            given=given.value,
+        )
+        self._publish(events)
 
     def _note_answers(self, events: list[Event]) -> None:
         """A whole answer shows that the engine works: prefill may succeed where decode fails.

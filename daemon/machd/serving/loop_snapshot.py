@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import structlog
 
 from machd.clock import Clock
 from machd.engine.protocol import Engine, MemoryReading
@@ -54,6 +56,7 @@ class Snapshots:
     def __init__(self, clock: Clock) -> None:
         """Begin with nothing known."""
         self._clock = clock
+        self._log = structlog.get_logger("machd.engine")
         self._memory_read_s = 0.0
         self.newest = LoopSnapshot()
         self.idle = LoopSnapshot()
@@ -63,14 +66,14 @@ class Snapshots:
     ) -> None:
         """Look at both; memory is read when nothing runs, else once a second.
 
-        The scheduler is told what the machine has left.
+        The scheduler is told what the process has left.
         """
         now_s = self._clock.monotonic_s()
         memory, prefix = self.newest.memory, self.newest.prefix
         if idle or now_s - self._memory_read_s >= _MEMORY_INTERVAL_S:
-            memory = engine.memory()
+            memory = self._read_memory(engine)
             self._memory_read_s = now_s
-            scheduler.observe_memory(memory.available_bytes)
+            scheduler.observe_memory(memory)
             prefix = scheduler.prefix_reading
         self.newest = LoopSnapshot(
             taken_unix_s=self._clock.unix_s(),
@@ -89,3 +92,11 @@ class Snapshots:
         )
         if idle:
             self.idle = self.newest
+
+    def _read_memory(self, engine: Engine) -> MemoryReading:
+        """The engine's memory, or the last reading where that fails: a reading is no engine fault."""
+        try:
+            return engine.memory()
+        except Exception as error:  # noqa: BLE001 - whatever a reading of the system raises
+            self._log.warning("memory.not_read", exc_info=error)
+            return replace(self.newest.memory, is_stale=True)

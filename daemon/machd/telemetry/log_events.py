@@ -311,6 +311,23 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         _REPORT,
     ),
     LogEvent(
+        "engine.memory_short",
+        ("warning",),
+        ("needed_bytes", "left_bytes", "given"),
+        "A step did not fit into the memory that is left, and something was given up for it: `blocks` "
+        "of the prefix cache, a request without a token (`requeued`), or a request (`ended`, with "
+        "`overloaded`).",
+        "Lower `continuous_batching.kv_budget_gb`, `continuous_batching.max_b` or "
+        "`cache.memory_percent`, or give the daemon more memory.",
+    ),
+    LogEvent(
+        "memory.not_read",
+        ("warning",),
+        ("exception",),
+        "The system did not tell how much memory is left; the last reading stands until it does.",
+        "See what the exception says; running out of file descriptors is the usual cause.",
+    ),
+    LogEvent(
         "engine.stalled",
         ("critical",),
         ("heartbeat_age_s",),

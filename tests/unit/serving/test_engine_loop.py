@@ -17,7 +17,6 @@ from engine_thread import (
     WITHIN_S,
     Thread,
     running_thread,
-    single_flight_of,
 )
 from polling import wait_until
 from sequence_samples import LIMITS, batching_of, request_of
@@ -51,14 +50,6 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.single_flight import SingleFlightScheduler
-
-
-class _BrokenEngine(FakeEngine):
-    """Steps work as long as nobody asks for memory."""
-
-    def memory(self) -> MemoryReading:
-        """Raise."""
-        raise OSError("planted")
 
 
 class _BrokenScheduler(SingleFlightScheduler):
@@ -126,13 +117,11 @@ def test_a_load_that_fails_is_told_and_ends_the_thread(error: BaseException) -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("part", ["scheduler", "memory"])
-def test_a_start_that_fails_after_loading_is_told_as_well(part: str) -> None:
-    """Between the load and the first step nothing can fail in silence: who waits is answered."""
-    error = OSError("planted")
-    make_scheduler = _raises(error) if part == "scheduler" else single_flight_of
+def test_a_start_that_fails_after_loading_is_told_as_well() -> None:
+    """A scheduler that cannot be made reaches ``loaded``, and ends the thread."""
+    make_scheduler = _raises(OSError("planted"))
     with running_thread(
-        _BrokenEngine() if part == "memory" else FakeEngine(),
+        FakeEngine(),
         make_scheduler=make_scheduler,  # type: ignore[arg-type]  # it returns nothing at all
     ) as thread:
         assert thread.loop.join(WITHIN_S)

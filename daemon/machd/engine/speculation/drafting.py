@@ -34,7 +34,7 @@ class RowDrafting:
         self.has_guessed = False
         self._proposer = proposer
         self._vocabulary_tokens = vocabulary_tokens
-        self._fault: Exception | None = None
+        self._fault: BaseException | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -43,7 +43,7 @@ class RowDrafting:
             return 0
         try:
             return self._proposer.kv_bytes
-        except Exception as cause:  # noqa: BLE001 - whatever it is, the row goes on without
+        except BaseException as cause:  # noqa: BLE001 - whatever it is, the row goes on without
             self.fail(cause)
             return 0
 
@@ -57,7 +57,7 @@ class RowDrafting:
         if self._proposer is not None:
             try:
                 self._proposer.extend(token_ids)
-            except Exception as cause:  # noqa: BLE001 - whatever it is, the row goes on without
+            except BaseException as cause:  # noqa: BLE001 - whatever it is, the row goes on without
                 self.fail(cause)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
@@ -68,17 +68,17 @@ class RowDrafting:
             token_ids = self._proposer.propose(max_tokens)[:max_tokens]
             if not all(0 <= one < self._vocabulary_tokens for one in token_ids):
                 raise ValueError("it proposes tokens that are not in the vocabulary")  # noqa: TRY301
-        except Exception as cause:  # noqa: BLE001 - whatever it is, the row goes on without
+        except BaseException as cause:  # noqa: BLE001 - whatever it is, the row goes on without
             self.fail(cause)
             return ()
         return token_ids
 
-    def fail(self, cause: Exception) -> None:
+    def fail(self, cause: BaseException) -> None:
         """Nobody guesses for the row any more."""
         self._fault = cause
         self.close()
 
-    def take_fault(self) -> Exception | None:
+    def take_fault(self) -> BaseException | None:
         """Why guessing ended, told once."""
         fault, self._fault = self._fault, None
         return fault
@@ -88,7 +88,7 @@ class RowDrafting:
         proposer, self._proposer = self._proposer, None
         if proposer is not None:
             # Whose row has left is not guessed for any more, nor is it after a fault.
-            with suppress(Exception):
+            with suppress(BaseException):
                 proposer.close()
 
 
@@ -114,7 +114,7 @@ class Drafting:
         pacing = self._pacing.open()
         try:
             proposer = self._proposer.open(prompt, sampling)
-        except Exception as cause:  # noqa: BLE001 - whatever it is, the row goes on without
+        except BaseException as cause:  # noqa: BLE001 - whatever it is, the row goes on without
             row = RowDrafting(pacing, None, self._vocabulary_tokens)
             row.fail(cause)
             return row

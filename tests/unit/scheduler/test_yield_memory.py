@@ -1,0 +1,124 @@
+"""What the scheduler gives up when a step lacks memory, and how many decodes run after that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sequence_samples import LIMITS, batching_of, only, request_of, run_step
+
+from machd.engine.fake import FakeEngine
+from machd.engine.fake_blocks import BYTES_PER_TOKEN
+from machd.engine.protocol import MemoryReading
+from machd.errors import EngineFaultError, OverloadedError
+from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.core import SchedulerCore
+from machd.scheduler.events import FinishReason, SequenceAdmitted, SequenceFinished
+from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.protocol import MemoryYield
+from machd.scheduler.single_flight import single_flight
+
+_READING = MemoryReading(0, 0, 0, 0)
+
+
+def _running(*sequence_ids: str, max_b: int = 4, prompt_tokens: int = 40) -> ContinuousScheduler:
+    """A scheduler whose decodes have slots and no tokens."""
+    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=max_b, prefill_chunk_tokens=8))
+    for index, sequence_id in enumerate(sequence_ids):
+        request = request_of(sequence_id, arrived_s=index / 100, prompt_tokens=prompt_tokens)
+        scheduler.submit((request,), 0.0)
+    scheduler.admit(0.0)
+    return scheduler
+
+
+def test_yield_memory_requeues_the_youngest_decode_without_a_token() -> None:
+    """It loses its slot, not its place in the queue; its subscribers hear nothing of it."""
+    scheduler = _running("a", "b", "c")
+
+    assert scheduler.yield_memory(1, 0.0) == (MemoryYield.REQUEUED, [])
+
+    scheduler.check_invariants()
+    assert (scheduler.running_count, scheduler.waiting_count) == (2, 1)
+    assert scheduler.plan().release == (2,)
+
+
+def test_yield_memory_ends_the_youngest_decode_when_all_have_tokens() -> None:
+    """Tokens that were sent cannot be taken back, so the request ends with OverloadedError."""
+    scheduler, engine = _running("a", "b", prompt_tokens=4), FakeEngine()
+    run_step(scheduler, engine, 0.0)
+
+    given, events = scheduler.yield_memory(1, 0.0)
+
+    assert given is MemoryYield.ENDED
+    (finished,) = only(SequenceFinished, events)
+    assert (finished.sequence_id, finished.reason) == ("b", FinishReason.ERROR)
+    assert isinstance(finished.error, OverloadedError)
+    scheduler.check_invariants()
+
+
+def test_yield_memory_ends_a_decode_that_runs_alone() -> None:
+    """Nothing else could make room for it, so waiting would not help."""
+    scheduler = _running("a")
+    given, events = scheduler.yield_memory(1, 0.0)
+    assert given is MemoryYield.ENDED
+    assert [one.sequence_id for one in only(SequenceFinished, events)] == ["a"]
+    assert scheduler.active_loops == 0
+
+
+def test_fewer_decodes_run_after_a_yield_until_one_has_finished() -> None:
+    """A decode that was queued again is not admitted into the same shortage."""
+    scheduler, engine = _running("a", "b", "c"), FakeEngine()
+    scheduler.yield_memory(1, 0.0)
+    assert only(SequenceAdmitted, scheduler.admit(0.0)) == []
+
+    admitted: list[str] = []
+    for _ in range(100):
+        events = run_step(scheduler, engine, 0.0)
+        scheduler.check_invariants()
+        admitted += [one.sequence_id for one in only(SequenceAdmitted, events)]
+        if not scheduler.running_count + scheduler.waiting_count:
+            break
+    assert admitted == ["c"]
+
+
+def test_a_smaller_batch_runs_after_an_engine_fault() -> None:
+    """Half as many decodes as failed together are admitted at first."""
+    scheduler = _running("a", "b", "c", "d")
+    scheduler.fail(EngineFaultError("planted"), 0.0)
+    for sequence_id in "efgh":
+        scheduler.submit((request_of(sequence_id),), 0.0)
+    assert len(only(SequenceAdmitted, scheduler.admit(0.0))) == 2
+
+
+def test_admission_beside_others_waits_for_memory() -> None:
+    """A decode is promised what it may come to hold: it waits while that is not left."""
+    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=4))
+    for sequence_id in "abc":
+        scheduler.submit((request_of(sequence_id, prompt_tokens=40, max_tokens=10),), 0.0)
+    # 50 positions of 10 bytes each: one decode fits, and one runs whatever is left.
+    scheduler.observe_memory(replace(_READING, step_bytes=999))
+    assert [one.sequence_id for one in only(SequenceAdmitted, scheduler.admit(0.0))] == ["a"]
+
+    scheduler.observe_memory(replace(_READING, step_bytes=1000))
+    assert [one.sequence_id for one in only(SequenceAdmitted, scheduler.admit(0.0))] == ["b"]
+
+
+def test_yield_memory_evicts_cached_blocks_first() -> None:
+    """No request pays for a shortage while blocks of the prefix cache can be dropped."""
+    shape = PrefixShape(b"fake", 8, BlockCosts(BYTES_PER_TOKEN))
+    prefixes = PrefixCache(shape, PrefixLimits(max_bytes=1_000_000))
+    scheduler, engine = SchedulerCore(single_flight(LIMITS), prefixes), FakeEngine()
+    scheduler.submit((request_of("a", prompt_tokens=40, max_tokens=1),), 0.0)
+    while scheduler.running_count + scheduler.waiting_count or not scheduler.plan().is_empty:
+        run_step(scheduler, engine, 0.0)
+    # Another text, so that the running row holds none of the blocks.
+    other = replace(request_of("b"), prompt=tuple(range(100, 140)))
+    scheduler.submit((other,), 0.0)
+    run_step(scheduler, engine, 0.0)
+    held_bytes = prefixes.reading.bytes
+
+    assert scheduler.yield_memory(10 * BYTES_PER_TOKEN, 0.0) == (MemoryYield.BLOCKS, [])
+
+    assert prefixes.reading.bytes <= held_bytes - 10 * BYTES_PER_TOKEN
+    assert scheduler.running_count == 1
+    scheduler.check_invariants()

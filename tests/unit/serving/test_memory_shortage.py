@@ -1,0 +1,106 @@
+"""Steps that do not fit into memory, and readings that fail, end no engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from engine_thread import running_thread
+from polling import wait_until
+from sequence_samples import LIMITS, batching_of, only, request_of
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from machd.engine.fake import FakeEngine, FakeFaults, lettered
+from machd.engine.fake_blocks import BYTES_PER_TOKEN
+from machd.engine.protocol import Engine
+from machd.errors import OverloadedError
+from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.events import EngineFaulted, FinishReason, TokenGenerated
+from machd.scheduler.protocol import Scheduler
+
+_PROMPT_TOKENS, _MAX_TOKENS = 20, 5
+_REQUESTS = 24
+
+
+@pytest.fixture(name="logged", autouse=True)
+def _logged() -> Iterator[list[EventDict]]:
+    """What the thread logs."""
+    with capture_logs() as entries:
+        yield entries
+
+
+def _batched(_engine: Engine) -> Scheduler:
+    limits = LIMITS.__class__(
+        max_queue=64, max_queue_tokens=100_000, queue_timeout_s=1e6, request_timeout_s=1e6
+    )
+    return ContinuousScheduler(limits, batching_of(max_b=8, prefill_chunk_tokens=8))
+
+
+def test_a_load_that_exceeds_memory_is_answered_in_smaller_batches(
+    logged: list[EventDict],
+) -> None:
+    """Room for two of eight decodes: every request is right or overloaded, and no step fails."""
+    engine = FakeEngine()
+    engine.memory_bytes = 2 * (_PROMPT_TOKENS + _MAX_TOKENS) * BYTES_PER_TOKEN
+    requests = [
+        request_of(f"r{index}", prompt_tokens=_PROMPT_TOKENS, max_tokens=_MAX_TOKENS)
+        for index in range(_REQUESTS)
+    ]
+    with running_thread(engine, make_scheduler=_batched) as thread:
+        for request in requests:
+            thread.submit(request)
+        ends = thread.published.ends(_REQUESTS)
+        events = thread.published.events
+        assert thread.loop.is_alive
+
+    tokens: dict[str, list[int]] = {}
+    for event in only(TokenGenerated, events):
+        tokens.setdefault(event.sequence_id, []).append(event.token.token_id)
+    for request in requests:
+        end = ends[request.sequence_id]
+        if end.reason is FinishReason.LENGTH:
+            expected = [lettered(request.prompt, request.sampling, i) for i in range(_MAX_TOKENS)]
+            assert tokens[request.sequence_id] == expected
+        else:
+            assert isinstance(end.error, OverloadedError)
+    answered = sum(end.reason is FinishReason.LENGTH for end in ends.values())
+    assert answered >= _REQUESTS // 2, "most requests are answered, one batch after the other"
+    assert only(EngineFaulted, events) == []
+    assert [one for one in logged if one["event"] == "engine.memory_short"], (
+        "the load did exceed it"
+    )
+
+
+def test_a_request_that_cannot_fit_alone_is_refused_and_the_next_one_answered() -> None:
+    """The thread neither ends nor tries for ever."""
+    engine = FakeEngine()
+    engine.memory_bytes = 30 * BYTES_PER_TOKEN
+    with running_thread(engine, make_scheduler=_batched) as thread:
+        thread.submit(request_of("large", prompt_tokens=60))
+        assert isinstance(thread.published.ends()["large"].error, OverloadedError)
+        thread.submit(request_of("small", prompt_tokens=10))
+        assert thread.published.ends(2)["small"].error is None
+
+
+def test_memory_readings_that_fail_leave_the_last_one_marked_as_stale(
+    logged: list[EventDict],
+) -> None:
+    """Without a file descriptor for a reading, requests are answered all the same."""
+    faults = FakeFaults()
+    engine = FakeEngine(faults=faults)
+    engine.memory_bytes = 1_000_000
+    with running_thread(engine) as thread:
+        thread.loop.loaded.result(60)
+        wait_until(lambda: thread.loop.snapshot.memory.step_bytes == 1_000_000, "a reading")
+        faults.memory_error = OSError(24, "Too many open files")
+        thread.submit(request_of("a"))
+        assert thread.published.ends()["a"].error is None
+        wait_until(lambda: thread.loop.snapshot.memory.is_stale, "a stale reading")
+        assert thread.loop.snapshot.memory.step_bytes == 1_000_000
+
+        faults.memory_error = None
+        thread.submit(request_of("b"))
+        assert thread.published.ends(2)["b"].error is None
+        wait_until(lambda: not thread.loop.snapshot.memory.is_stale, "a reading again")
+    assert {one["event"] for one in logged if one["log_level"] == "warning"} == {"memory.not_read"}
