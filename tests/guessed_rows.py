@@ -103,7 +103,7 @@ class Said:
     """
 
     tokens: list[list[SampledToken]]
-    faults: dict[int, Exception] = field(default_factory=dict)
+    faults: dict[int, BaseException] = field(default_factory=dict)
     results: list[StepResult] = field(default_factory=list)
 
     @property

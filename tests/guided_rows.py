@@ -47,7 +47,7 @@ class Run:
 
     tokens: list[list[int]]
     steps: int = 0
-    faults: dict[int, Exception] = field(default_factory=dict)
+    faults: dict[int, BaseException] = field(default_factory=dict)
 
     def text(self, engine: Engine, row: int) -> str:
         """What a row says."""

@@ -157,7 +157,7 @@ class WatchedEngine(MlxEngine):
         return sum(len(result.tokens) for result in self.results)
 
     @property
-    def draft_faults(self) -> list[tuple[int, Exception]]:
+    def draft_faults(self) -> list[tuple[int, BaseException]]:
         """Rows for which guessing failed, and why."""
         return [
             (one.slot_index, one.cause) for result in self.results for one in result.draft_faults

@@ -291,12 +291,15 @@ class PrefixMachine(RuleBasedStateMachine):
         reading = MemoryReading(0, 0, 0, 0, available_bytes=available_bytes)
         self.core.observe_memory(reading)
 
-    @rule(missing_bytes=st.sampled_from([1, 40, 1000]), is_now=SELDOM)
-    def lack_memory(self, missing_bytes: int, *, is_now: bool) -> None:
-        """A step lacks memory: blocks are evicted, or a decode leaves its slot."""
-        if is_now and self.core.active_loops:
-            _, events = self.core.yield_memory(missing_bytes, self.now_s)
-            self._note(events)
+    @rule(missing_bytes=st.sampled_from([1, 40, 1000]), times=st.integers(1, 3), is_now=SELDOM)
+    def lack_memory(self, missing_bytes: int, times: int, *, is_now: bool) -> None:
+        """Steps lack memory: blocks are evicted, then decodes leave their slots."""
+        self._note(self.core.admit(self.now_s))
+        for _ in range(times if is_now else 0):
+            if self.core.active_loops:
+                _, events = self.core.yield_memory(missing_bytes, self.now_s)
+                self._note(events)
+                self._forget_reuse_of_waiting()
 
     @rule(limits=PREFIX_LIMITS, is_now=SELDOM)
     def set_limits(self, limits: PrefixLimits, *, is_now: bool) -> None:
@@ -549,6 +552,13 @@ class PrefixMachine(RuleBasedStateMachine):
                         assert len(record.tokens) == record.request.max_tokens
                 case _:
                     pass
+
+    def _forget_reuse_of_waiting(self) -> None:
+        """A decode that was queued again looks its prompt up again."""
+        records = {one.request.sequence_id: one for one in self.records}
+        for decode in self.core._waiting:
+            for reader in decode.readers:
+                records[reader.sequence_id].cached_tokens = 0
 
     def _check_cached(self, record: Record) -> None:
         prompt = record.request.prompt
