@@ -30,8 +30,6 @@ __all__ = ["TINY_VOCABULARY_TOKENS", "write_embedded_tokenizer", "write_tiny_lla
 TINY_VOCABULARY_TOKENS = 49_152
 """The embedded model's, whose tokenizer it has."""
 
-_HEAD_DIM = 16
-_KV_HEADS = 2
 _CONTEXT_TOKENS = 8192
 
 
@@ -41,6 +39,8 @@ def write_tiny_llama(
     vocabulary: int = TINY_VOCABULARY_TOKENS,
     hidden: int = 64,
     layers: int = 2,
+    head_dim: int = 16,
+    kv_heads: int = 2,
     seed: int = 0,
 ) -> Path:
     """Write weights, configuration and tokenizer in mlx-lm layout.
@@ -50,6 +50,9 @@ def write_tiny_llama(
         vocabulary: Tokens; at least as many as the tokenizer has.
         hidden: Width; a multiple of 32.
         layers: How many.
+        head_dim: Width of a head; a position takes 8 bytes of KV for each of it, KV head and layer.
+        kv_heads: Heads of keys and values; there are as many of queries where these are more than
+            ``hidden`` has room for.
         seed: Of the random weights.
 
     Returns:
@@ -57,7 +60,7 @@ def write_tiny_llama(
     """
     assert vocabulary >= TINY_VOCABULARY_TOKENS, "every token of the tokenizer has a row"
     directory.mkdir(parents=True, exist_ok=True)
-    sizes = _Sizes(vocabulary, hidden, layers)
+    sizes = _Sizes(vocabulary, hidden, layers, head_dim, kv_heads)
     arrays = {name: mx.array(value) for name, value in _weights(sizes, seed).items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
     config = _config(sizes, write_embedded_tokenizer(directory))
@@ -84,6 +87,12 @@ class _Sizes:
     vocabulary: int
     hidden: int
     layers: int
+    head_dim: int
+    kv_heads: int
+
+    @property
+    def heads(self) -> int:
+        return max(self.hidden // self.head_dim, self.kv_heads)
 
     @property
     def inner(self) -> int:
@@ -96,9 +105,9 @@ def _config(sizes: _Sizes, eos_token_ids: frozenset[int]) -> dict[str, object]:
         "hidden_size": sizes.hidden,
         "num_hidden_layers": sizes.layers,
         "intermediate_size": sizes.inner,
-        "num_attention_heads": sizes.hidden // _HEAD_DIM,
-        "num_key_value_heads": _KV_HEADS,
-        "head_dim": _HEAD_DIM,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
         "rms_norm_eps": 1e-5,
         "vocab_size": sizes.vocabulary,
         "max_position_embeddings": _CONTEXT_TOKENS,
@@ -110,7 +119,7 @@ def _config(sizes: _Sizes, eos_token_ids: frozenset[int]) -> dict[str, object]:
 
 def _weights(sizes: _Sizes, seed: int) -> dict[str, NDArray[np.float32]]:
     hidden, inner = sizes.hidden, sizes.inner
-    keys = _KV_HEADS * _HEAD_DIM
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (sizes.vocabulary, hidden),
         "model.norm.weight": (hidden,),
@@ -120,10 +129,10 @@ def _weights(sizes: _Sizes, seed: int) -> dict[str, NDArray[np.float32]]:
         shapes |= {
             f"{prefix}.input_layernorm.weight": (hidden,),
             f"{prefix}.post_attention_layernorm.weight": (hidden,),
-            f"{prefix}.self_attn.q_proj.weight": (hidden, hidden),
+            f"{prefix}.self_attn.q_proj.weight": (queries, hidden),
             f"{prefix}.self_attn.k_proj.weight": (keys, hidden),
             f"{prefix}.self_attn.v_proj.weight": (keys, hidden),
-            f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
+            f"{prefix}.self_attn.o_proj.weight": (hidden, queries),
             f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
             f"{prefix}.mlp.up_proj.weight": (inner, hidden),
             f"{prefix}.mlp.down_proj.weight": (hidden, inner),

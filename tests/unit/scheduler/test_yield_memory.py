@@ -6,13 +6,19 @@ from dataclasses import replace
 
 from sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake import FakeEngine, lettered
 from machd.engine.fake_blocks import BYTES_PER_TOKEN
 from machd.engine.protocol import MemoryReading
 from machd.errors import EngineFaultError, OverloadedError
 from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.core import SchedulerCore
-from machd.scheduler.events import FinishReason, SequenceAdmitted, SequenceFinished
+from machd.scheduler.events import (
+    Event,
+    FinishReason,
+    SequenceAdmitted,
+    SequenceFinished,
+    TokenGenerated,
+)
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.protocol import MemoryYield
@@ -40,6 +46,25 @@ def test_yield_memory_requeues_the_youngest_decode_without_a_token() -> None:
     scheduler.check_invariants()
     assert (scheduler.running_count, scheduler.waiting_count) == (2, 1)
     assert scheduler.plan().release == (2,)
+
+
+def test_a_requeued_decode_computes_its_prompt_anew() -> None:
+    """Nothing of what the engine has forgotten counts as computed: its answer is that of any other."""
+    scheduler, engine = _running("a", prompt_tokens=4), FakeEngine()
+    run_step(scheduler, engine, 0.0)
+    request = replace(request_of("b", prompt_tokens=40), arrived_s=1.0)
+    scheduler.submit((request,), 1.0)
+    run_step(scheduler, engine, 1.0)
+    assert scheduler.plan().prefill[0].start > 0, "a part of the prompt is computed"
+
+    assert scheduler.yield_memory(1, 1.0) == (MemoryYield.REQUEUED, [])
+
+    events: list[Event] = []
+    while scheduler.running_count + scheduler.waiting_count:
+        events += run_step(scheduler, engine, 1.0)
+    tokens = [one for one in only(TokenGenerated, events) if one.sequence_id == "b"]
+    expected = [lettered(request.prompt, request.sampling, position) for position in range(4)]
+    assert [one.token.token_id for one in tokens] == expected
 
 
 def test_yield_memory_ends_the_youngest_decode_when_all_have_tokens() -> None:
