@@ -120,8 +120,8 @@ class RawClient:
             self.received += data
         return self.received
 
-    def finish(self) -> None:
-        """Send FIN, as a client does that closes in an orderly way."""
+    def half_close(self) -> None:
+        """Send FIN and go on reading, as ``nc -N`` and some proxies do."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -130,7 +130,7 @@ class RawClient:
         self._socket.close()
 
     def close(self) -> None:
-        """Close; safe to call twice."""
+        """Send FIN and read no more, as a client does that leaves in an orderly way; safe to call twice."""
         self._socket.close()
 
     def receive(self) -> None:
