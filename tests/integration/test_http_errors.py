@@ -437,7 +437,7 @@ def _registered_routes() -> set[tuple[str, str]]:
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
     )
-    gate = create_app(context, ApiKeys.none(), open_requests=OpenRequests())
+    gate = create_app(context, ApiKeys.none(), open_requests=OpenRequests(), max_connections=100)
     assert isinstance(gate, Gate)
     app = gate._app
     assert isinstance(app, Litestar)

@@ -34,7 +34,8 @@ class RepeatFilter(logging.Filter):
         """Whether the record is written; ``record.repeats`` is how many were not since the last one."""
         if record.levelno < logging.WARNING:
             return True
-        kind, now_s = _kind(record), self._clock.monotonic_s()
+        kind = _kind(record)
+        now_s = self._clock.monotonic_s()
         with self._lock:
             passed_s, repeats = self._passed.get(kind, (None, 0))
             if passed_s is not None and now_s - passed_s < _INTERVAL_S:
@@ -49,12 +50,12 @@ class RepeatFilter(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> Hashable:
-    message: object = record.msg
-    exc_info: object = record.exc_info
-    if isinstance(message, Mapping):  # structlog's: the event with its fields
-        message, exc_info = message.get("event"), message.get("exc_info")
+    event, exc_info = record.msg, record.exc_info
+    if isinstance(event, Mapping):  # structlog's: the event with its fields
+        fields = event
+        event, exc_info = fields.get("event"), fields.get("exc_info")
     # asyncio writes what differs each time, such as a task's name, from the second line on.
-    first_line = str(message).partition("\n")[0]
+    first_line = str(event).partition("\n")[0]
     return record.name, record.levelno, first_line, _exception_type(exc_info)
 
 
