@@ -74,16 +74,8 @@ class Connections:
         return len(self._open) >= self._max_connections() + SPARE_CONNECTIONS + ACCEPTS_PER_TURN
 
     def add(self, connection: Connection) -> None:
-        """Count a connection that was accepted; closes older ones that wait if they are too many."""
+        """Count a connection that was accepted."""
         self._open.add(connection)
-        limit = self._max_connections()
-        while (
-            len(self._open) - len(self._aborted) > limit and len(self._waiting) >= SPARE_CONNECTIONS
-        ):
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            self._aborted.add(oldest)
-            oldest.abort()
 
     def discard(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
@@ -93,10 +85,19 @@ class Connections:
         self.on_end()
 
     def note_waiting(self, connection: Connection) -> None:
-        """Let a connection be closed to make room, after all that wait already."""
-        if connection in self._open and connection not in self._aborted:
-            self._waiting.pop(connection, None)
-            self._waiting[connection] = None
+        """Put a connection behind all that wait; closes the oldest of them if there are too many."""
+        if connection not in self._open or connection in self._aborted:
+            return
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = None
+        while (
+            len(self._open) - len(self._aborted) > self._max_connections()
+            and len(self._waiting) > SPARE_CONNECTIONS
+        ):
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            self._aborted.add(oldest)
+            oldest.abort()
 
     def note_busy(self, connection: Connection) -> None:
         """Keep a connection whose request is being answered."""
