@@ -300,7 +300,7 @@ def test_a_body_with_two_lengths_is_refused(admin_daemon: AdminDaemon, *, admin:
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics"])
 @pytest.mark.parametrize("admin", [False, True], ids=["public", "admin"])
 def test_head_is_get_without_the_body(admin_daemon: AdminDaemon, path: str, *, admin: bool) -> None:
-    """Health and metrics answer HEAD with GET's status and headers."""
+    """Health and metrics answer HEAD with the status and headers of GET."""
     http = admin_daemon.admin if admin else admin_daemon.http
     head, get = http.head(path), http.get(path)
     assert (head.status_code, get.status_code) == (200, 200)

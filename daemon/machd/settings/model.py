@@ -161,8 +161,7 @@ class LimitsSettings(SettingsSection):
     max_connections: _MaxConnections = Field(
         default="auto",
         description="Connections that clients may have open; beyond it the one that has been idle "
-        "longest is closed, and with requests on all of them 503. auto takes what the limit of open "
-        "files leaves, at most 4,096.",
+        "longest is closed. auto takes what the limit of open files leaves, at most 4,096.",
     )
     max_queue_tokens: int = Field(
         default=1_000_000,
