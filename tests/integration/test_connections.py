@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -105,6 +106,23 @@ def test_more_connections_than_open_files_are_refused_at_the_start() -> None:
         _daemon(limits__max_connections=1_000_000),
     ):
         pass
+
+
+def test_the_budget_changes_while_the_daemon_runs(tmp_path: Path) -> None:
+    """A reload closes idle connections beyond the new number, and refuses one that does not fit."""
+    with AdminDaemon(tmp_path) as daemon, ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(daemon.daemon.url)) for _ in range(40)]
+        assert daemon.admin.patch(
+            "/admin/config", json={"limits": {"max_connections": 20}}
+        ).is_success
+        refused = daemon.admin.patch(
+            "/admin/config", json={"limits": {"max_connections": 1_000_000}}
+        )
+        assert refused.status_code == 400
+        assert "limits.max_connections" in refused.text
+        stack.enter_context(RawClient(daemon.daemon.url))
+        assert _read_to_end(clients[0]) == b""
+        assert not clients[-1].is_answered
 
 
 # Too slow
