@@ -83,6 +83,14 @@ class RawClient:
         """Whether something has come that is not read yet, be it the end."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has neither closed nor reset the connection."""
+        try:
+            return not self.is_answered or self._socket.recv(1, socket.MSG_PEEK) != b""
+        except ConnectionError:
+            return False
+
     def read_answer(self) -> RawAnswer:
         """Read one whole response, chunked or not."""
         head, _, _ = self.read_until(b"\r\n\r\n").partition(b"\r\n\r\n")
@@ -114,14 +122,15 @@ class RawClient:
             rest = rest[length + 2 :]
         return body
 
-    def read_to_end(self) -> bytes:
+    def read_to_end(self, timeout_s: float = _TIMEOUT_S) -> bytes:
         """Read until the server closes; returns everything."""
+        self._socket.settimeout(timeout_s)
         while data := self._socket.recv(65_536):
             self.received += data
         return self.received
 
-    def finish(self) -> None:
-        """Send FIN, as a client does that closes in an orderly way."""
+    def half_close(self) -> None:
+        """Send FIN and go on reading, as ``nc -N`` and some proxies do."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -130,11 +139,11 @@ class RawClient:
         self._socket.close()
 
     def close(self) -> None:
-        """Close; safe to call twice."""
+        """Send FIN and read no more, as a client does that leaves in an orderly way; safe to call twice."""
         self._socket.close()
 
-    def receive(self) -> None:
+    def receive(self, max_bytes: int = 65_536) -> None:
         """Take in what has come, waiting for something if nothing has."""
-        data = self._socket.recv(65_536)
+        data = self._socket.recv(max_bytes)
         assert data, f"the server closed too early; it had sent {self.received!r}"
         self.received += data

@@ -21,9 +21,16 @@ _READY_TIMEOUT_S = 90.0
 class ServeProcess:
     """A context manager: inside it the daemon is ready at ``url``."""
 
-    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
-        """Prepare ``machd serve`` with more arguments and variables."""
+    def __init__(
+        self,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        open_files: int | None = None,
+    ) -> None:
+        """Prepare ``machd serve`` with more arguments and variables, and a limit of open files."""
+        limited = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"] if open_files else []
         self._command = [
+            *limited,
             sys.executable, "-m", "machd", "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
             "--logging-format", "json", *arguments,
         ]  # fmt: skip
@@ -67,6 +74,12 @@ class ServeProcess:
         self._reader.join(10)
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+    @property
+    def admin_url(self) -> str:
+        """Where operators are answered; read once the daemon is ready."""
+        events = (one for one in self.events if one["event"] == "daemon.listening")
+        return str(next(events)["admin_url"])
 
     def wait_for(self, event: str, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, object]:
         """The first log line of that event that has not been passed yet."""

@@ -20,6 +20,7 @@ from machd.http.admin.token import AdminToken
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
+from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.switch import AppSwitch
 from machd.installed import installed_version
@@ -89,7 +90,8 @@ class Parts:
             measures: Find out what the model can do; called on the engine thread.
 
         Raises:
-            SettingsError, ListenError: Nobody may be let in like that.
+            SettingsError, ListenError: Nobody may be let in like that, or the limit of open files has
+                no room for ``limits.max_connections``.
         """
         settings = loaded.settings
         self._clock = clock
@@ -98,6 +100,7 @@ class Parts:
         self._available_bytes: int | None = None
         self._has_prefixes = False
         self._open_requests = OpenRequests()
+        self.max_connections = fit_connections(settings.limits.max_connections)
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
@@ -137,7 +140,7 @@ class Parts:
         )
         api_keys = admit(settings)
         self._client_names = api_keys.names
-        self.app = AppSwitch(self._make_app(settings, api_keys))
+        self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         watch_gauges(
             self.metrics,
@@ -199,12 +202,14 @@ class Parts:
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.serving.configuration.Prepare`."""
         api_keys = self._admit(settings)
-        app = self._make_app(settings, api_keys)
+        max_connections = fit_connections(settings.limits.max_connections)
+        app = self._make_app(settings, api_keys, max_connections)
 
         def take_on() -> None:
             # Noted first: if something below fails, what was begun is what has to be put back.
             old, self._in_force = self._in_force, settings
             self.app.app, self._client_names = app, api_keys.names
+            self.max_connections = max_connections
             self.service.set_limits(_generation_limits(settings))
             self._responses.set_bounds(
                 max_responses=settings.limits.max_stored_responses,
@@ -242,7 +247,7 @@ class Parts:
         done.add_done_callback(announce)
         return done
 
-    def _make_app(self, settings: Settings, api_keys: ApiKeys) -> ASGIApp:
+    def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
         context = ServerContext(
             service=self.service,
             loop=self.loop,
@@ -252,7 +257,12 @@ class Parts:
             versions=installed_versions(),
             responses=self._responses,
         )
-        return create_app(context, api_keys, open_requests=self._open_requests)
+        return create_app(
+            context,
+            api_keys,
+            open_requests=self._open_requests,
+            max_connections=max_connections,
+        )
 
 
 def _arranged_by(settings: Settings) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from machd.errors import (
     MachdError,
 )
 from machd.http.entrance import Entrance
+from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.server import HttpServer
 from machd.http.servers import HttpServers
 from machd.serving.decode_mode import DecodeModeDecision
@@ -137,12 +138,21 @@ class Daemon:
 
     def _make_servers(self, parts: Parts) -> HttpServers:
         entrance = self._entrance
-        public = HttpServer(parts.app, entrance.public)
+        public = HttpServer(
+            parts.app,
+            entrance.public,
+            max_connections=lambda: parts.max_connections,
+            stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
+        )
         if entrance.admin is None or entrance.admin_token is None:
             return HttpServers(public)
-        return HttpServers(
-            public, HttpServer(parts.admin_app(entrance.admin_token), entrance.admin)
+        admin = HttpServer(
+            parts.admin_app(entrance.admin_token),
+            entrance.admin,
+            max_connections=lambda: ADMIN_CONNECTIONS,
+            stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
         )
+        return HttpServers(public, admin)
 
     async def _run(self, parts: Parts) -> None:
         servers = self._make_servers(parts)

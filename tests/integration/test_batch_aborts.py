@@ -328,7 +328,7 @@ def _texts(clients: list[RawClient], phase: _Phase, alone: dict[str, str]) -> di
 
 _WAYS = pytest.mark.parametrize(
     ("kind", "how", "is_stream"),
-    [(_TINY, RawClient.reset, True), (_FAKE, RawClient.finish, False)],
+    [(_TINY, RawClient.reset, True), (_FAKE, RawClient.close, False)],
     ids=["tiny, stream, reset", "fake, whole, finish"],
 )
 

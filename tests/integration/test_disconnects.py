@@ -27,7 +27,7 @@ _ENDLESS = 50_000
 _CONTEXT_TOKENS = 1_000_000
 
 _LEAVING = pytest.mark.parametrize(
-    "leave", [RawClient.reset, RawClient.finish], ids=["reset", "finish"]
+    "leave", [RawClient.reset, RawClient.close], ids=["reset", "close"]
 )
 
 
@@ -245,7 +245,7 @@ def _open_gate() -> StepGate:
 
 def _leave_somehow(url: str, number: int) -> None:
     """Ten ways to leave: by reset or in order, after nothing, a token, many tokens or the last."""
-    leave = RawClient.reset if number % 2 else RawClient.finish
+    leave = RawClient.reset if number % 2 else RawClient.close
     point = number // 2 % 5
     with RawClient(url) as client:
         endless = chat("hi", stream=point != 4, max_tokens=_ENDLESS, n=1 + number % 3)

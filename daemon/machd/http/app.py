@@ -31,7 +31,11 @@ _CORS_MAX_AGE_S = 600
 
 
 def create_app(
-    context: ServerContext, api_keys: ApiKeys, *, open_requests: OpenRequests
+    context: ServerContext,
+    api_keys: ApiKeys,
+    *,
+    open_requests: OpenRequests,
+    max_connections: int,
 ) -> ASGIApp:
     """Build the application that answers on the public port."""
     settings = context.settings
@@ -73,6 +77,7 @@ def create_app(
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
         max_in_flight=settings.limits.max_in_flight,
+        max_connections=max_connections,
         open_requests=open_requests,
         on_refusal=context.metrics.count_rejection,
     )

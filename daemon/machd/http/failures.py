@@ -59,6 +59,10 @@ _HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
 }
 
 
+_HEAD_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+"""Where HEAD is answered as GET, without the body: load balancers ask like that."""
+
+
 class HasPath(Protocol):
     """An endpoint of whichever table."""
 
@@ -132,6 +136,8 @@ def allowed_methods(path: str, endpoints: Iterable[HasPath]) -> str:
         for endpoint in endpoints
         if re.fullmatch(re.sub(r"\{\w+\}", ".+", endpoint.path), path)
     }
+    if path in _HEAD_PATHS and "GET" in methods:
+        methods.add("HEAD")
     return ", ".join(sorted(methods))
 
 

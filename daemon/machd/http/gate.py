@@ -49,6 +49,7 @@ class Gate:
         allowed_hosts: Sequence[str],
         allowed_origins: Sequence[str],
         max_in_flight: int,
+        max_connections: int,
         open_requests: OpenRequests,
         on_refusal: Callable[[str], None],
     ) -> None:
@@ -61,6 +62,7 @@ class Gate:
                 names; ``*`` for all.
             allowed_origins: Origins of browser pages that may call; none by default.
             max_in_flight: Requests that may be open at once; health is not counted.
+            max_connections: Connections that may be open, which bounds requests as well.
             open_requests: Those that are.
             on_refusal: Told the code of a refusal for want of room.
         """
@@ -68,7 +70,9 @@ class Gate:
         self._clock = clock
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
-        self._max_in_flight = max_in_flight
+        self._max_open, self._max_open_setting = min(
+            (max_in_flight, "limits.max_in_flight"), (max_connections, "limits.max_connections")
+        )
         self._open_requests = open_requests
         self._on_refusal = on_refusal
 
@@ -97,10 +101,10 @@ class Gate:
 
     async def _count_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer unless too many requests are open already."""
-        if self._open_requests.count >= self._max_in_flight:
+        if self._open_requests.count >= self._max_open:
             refusal = TooManyInFlightError(
-                f"{self._open_requests.count} requests are open and limits.max_in_flight is "
-                f"{self._max_in_flight}; try again later"
+                f"{self._open_requests.count} requests are open and {self._max_open_setting} is "
+                f"{self._max_open}; try again later"
             )
             self._on_refusal(refusal.code)
             await error_response(refusal)(scope, receive, send)

@@ -91,7 +91,6 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,
             keepalive_s=settings.streaming.keepalive_s,
-            stall_timeout_s=settings.limits.stall_timeout_s,
         ),
         is_stream=options.stream,
     )

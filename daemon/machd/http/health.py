@@ -1,9 +1,9 @@
-"""``GET /health``, ``/health/live`` and ``/health/ready``."""
+"""``GET`` and ``HEAD`` of ``/health``, ``/health/live`` and ``/health/ready``."""
 
 from __future__ import annotations
 
 import msgspec
-from litestar import Response, get
+from litestar import HttpMethod, Response, route
 from litestar.di import NamedDependency
 
 from machd.api.health import Health
@@ -15,7 +15,10 @@ from machd.serving.lifecycle import State
 __all__ = ["get_live", "get_ready"]
 
 
-@get(["/health", "/health/live"], opt={PUBLIC: True})
+_METHODS = [HttpMethod.GET, HttpMethod.HEAD]
+
+
+@route(["/health", "/health/live"], http_method=_METHODS, opt={PUBLIC: True})
 async def get_live(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Whether the engine's heartbeat is fresh; a model that is still loading is alive."""
     state = context.service.lifecycle.state
@@ -28,7 +31,7 @@ async def get_live(context: NamedDependency[ServerContext]) -> Response[bytes]:
     return _answer(state, None)
 
 
-@get("/health/ready", opt={PUBLIC: True})
+@route("/health/ready", http_method=_METHODS, opt={PUBLIC: True})
 async def get_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Whether the daemon accepts work.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from litestar import Response, get
+from litestar import HttpMethod, Response, get, route
 from litestar.di import NamedDependency
 
 from machd.api.cache import CacheStats
@@ -86,7 +86,7 @@ async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats
     return cache_stats(context.loop, context.service.model, context.settings)
 
 
-@get("/metrics")
+@route("/metrics", http_method=[HttpMethod.GET, HttpMethod.HEAD])
 async def get_metrics(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Prometheus' text format."""
     return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})

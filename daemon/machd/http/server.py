@@ -1,4 +1,4 @@
-"""uvicorn with a socket of ours and without its hands on the signals."""
+"""uvicorn with a socket of ours, connections of ours, and without its hands on the signals."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import cast
 
 import uvicorn
-from litestar.types import ASGIApp, Scope
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+from litestar.types import ASGIApp
 
 from machd.errors import FaultError
+from machd.http.connection import ClientConnection, ServerFlags
+from machd.http.connections import Acceptor, Connections
 from machd.http.sockets import Listener
 
-__all__ = ["HttpServer", "cut_connection"]
+__all__ = ["HttpServer"]
 
 _KEEP_ALIVE_S = 75
 """Longer than the minute that proxies commonly keep an idle connection for."""
@@ -29,72 +29,31 @@ _ARRIVAL_S = 0.25
 
 _ARRIVAL_LOOK_S = 0.02
 
-_ABORT_KEY = "machd_abort"
-_CLOSE_HEADER = (b"connection", b"close")
-
-
-class _State(ServerState):
-    """What all connections of a server know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_leaving = False
-
-
-class _AbortableProtocol(H11Protocol):
-    """Puts into each request's scope how to cut its connection, and ends connections on the way out.
-
-    Closing a connection waits for a buffer that a stalled client never reads; ASGI has no word
-    for cutting it.
-    """
-
-    server_state: _State
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        app = self.app
-
-        async def with_abort(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - uvicorn's own types
-            scope.setdefault("state", {})[_ABORT_KEY] = transport.abort
-
-            async def send_ending(message: Any) -> None:  # noqa: ANN401 - uvicorn's own types
-                if self.server_state.is_leaving and message["type"] == "http.response.start":
-                    message["headers"] = [*message.get("headers", []), _CLOSE_HEADER]
-                await send(message)
-
-            await app(scope, receive, send_ending)
-
-        self.app = with_abort
-
-    @property
-    def has_asked(self) -> bool:
-        """Whether the head of a request has come."""
-        return self.cycle is not None
-
-    def end_after_answer(self) -> None:
-        """Take no request after the one that is being answered."""
-        if self.has_asked and not self.cycle.response_complete:
-            self.cycle.keep_alive = False
-
-
-def cut_connection(scope: Scope) -> None:
-    """Drop the request's connection with all that the client has not read."""
-    abort: Callable[[], None] | None = scope["state"].get(_ABORT_KEY)
-    if abort is not None:
-        abort()
-
 
 class HttpServer(uvicorn.Server):
     """An application on a listener; serves until :meth:`stop`, whatever signals come."""
 
-    def __init__(self, app: ASGIApp, listener: Listener) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: Listener,
+        *,
+        max_connections: Callable[[], int],
+        stall_timeout_s: Callable[[], float],
+    ) -> None:
         """Configure for long-lived streams.
 
         ``h11`` because it bounds header size, which the faster parser does not.
+
+        Args:
+            app: What answers.
+            listener: Where clients connect.
+            max_connections: Reads how many may be open.
+            stall_timeout_s: Reads how long a client may take to send a head or to take an answer.
         """
         config = uvicorn.Config(
             app,
-            http=_AbortableProtocol,
+            http=ClientConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -106,7 +65,11 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self.listener = listener
-        self.server_state = self._state = _State()
+        self.server_state = self._state = ServerFlags()
+        self._open_connections = Connections(
+            max_connections=max_connections, stall_timeout_s=stall_timeout_s
+        )
+        self._acceptor: Acceptor | None = None
         self._has_started = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
@@ -160,30 +123,48 @@ class HttpServer(uvicorn.Server):
             connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and say so."""
-        await super().startup(sockets)
+        """Accept connections, and say so; uvicorn would let asyncio accept them, without a bound."""
+        del sockets  # the listener's
+        await self.lifespan.startup()
+        self._acceptor = Acceptor(
+            self.listener.socket, self._make_connection, self._open_connections
+        )
+        # uvicorn only closes it and waits for it.
+        self.servers = [cast(asyncio.Server, self._acceptor)]
+        self._acceptor.start()
+        self.started = True
         self._has_started.set()
+
+    async def main_loop(self) -> None:
+        """Serve until told to stop, and end connections whose clients take too long meanwhile."""
+        watching = asyncio.create_task(self._open_connections.watch())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave the signals to the daemon."""
         yield
 
+    def _make_connection(self) -> ClientConnection:
+        return ClientConnection(
+            self.config, self._state, self.lifespan.state, self._open_connections
+        )
+
     @property
-    def _connections(self) -> list[_AbortableProtocol]:
+    def _connections(self) -> list[ClientConnection]:
         return [
             connection
             for connection in self.server_state.connections
-            if isinstance(connection, _AbortableProtocol)
+            if isinstance(connection, ClientConnection)
         ]
 
     def _stop_accepting(self) -> None:
-        """Leave connections in the backlog; those accepted in this very moment are still served.
-
-        asyncio's own close() drops the latter without a word, so it comes later.
-        """
-        if self.started and self.listener.socket.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self.listener.socket.fileno())
+        """Leave connections in the backlog; those accepted in this very moment are still served."""
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     async def _wait_for_arrivals(self) -> None:
         """Let who has just connected ask, and be told that the server leaves."""

@@ -16,9 +16,9 @@ import structlog
 from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientStalledError, MachdError, RowFaultError
+from machd.http.connection import connection_of
 from machd.http.departure import departed
 from machd.http.pacing import Pacer, merge_deltas
-from machd.http.server import cut_connection
 from machd.scheduler.events import SequenceAdmitted
 from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
 
@@ -68,12 +68,10 @@ class StreamPolicy:
     Attributes:
         interval_tokens: Tokens in one event, the first token and the last ones excepted.
         keepalive_s: Silence after which a comment line is sent.
-        stall_timeout_s: How long the client may take to accept what is sent.
     """
 
     interval_tokens: int
     keepalive_s: float
-    stall_timeout_s: float
 
 
 class GenerationResponse:
@@ -96,15 +94,16 @@ class GenerationResponse:
         """
         error: MachdError | None = None
         write = self._write_events if self._is_stream else self._write_whole
-        writer = asyncio.create_task(write(_Sender(send, self._policy.stall_timeout_s)))
+        writer = asyncio.create_task(write(_Sender(send)))
         watcher = asyncio.create_task(departed(receive))
         try:
             await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            connection_of(scope).check_stalled()
             if writer.done():
                 writer.result()
         except ClientStalledError as stalled:
             error = stalled
-            cut_connection(scope)
+            connection_of(scope).abort()
             await asyncio.sleep(0)  # let the server note that the connection is gone
         except MachdError as failed:
             error = failed
@@ -191,11 +190,10 @@ class GenerationResponse:
 
 
 class _Sender:
-    """ASGI's ``send`` with a limit on the client's patience; the server itself has none."""
+    """ASGI's ``send``, and whether a response has started."""
 
-    def __init__(self, send: Send, stall_timeout_s: float) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._stall_timeout_s = stall_timeout_s
         self.has_started = False
 
     async def start(self, headers: _Headers) -> None:
@@ -203,15 +201,7 @@ class _Sender:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await self._send(
-                    {"type": "http.response.body", "body": body, "more_body": not is_last}
-                )
-        except TimeoutError:
-            raise ClientStalledError(
-                f"the client read nothing for limits.stall_timeout_s ({self._stall_timeout_s:g} s)"
-            ) from None
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         # Neither sending nor taking has to wait while there is a backlog; others want their turn,
         # and so does the watcher that sees this client leave.
         await asyncio.sleep(0)

@@ -15,7 +15,7 @@ A key is live, so that a reload may change it, unless its type is marked ``Mark.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,9 @@ __all__ = [
 ]
 
 _DAY_S = 86_400.0
+
+# The bounds stand with the number, because the word has none.
+_MaxConnections: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"]
 
 
 class ServerSettings(SettingsSection):
@@ -155,6 +158,11 @@ class LimitsSettings(SettingsSection):
         description="HTTP requests that may be open at once, whatever they ask for; beyond it 503 "
         "with Retry-After. Health answers all the same.",
     )
+    max_connections: _MaxConnections = Field(
+        default="auto",
+        description="Connections that clients may have open; beyond it the one that has been idle "
+        "longest is closed. auto takes what the limit of open files leaves, at most 4,096.",
+    )
     max_queue_tokens: int = Field(
         default=1_000_000,
         ge=1,
@@ -227,7 +235,8 @@ class LimitsSettings(SettingsSection):
         default=30.0,
         ge=0.001,
         le=_DAY_S,
-        description="Seconds that a client may read nothing of its stream; then it is dropped.",
+        description="Seconds that a client may take to send a request's head or its body, and "
+        "seconds that it may read nothing of an answer; then it is dropped.",
     )
     drain_timeout_s: float = Field(
         default=60.0,

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
+from machd.clock import Clock, SystemClock
 from machd.scheduler.events import DecodeModeChanged, Event
 from machd.serving.record import RequestRecord
+from machd.telemetry.log_repeats import RepeatFilter
 
 __all__ = ["DecodeModeLog", "RequestLog", "configure_logs"]
 
@@ -28,13 +30,16 @@ _QUIET = (
 """Libraries whose own chatter is shown from warnings on; access lines are ours to write."""
 
 
-def configure_logs(*, level: str, log_format: str, stream: TextIO | None = None) -> None:
+def configure_logs(
+    *, level: str, log_format: str, stream: TextIO | None = None, clock: Clock | None = None
+) -> None:
     """Send machd's and every library's log events to one place in one format.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         log_format: ``json``, ``console``, or ``auto``: console on a terminal, else JSON.
         stream: Where to write; standard error unless given.
+        clock: Tells when a repeated warning may be written again; the machine's unless given.
     """
     target = stream or sys.stderr
     is_console = log_format == "console" or (log_format == "auto" and target.isatty())
@@ -56,12 +61,14 @@ def configure_logs(*, level: str, log_format: str, stream: TextIO | None = None)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[
+            _add_repeats,
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             *_renderers(is_console=is_console, colors=is_console and target.isatty()),
         ],
     )
     handler = logging.StreamHandler(stream) if stream else _StandardError()
     handler.setFormatter(formatter)
+    handler.addFilter(RepeatFilter(clock or SystemClock()))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
@@ -85,6 +92,13 @@ class _StandardError(logging.StreamHandler[TextIO]):
     @stream.setter
     def stream(self, _stream: TextIO) -> None:
         raise AttributeError("standard error is looked up each time")
+
+
+def _add_repeats(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Say on a line how many like it were left out before it."""
+    if repeats := getattr(event["_record"], "repeats", 0):
+        event["repeats"] = repeats
+    return event
 
 
 def _renderers(*, is_console: bool, colors: bool) -> list[Processor]:

@@ -12,9 +12,11 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from machd.clock import ManualClock
 from machd.scheduler.events import DecodeMode, DecodeModeChanged, StepCompleted
 from machd.serving.record import RequestRecord
 from machd.serving.trace_context import TraceContext
+from machd.telemetry.log_repeats import RepeatFilter
 from machd.telemetry.logs import DecodeModeLog, RequestLog, configure_logs
 
 CANARY = "my secret prompt"
@@ -359,3 +361,74 @@ def test_a_hand_over_is_no_news_otherwise() -> None:
     stream = _configured(level="info")
     DecodeModeLog().on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
     assert _lines(stream) == []
+
+
+# Repeats
+
+
+def _repeating() -> tuple[io.StringIO, ManualClock]:
+    stream, clock = io.StringIO(), ManualClock()
+    configure_logs(level="debug", log_format="json", stream=stream, clock=clock)
+    return stream, clock
+
+
+@pytest.mark.parametrize("level", ["warning", "error", "critical"])
+@pytest.mark.parametrize("logger", ["structlog", "stdlib"])
+def test_a_repeated_warning_is_one_line_a_second_when_it_floods(logger: str, level: str) -> None:
+    """Ten thousand of a kind are one line; the next one that is written has their number."""
+    stream, clock = _repeating()
+
+    def log() -> None:
+        if logger == "structlog":
+            getattr(structlog.get_logger("machd.test"), level)("thing.failed", number=1)
+        else:
+            getattr(logging.getLogger("asyncio"), level)("it is %s", object())
+
+    for _ in range(10_000):
+        log()
+    clock.advance(1)
+    log()
+    clock.advance(1)
+    log()
+
+    assert [line.get("repeats") for line in _lines(stream)] == [None, 9_999, None]
+
+
+def test_warnings_of_another_kind_are_written() -> None:
+    """Logger, level, event, first line of a message and type of exception tell kinds apart."""
+    stream, _ = _repeating()
+    for _ in range(2):
+        structlog.get_logger("machd.a").warning("thing.failed")
+        structlog.get_logger("machd.b").warning("thing.failed")
+        structlog.get_logger("machd.a").error("thing.failed")
+        structlog.get_logger("machd.a").warning("other.failed")
+        structlog.get_logger("machd.a").warning("thing.failed", exc_info=ValueError("x"))
+        structlog.get_logger("machd.a").warning("thing.failed", exc_info=KeyError("x"))
+        logging.getLogger("asyncio").error("never retrieved\nTask-%d", id(object()))
+        logging.getLogger("asyncio").error("another")
+    assert len(_lines(stream)) == 8
+
+
+def test_tasks_that_fail_alike_are_one_kind() -> None:
+    """What asyncio writes of a task differs from its second line on."""
+    stream, _ = _repeating()
+    for number in range(5):
+        logging.getLogger("asyncio").error(f"never retrieved\nfuture: Task-{number}")  # noqa: G004
+    assert len(_lines(stream)) == 1
+
+
+def test_information_is_written_each_time() -> None:
+    """Only warnings and worse are left out: a line a request stays a line a request."""
+    stream, _ = _repeating()
+    for _ in range(3):
+        structlog.get_logger("machd.test").info("thing.happened")
+    assert len(_lines(stream)) == 3
+
+
+def test_the_kinds_that_are_remembered_are_bounded() -> None:
+    """Messages that all differ take no memory for ever."""
+    clock = ManualClock()
+    repeats = RepeatFilter(clock)
+    for number in range(5000):
+        assert repeats.filter(logging.makeLogRecord({"levelno": 40, "msg": f"message {number}"}))
+    assert len(repeats._passed) <= 1024

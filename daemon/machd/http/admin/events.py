@@ -11,7 +11,6 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from machd.api.admin_events import AdminEvent, StateChanged
 from machd.http.admin.context import AdminContext
-from machd.http.server import cut_connection
 from machd.http.sse import COMMENT_KEEP_ALIVE, event_frame
 from machd.serving.event_feed import EventFeed, Watcher
 
@@ -26,38 +25,27 @@ _HEADERS = [
 @get("/admin/events")
 async def watch_events(admin: NamedDependency[AdminContext]) -> ASGIApp:
     """The state now, then every event."""
-    settings = admin.configuration.settings
     watcher = admin.feed.open()
     watcher.push(StateChanged(at=admin.clock.unix_s(), state=admin.lifecycle.state.value))
-    return _EventStream(
-        admin.feed,
-        watcher,
-        keepalive_s=settings.streaming.keepalive_s,
-        stall_timeout_s=settings.limits.stall_timeout_s,
-    )
+    keepalive_s = admin.configuration.settings.streaming.keepalive_s
+    return _EventStream(admin.feed, watcher, keepalive_s=keepalive_s)
 
 
 class _EventStream:
     """An ASGI application that owns one watcher, and lets go of it whatever happens."""
 
-    def __init__(
-        self, feed: EventFeed, watcher: Watcher, *, keepalive_s: float, stall_timeout_s: float
-    ) -> None:
+    def __init__(self, feed: EventFeed, watcher: Watcher, *, keepalive_s: float) -> None:
         self._feed = feed
         self._watcher = watcher
         self._keepalive_s = keepalive_s
-        self._stall_timeout_s = stall_timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.create_task(self._write(send))
         leaver = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({writer, leaver}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 writer.result()
-        except TimeoutError:
-            cut_connection(scope)  # it reads nothing, so there is nobody to tell
-            await asyncio.sleep(0)
         finally:
             self._feed.close(self._watcher)
             for task in (writer, leaver):
@@ -77,13 +65,7 @@ class _EventStream:
                 return
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
-        """Send, within the patience that the daemon has with a client that does not read.
-
-        Raises:
-            TimeoutError: It is over.
-        """
-        async with asyncio.timeout(self._stall_timeout_s):
-            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
         # Neither sending nor taking has to wait while there is a backlog; others want their turn.
         await asyncio.sleep(0)
 

@@ -1,0 +1,290 @@
+"""One client's connection: uvicorn's h11 protocol, and what it does not know.
+
+That is: how long the client takes for a head, how much of what was sent it has not taken, whether it closed
+its side only or left, and that the server is leaving. The rules for a half-closed connection are in
+docs/decisions/0036-connections-have-a-budget.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
+from typing import Any, cast
+
+import h11
+import uvicorn
+from litestar.types import Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from machd.errors import ClientStalledError
+from machd.http.connections import Connections
+from machd.http.sse import COMMENT_KEEP_ALIVE
+
+_WRITE_BUFFER_BYTES = 65_536
+"""What asyncio may hold beside the kernel's buffer before writers have to wait."""
+
+_PROBE_S = 0.05
+"""How long an answer may take after the client closed its side before the client is probed."""
+
+_UNPROBED_S = 1.0
+"""The same for a client of HTTP/1.0, which knows no interim answers and so cannot be probed before."""
+
+_PROBED_S = 0.15
+"""How long a reset may take to come back; one that takes longer is seen at the next look."""
+
+_CONNECTION_KEY = "machd_connection"
+_CLOSE_HEADER = (b"connection", b"close")
+_EVENT_STREAM = (b"content-type", b"text/event-stream")
+
+
+class ServerFlags(ServerState):
+    """What all connections of a server know."""
+
+    def __init__(self) -> None:
+        """Stay."""
+        super().__init__()
+        self.is_leaving = False
+
+
+class ClientConnection(H11Protocol):
+    """A connection that ends when its client takes too long, and stays when it only closes its side."""
+
+    server_state: ServerFlags
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerFlags,
+        app_state: dict[str, Any],
+        connections: Connections,
+    ) -> None:
+        """Wait for a transport."""
+        super().__init__(config, server_state, app_state)
+        self.conn = _StrictParser(h11.SERVER)
+        self._written: _CountingTransport | None = None
+        self._has_stalled = False
+        self._listener_connections = connections
+        self._is_half_closed = False
+        self._is_event_stream = False
+        self._head_since_s: float | None = None
+        self._taken_bytes = 0
+        self._taken_s = 0.0
+        self._probe_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the head of a request has come."""
+        return self.cycle is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head."""
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._written = _CountingTransport(transport)
+        super().connection_made(cast(asyncio.Transport, self._written))
+        self._app = self.app
+        self.app = self._answer
+        self._wait_for_head()
+        self._listener_connections.note_waiting(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place to another connection."""
+        super().connection_lost(exc)
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        self._listener_connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come; the time for a head runs from its first byte."""
+        if not self.is_busy and self._head_since_s is None:
+            self._wait_for_head()
+        super().data_received(data)
+        self._note_state()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of a body that was not read."""
+        super().on_response_complete()
+        self._is_event_stream = False
+        if not self.is_busy:
+            is_between_requests = (
+                self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            )
+            self._head_since_s = None
+            if not is_between_requests:
+                self._wait_for_head()
+            self._listener_connections.note_waiting(self)
+        self._note_state()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read, unless an answer has begun: then only the end is left."""
+        if self.is_busy and self.cycle.response_started:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a whole request all the same; returns whether the connection stays open."""
+        if not self.is_busy or self.cycle.more_body:
+            return False
+        self._is_half_closed = True
+        self.end_after_answer()
+        can_be_probed = self.cycle.response_started or not self._is_http_1_0
+        self._probe_timer = self.loop.call_later(
+            _PROBE_S if can_be_probed else _UNPROBED_S, self._probe
+        )
+        return True
+
+    def end_after_answer(self) -> None:
+        """Take no request after the one that is being answered."""
+        if self.is_busy:
+            self.cycle.keep_alive = False
+
+    def abort(self) -> None:
+        """Close the connection now, with whatever the client has not taken."""
+        self.transport.abort()
+
+    def check_stalled(self) -> None:
+        """Say so if the connection was closed because its client read nothing.
+
+        Raises:
+            ClientStalledError: It was.
+        """
+        if self._has_stalled:
+            limit_s = self._listener_connections.stall_timeout_s
+            raise ClientStalledError(
+                f"the client read nothing for limits.stall_timeout_s ({limit_s:g} s)"
+            )
+
+    def check_age(self) -> None:
+        """Close the connection if the client has taken too long over something."""
+        if self._written is None:  # accepted, and not connected yet
+            return
+        now_s, limit_s = (
+            self._listener_connections.now_s,
+            self._listener_connections.stall_timeout_s,
+        )
+        if self._is_half_closed:
+            self._check_reset()
+        if self._head_since_s is not None and now_s - self._head_since_s > limit_s:
+            self.transport.abort()
+            return
+        if self._written.written_bytes == self._taken_bytes:
+            self._taken_s = now_s
+            return
+        unread_bytes = self._unread_bytes()
+        taken_bytes = self._written.written_bytes - unread_bytes
+        if unread_bytes == 0 or taken_bytes > self._taken_bytes:
+            self._taken_bytes, self._taken_s = taken_bytes, now_s
+        elif now_s - self._taken_s > limit_s:
+            self._has_stalled = True
+            self.transport.abort()
+
+    def _wait_for_head(self) -> None:
+        self._head_since_s = self._listener_connections.now_s
+
+    def _note_state(self) -> None:
+        if self.is_busy:
+            self._head_since_s = None
+            self._listener_connections.note_busy(self)
+
+    def _unread_bytes(self) -> int:
+        """Bytes that the client's system has not confirmed, where this one knows; else those not sent."""
+        waiting_bytes = self.transport.get_write_buffer_size()
+        if self.transport.is_closing():
+            return waiting_bytes
+        try:
+            # SIOCOUTQ of tcp(7) and unix(7). Other systems than Linux have no such thing for sockets.
+            answer = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return waiting_bytes
+        return waiting_bytes + int(struct.unpack("i", answer)[0])
+
+    @property
+    def _is_http_1_0(self) -> bool:
+        return self.cycle.scope["http_version"] == "1.0"
+
+    @property
+    def _socket(self) -> socket.socket:
+        return cast(socket.socket, self.transport.get_extra_info("socket"))
+
+    def _probe(self) -> None:
+        """Write something harmless: the system of a client that has left answers with a reset."""
+        if not self.is_busy or self.transport.is_closing():
+            return
+        if not self.cycle.response_started:
+            if self._is_http_1_0:
+                self.transport.abort()  # not to be told from a client that has left
+                return
+            interim = h11.InformationalResponse(status_code=102, headers=[], reason=b"Processing")
+            self.transport.write(self.conn.send(interim) or b"")
+        elif self._is_event_stream:
+            self.transport.write(self.conn.send(h11.Data(data=COMMENT_KEEP_ALIVE)) or b"")
+        self._check_reset()
+        self._probe_timer = self.loop.call_later(_PROBED_S, self._check_reset)
+
+    def _check_reset(self) -> None:
+        """End a half-closed connection that was reset: asyncio does not look at it until it writes."""
+        if self.transport.is_closing():
+            return
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
+            self.transport.abort()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - uvicorn's own types
+        scope["state"][_CONNECTION_KEY] = self
+
+        async def send_noted(message: Any) -> None:  # noqa: ANN401 - uvicorn's own types
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = list(message.get("headers", []))
+                self._is_event_stream = _is_event_stream(headers)
+                if self.server_state.is_leaving or self._is_half_closed:
+                    headers.append(_CLOSE_HEADER)
+            await send(message)
+
+        await self._app(scope, receive, send_noted)
+
+
+def connection_of(scope: Scope) -> ClientConnection:
+    """The connection that a request came over."""
+    connection = scope["state"][_CONNECTION_KEY]
+    assert isinstance(connection, ClientConnection), "the connection itself put it there"
+    return connection
+
+
+def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
+    name, kind = _EVENT_STREAM
+    return any(one.lower() == name and value.startswith(kind) for one, value in headers)
+
+
+class _CountingTransport:
+    """A transport that counts what is written."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.written_bytes += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a transport has
+        return getattr(self._transport, name)
+
+
+class _StrictParser(h11.Connection):
+    """Refuses a request whose body has two lengths: proxies in front may have taken the other one."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
+        return event
