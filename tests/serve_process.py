@@ -21,10 +21,21 @@ _READY_TIMEOUT_S = 90.0
 class ServeProcess:
     """A context manager: inside it the daemon is ready at ``url``."""
 
-    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
-        """Prepare ``machd serve`` with more arguments and variables."""
+    def __init__(
+        self,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "machd"),
+    ) -> None:
+        """Prepare ``machd serve`` with more arguments and variables.
+
+        Args:
+            arguments: Added to the command line.
+            environ: Added to this process's variables.
+            program: What Python runs as machd.
+        """
         self._command = [
-            sys.executable, "-m", "machd", "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
+            sys.executable, *program, "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
             "--logging-format", "json", *arguments,
         ]  # fmt: skip
         self._environ = {**_clean_environ(), **(environ or {})}
@@ -75,6 +86,15 @@ class ServeProcess:
             assert line is not None, "the daemon ended:\n" + "".join(self.output)
             if line["event"] == event:
                 return line
+
+    def take_lines(self) -> list[str]:
+        """Take the log lines since the last call out of memory; no other method finds them again."""
+        count = len(self.output)
+        taken, self.output[:count] = self.output[:count], []
+        self.events.clear()
+        while not self._lines.empty():
+            self._lines.get_nowait()
+        return taken
 
     def terminate(self) -> None:
         """Send SIGTERM."""
