@@ -28,7 +28,7 @@ from machd.clock import SystemClock
 
 _MINUTES = float(os.environ.get("MACHD_SOAK_MINUTES", "30"))
 _LEAK_MINUTES = min(_MINUTES, 3.0)
-_LEAK_COPIES = 512
+_LEAK_COPIES = 192
 _GRACE_S = 600
 """Beyond the load's time: starting, learning the right answers, the last round, stopping."""
 
@@ -217,7 +217,7 @@ def test_soak_finds_a_leak_when_bodies_of_responses_are_kept(
     write_report(soak.samples, soak.summary, tmp_path / "leak")
     tell(f"{soak.progress}; RSS growth {rss_growth(soak.samples):+.2%} with a planted leak")
     assert any(one.startswith("RSS grew") for one in problems(soak.samples))
-    assert rss_growth(soak.samples) > 0.3, report_table(soak.samples)
+    assert rss_growth(soak.samples) > 0.25, report_table(soak.samples)
 
 
 def _run(
