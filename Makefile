@@ -1,5 +1,5 @@
 # Everything from a checkout; CONTRIBUTING.md says what each target is for.
-.PHONY: setup serve test check bench docs docs-site matrix lock dev
+.PHONY: setup serve test test-long check bench docs docs-site matrix lock dev
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
@@ -22,6 +22,9 @@ else
 	.venv/bin/pytest -m alone
 	.venv/bin/pytest -m "not alone" --numprocesses 2 --dist loadfile
 endif
+
+test-long: dev
+	MACHD_LONG_TESTS=1 .venv/bin/pytest -m long $(ARGS)
 
 check: dev
 	.venv/bin/ruff format --check .

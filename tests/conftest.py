@@ -36,6 +36,7 @@ _ALONE = (
     "test_proxies",
     "test_service_",
     "test_shown_sessions",
+    "test_soak",
     "test_structured_acceptance",
 )
 """Beginnings of the names of modules whose every test is about times or whole processes."""

@@ -7,15 +7,15 @@ from raw_client import RawClient
 
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["Page", "is_idle", "scrape"]
+__all__ = ["Page", "is_idle", "read_page", "scrape"]
 
 
 class Page:
     """A scraped page, by series."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        """Render and parse."""
-        self.text = metrics.render().decode()
+    def __init__(self, page: Metrics | str) -> None:
+        """Parse a page, or render one and parse it."""
+        self.text = page if isinstance(page, str) else page.render().decode()
         self.families = {one.name: one for one in text_string_to_metric_families(self.text)}
         self._values = {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -40,16 +40,20 @@ class Page:
         return {labels: value for labels, value in self.series(name).items() if value}
 
 
-def scrape(url: str, name: str, **labels: str) -> float:
-    """The sum of all series with these labels; 0 while there is none."""
+def read_page(url: str) -> Page:
+    """The page of a daemon that serves."""
     with RawClient(url) as client:
         client.request("GET", "/metrics", headers={"Connection": "close"})
         answer = client.read_answer()
     assert answer.status == 200, answer
-    page = answer.body.decode()
+    return Page(answer.body.decode())
+
+
+def scrape(url: str, name: str, **labels: str) -> float:
+    """The sum of all series with these labels; 0 while there is none."""
     return sum(
         float(sample.value)
-        for family in text_string_to_metric_families(page)
+        for family in read_page(url).families.values()
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )

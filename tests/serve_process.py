@@ -25,13 +25,21 @@ class ServeProcess:
         self,
         *arguments: str,
         environ: Mapping[str, str] | None = None,
-        open_files: int | None = None,
+        ulimit: str | None = None,
+        program: Sequence[str] = ("-m", "machd"),
     ) -> None:
-        """Prepare ``machd serve`` with more arguments and variables, and a limit of open files."""
-        limited = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"] if open_files else []
+        """Prepare ``machd serve`` with more arguments and variables.
+
+        Args:
+            arguments: Added to the command line.
+            environ: Added to this process's variables.
+            ulimit: A limit for the process, as the shell's ``ulimit`` takes it: ``-n 256``.
+            program: What Python runs as machd.
+        """
+        limited = ["sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh"] if ulimit else []
         self._command = [
             *limited,
-            sys.executable, "-m", "machd", "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
+            sys.executable, *program, "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
             "--logging-format", "json", *arguments,
         ]  # fmt: skip
         self._environ = {**_clean_environ(), **(environ or {})}
@@ -88,6 +96,15 @@ class ServeProcess:
             assert line is not None, "the daemon ended:\n" + "".join(self.output)
             if line["event"] == event:
                 return line
+
+    def take_lines(self) -> list[str]:
+        """Take the log lines since the last call out of memory; no other method finds them again."""
+        count = len(self.output)
+        taken, self.output[:count] = self.output[:count], []
+        self.events.clear()
+        while not self._lines.empty():
+            self._lines.get_nowait()
+        return taken
 
     def terminate(self) -> None:
         """Send SIGTERM."""

@@ -26,6 +26,7 @@ from machd.http.server import HttpServer
 from machd.http.servers import HttpServers
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.engine_watch import EngineWatch
+from machd.serving.idle_heap import IdleHeap
 from machd.serving.lifecycle import State
 from machd.serving.loop import EngineLoop
 from machd.serving.notify import ServiceNotifier
@@ -165,7 +166,13 @@ class Daemon:
             throughput=parts.throughput,
             clock=self._clock,
         )
-        watches = [asyncio.create_task(watch) for watch in (parts.lag.watch(), report.watch())]
+        heap = IdleHeap(
+            lambda: parts.lifecycle.state is State.READY and parts.service.open_count == 0
+        )
+        watches = [
+            asyncio.create_task(watch)
+            for watch in (parts.lag.watch(), report.watch(), heap.watch())
+        ]
         servers.start()
         self._take_signals(parts, report)
         parts.loop.start()

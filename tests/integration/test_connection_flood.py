@@ -42,7 +42,7 @@ def test_streams_and_health_survive_a_flood_of_idle_connections(open_files: int)
     daemon = ServeProcess(
         "--continuous-batching-enabled",
         "--continuous-batching-max-b", str(_STREAMS),
-        open_files=open_files,
+        ulimit=f"-n {open_files}",
     )  # fmt: skip
     started = threading.Barrier(_STREAMS + 1)
     with daemon, ThreadPoolExecutor(_STREAMS + 1) as pool, contextlib.ExitStack() as flood:

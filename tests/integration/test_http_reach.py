@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -51,6 +53,34 @@ def test_pages_of_an_allowed_origin_may_call_and_read() -> None:
     assert answer.headers["access-control-allow-origin"] == PAGE
     assert foreign.status_code == 403
     assert "access-control-allow-origin" not in foreign.headers
+
+
+def test_long_paths_are_not_served_and_not_remembered() -> None:
+    """Paths of 60,000 characters get 404 before they are routed, so no cache of routes keeps them."""
+    with RunningDaemon() as daemon:
+        served = _error_code(daemon.url, f"/v1/models/{'a' * 4000}")
+        _error_code(daemon.url, f"/v1/models/{'a' * 60_000}")
+        tracemalloc.start()
+        try:
+            codes = {
+                _error_code(daemon.url, f"/v1/models/{number}{'a' * 60_000}")
+                for number in range(50)
+            }
+            gc.collect()
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert served == "model_not_found"
+    assert codes == {"not_found"}
+    assert kept_bytes < 1_000_000
+
+
+def _error_code(url: str, path: str) -> str:
+    """Of a GET by a client that logs and keeps nothing."""
+    with RawClient(url) as client:
+        client.request("GET", path, headers={"Connection": "close"})
+        return str(client.read_answer().json()["error"]["code"])
 
 
 def test_too_many_open_requests_are_refused_and_health_is_not() -> None:

@@ -375,6 +375,7 @@ class _Watch:
                 self.readings.append((prefix["bytes"], prefix["limit_bytes"]))
 
 
+@pytest.mark.long
 def test_a_tiny_limit_is_kept(parent: DaemonParent, embedded_model_path: Path) -> None:
     """At every look, with memory that the system counts; a smaller one evicts at once, none keeps none."""
     assert embedded_model_path.is_file()

@@ -183,6 +183,7 @@ class _Load:
             assert not thread.is_alive(), "a dead daemon answers nobody"
 
 
+@pytest.mark.long
 def test_killed_under_load(site: Site, blocks: Path) -> None:
     """At random moments, on one directory: every start is one, and no answer is ever another.
 

@@ -112,6 +112,7 @@ def _restart(times: int) -> tuple[Counter[str], list[int]]:
 @pytest.mark.skipif(
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
 )
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_restarts_under_load_refuse_nobody() -> None:
     """No connection is refused or cut, and every request gets an answer or a 503.

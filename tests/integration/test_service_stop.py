@@ -48,6 +48,7 @@ def _stop_with_open_streams(trial: int) -> tuple[int, float]:
 
 
 @limits_in_seconds
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_streams_that_fit_the_deadline_end_well() -> None:
     """Every stream of every trial is whole, the exit code is 0, and nobody is late.

@@ -82,10 +82,13 @@ def _plain_until(
         pytest.param(
             200,
             2,
-            marks=pytest.mark.skipif(
-                "MACHD_LONG_TESTS" not in os.environ,
-                reason="takes over two minutes; set MACHD_LONG_TESTS=1",
-            ),
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(
+                    "MACHD_LONG_TESTS" not in os.environ,
+                    reason="takes over two minutes; set MACHD_LONG_TESTS=1",
+                ),
+            ],
         ),
     ],
 )

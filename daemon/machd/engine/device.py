@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import sys
 from pathlib import Path
 
 import mlx.core as mx
 import psutil
+
+from machd.engine.heap import trim_heap
 
 __all__ = [
     "available_memory_bytes",
@@ -84,14 +85,10 @@ def device_memory_bytes() -> int:
 def give_memory_back() -> None:
     """Let go of what mlx and the C library keep for reuse, so that others can have it.
 
-    Takes some milliseconds. glibc keeps a free piece of its heap unless it is the last one, so of
-    blocks dropped here and there the process would give nothing back.
+    Takes some milliseconds.
     """
     mx.clear_cache()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if trim is not None:
-            trim(0)
+    trim_heap()
 
 
 def _process_limit_bytes() -> int | None:

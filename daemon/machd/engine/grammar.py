@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -29,10 +29,21 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CERTAIN_TOKENS", "CompiledGrammar", "LlguidanceCompiler", "compiled"]
 
 _MAX_GRAMMARS = 256
-_MAX_KEPT_CHARACTERS = 4 << 20
-"""Sources of the compiled grammars that are kept, together: compiled they take some hundred times
-as much."""
+_MAX_KEPT_BYTES = 64_000_000
+"""Estimated memory of the compiled grammars that are kept, together."""
 
+_MAX_FOLLOWED_TOKENS = 400
+"""Tokens of answers after which a kept grammar is compiled again when it is next asked for. Its
+matchers share lexer states, which only grow: with ``minLength`` 3000 there are 20,000 after 1,800
+tokens, and from then on every matcher of the grammar fails."""
+
+_BASE_BYTES = 100_000
+_CHARACTER_BYTES = 300
+_TOKEN_BYTES = 10_000
+"""What a grammar, a character of its source and a token of an answer take. Measured: 40 to 170 kB, 30
+to 330 bytes a character, and up to 11 kB a token."""
+
+_MAX_REFUSED_CHARACTERS = 65_536
 _MAX_REFUSALS = 64
 """Refused constraints that are remembered, so that asking again costs nothing."""
 
@@ -66,12 +77,24 @@ _JSON_STYLE: JsonCompileOptions = {
 }
 
 
+@dataclass(slots=True)
+class GrammarGrowth:
+    """How far answers have made a grammar grow. Changed by the engine thread alone.
+
+    Attributes:
+        tokens: Tokens of all answers that its matchers have followed.
+    """
+
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
     """A grammar bound to a vocabulary.
 
     Attributes:
         matcher: At the beginning of the text; to be copied, not advanced.
+        growth: What has followed the grammar since it was compiled.
         eos_token_ids: Tokens that end a text once the grammar allows its end.
         vocabulary_tokens: Width of the logits.
     """
@@ -79,6 +102,7 @@ class CompiledGrammar:
     matcher: LLMatcher
     eos_token_ids: frozenset[int]
     vocabulary_tokens: int
+    growth: GrammarGrowth = field(default_factory=GrammarGrowth)
 
 
 def compiled(grammar: Grammar) -> CompiledGrammar:
@@ -108,7 +132,6 @@ class LlguidanceCompiler:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[tuple[ConstraintKind, str], Grammar] = OrderedDict()
-        self._kept_characters = 0
         self._refused: OrderedDict[tuple[ConstraintKind, str, str], str] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Grammar:
@@ -136,23 +159,28 @@ class LlguidanceCompiler:
             refusal = self._refused.get((*_key(constraint), constraint.param))
             if refusal is not None:
                 raise GrammarError(refusal, param=constraint.param)
-            grammar = self._kept.get(_key(constraint))
-            if grammar is not None:
-                self._kept.move_to_end(_key(constraint))
+            grammar = self._kept.pop(_key(constraint), None)
+            if grammar is None or compiled(grammar).growth.tokens > _MAX_FOLLOWED_TOKENS:
+                return None
+            self._kept[_key(constraint)] = grammar
             return grammar
 
     def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
+        if _estimated_bytes(constraint.source, grammar) > _MAX_KEPT_BYTES:
+            return
         with self._lock:
             if _key(constraint) in self._kept:
                 return  # another thread was as fast
             self._kept[_key(constraint)] = grammar
-            self._kept_characters += len(constraint.source)
-            while len(self._kept) > _MAX_GRAMMARS or self._kept_characters > _MAX_KEPT_CHARACTERS:
-                (_, source), _ = self._kept.popitem(last=False)
-                self._kept_characters -= len(source)
+            kept_bytes = sum(
+                _estimated_bytes(source, one) for (_, source), one in self._kept.items()
+            )
+            while len(self._kept) > _MAX_GRAMMARS or kept_bytes > _MAX_KEPT_BYTES:
+                (_, source), dropped = self._kept.popitem(last=False)
+                kept_bytes -= _estimated_bytes(source, dropped)
 
     def _remember_refusal(self, constraint: Constraint, error: GrammarError) -> None:
-        if len(constraint.source) > _MAX_KEPT_CHARACTERS // _MAX_REFUSALS:
+        if len(constraint.source) > _MAX_REFUSED_CHARACTERS:
             return  # too long to keep, and soon refused for that
         with self._lock:
             self._refused[(*_key(constraint), constraint.param)] = error.message
@@ -226,6 +254,12 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(decoded, add_special_tokens=False)
+
+
+def _estimated_bytes(source: str, grammar: Grammar) -> int:
+    """Memory that a kept grammar takes by now."""
+    grown_bytes = _TOKEN_BYTES * compiled(grammar).growth.tokens
+    return _BASE_BYTES + _CHARACTER_BYTES * len(source) + grown_bytes
 
 
 def _key(constraint: Constraint) -> tuple[ConstraintKind, str]:

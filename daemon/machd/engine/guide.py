@@ -212,6 +212,8 @@ class RowGuide:
         if token_id in self.eos_token_ids and self.matcher.is_accepting():
             return  # the end; whoever plans the next step takes the row out
         before_s = thread_cpu_s()
+        assert self._grammar is not None, "a matcher is a copy of a grammar's"
+        self._grammar.growth.tokens += 1
         if not self.matcher.consume_token(token_id):
             raise _too_complex()
         self._force_certain()

@@ -16,6 +16,7 @@ from machd.errors import (
     ForbiddenOriginError,
     MachdError,
     MisdirectedRequestError,
+    NotFoundError,
     TooManyInFlightError,
 )
 from machd.http.failures import error_response, speaks_anthropic
@@ -28,6 +29,9 @@ __all__ = ["Gate", "OpenRequests", "arrived_s", "request_id"]
 _ID_HEADERS = (b"x-request-id",)
 _ANTHROPIC_ID_HEADERS = (*_ID_HEADERS, b"request-id")  # the one that Anthropic's clients read
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+_MAX_PATH_CHARACTERS = 4096
+"""Longer than any path that is served. The framework keeps the last 1,024 paths in each of two
+caches before it checks a key: at 60,000 characters they took 139 MB."""
 
 
 class OpenRequests:
@@ -91,7 +95,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", []), *id_headers]
             await send(message)
 
-        refusal = self._refusal(headers)
+        refusal = self._refusal(scope["path"], headers)
         if refusal is not None:
             await error_response(refusal)(scope, receive, send_stamped)
         elif scope["path"] in _HEALTH_PATHS:
@@ -115,7 +119,9 @@ class Gate:
         finally:
             self._open_requests.count -= 1
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> MachdError | None:
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MachdError | None:
+        if len(path) > _MAX_PATH_CHARACTERS:
+            return NotFoundError("nothing is served at this path")
         if not self._is_host_allowed(headers.get(b"host")):
             return MisdirectedRequestError(
                 "the Host header names no host of this server; add it to http.allowed_hosts"

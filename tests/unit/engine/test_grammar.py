@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import time
 
 import pytest
 from guided_rows import many_readings, schema_grammar
+from llguidance import LLParserLimits
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
 from machd.engine.fake import FakeEngine
 from machd.engine.grammar import LlguidanceCompiler, compiled
-from machd.engine.protocol import Engine
+from machd.engine.guide import guide_of
+from machd.engine.protocol import Engine, SamplingParams
 from machd.errors import GrammarError
 
 LIMIT_S = 1.0
@@ -187,6 +190,74 @@ def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     compile_("c")
     assert compile_("a") is a
     assert compile_("b") is not b
+
+
+def test_kept_grammars_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars used longest ago are dropped until the estimate of all kept ones fits."""
+    monkeypatch.setattr("machd.engine.grammar._MAX_KEPT_BYTES", 350_000)
+    compiler = FakeEngine().grammars
+
+    def compile_(pattern: str) -> object:
+        return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+
+    a, b, c = compile_("a"), compile_("b"), compile_("c")  # 100 kB each
+    compile_("d")
+    assert compile_("c") is c
+    assert compile_("b") is b
+    assert compile_("a") is not a
+
+
+def test_grammar_larger_than_the_memory_for_all_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A grammar that could never fit drives no other out."""
+    monkeypatch.setattr("machd.engine.grammar._MAX_KEPT_BYTES", 150_000)
+    compiler = FakeEngine().grammars
+
+    def compile_(pattern: str) -> object:
+        return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+
+    a, large = compile_("a"), compile_("b" * 200)
+    assert compile_("b" * 200) is not large
+    assert compile_("a") is a
+
+
+def test_grammar_is_compiled_again_after_many_followed_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers make a grammar's shared lexer states grow; compiling it anew gives their memory back."""
+    monkeypatch.setattr("machd.engine.grammar._MAX_FOLLOWED_TOKENS", 3)
+    compiler = FakeEngine().grammars
+    constraint = Constraint(ConstraintKind.REGEX, "[ab]{9}", "x")
+    grammar = compiler.compile(constraint)
+    for token_id in (ord("a"), ord("b"), ord("a")):
+        guide = guide_of(SamplingParams(grammar=grammar))
+        assert guide is not None
+        guide.see(token_id)
+        assert compiler.compile(constraint) is grammar
+    guide = guide_of(SamplingParams(grammar=grammar))
+    assert guide is not None
+    guide.see(ord("b"))
+    assert compiler.compile(constraint) is not grammar
+    guide.see(ord("a"))
+    assert guide.allows(ord("b")), "a row goes on with the grammar that it began with"
+
+
+def test_grammar_can_be_followed_however_many_answers_came_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lexer states that earlier answers discovered do not use up those of later ones."""
+    limits = LLParserLimits(max_lexer_states=4_000, verbose_errors=False)
+    monkeypatch.setattr("machd.engine.grammar._LIMITS", limits)
+    compiler = FakeEngine().grammars
+    constraint = Constraint(ConstraintKind.REGEX, "([ab]*a[ab]{14}){2}[ab]*c", "x")
+    rng = random.Random(5)
+    for _ in range(60):
+        guide = guide_of(SamplingParams(grammar=compiler.compile(constraint)))
+        assert guide is not None
+        for _ in range(100):
+            guide.allowed()
+            guide.see(rng.choice(b"ab"))
 
 
 def test_grammars_are_equal_by_what_they_say() -> None:

@@ -1,0 +1,45 @@
+"""The C library's heap: how much memory the process has, and giving back what is free in it.
+
+Imports no mlx, so that every layer may use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+
+import psutil
+
+__all__ = ["find_heap_trim", "resident_bytes", "trim_heap"]
+
+
+def find_heap_trim() -> Callable[[], None] | None:
+    """Find what gives the heap's free pages back to the system; None where the C library has none.
+
+    glibc keeps a free piece of its heap unless it is the last one. Its ``malloc_trim`` gives the
+    pages of all free pieces in all arenas back. Any thread may call it; it holds no lock of
+    Python's. musl and macOS have no such function.
+    """
+    if sys.platform != "linux":
+        return None
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is None:
+        return None
+
+    def trim() -> None:
+        malloc_trim(0)
+
+    return trim
+
+
+def trim_heap() -> None:
+    """Give the heap's free pages back to the system where the C library can. Takes 4 to 70 ms."""
+    trim = find_heap_trim()
+    if trim is not None:
+        trim()
+
+
+def resident_bytes() -> int:
+    """Bytes of physical memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
