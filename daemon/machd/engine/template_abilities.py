@@ -31,8 +31,10 @@ from machd.engine.model_files import (
 )
 from machd.engine.template_probe import MARK, SYSTEM, TOOL, USER
 from machd.engine.template_renderer import RenderBounds, TemplateLimitError, TemplateRenderer
+from machd.engine.tokenizer_files import check_growth, check_template_sizes
 from machd.engine.untyped import Backend
 from machd.errors import InvalidRequestError, ModelFormatError
+from machd.panics import ENDINGS
 
 __all__ = ["TemplateAbilities", "directory_abilities", "gguf_abilities"]
 
@@ -142,7 +144,9 @@ def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> Te
     check_tokenizer_files(path)
     config = read_object(path / "tokenizer_config.json") or {}
     plain, with_tools = _templates(path, config)
+    check_template_sizes({"": plain, "tool_use": with_tools}, path.name)
     tokenizer = _fast_tokenizer(path / "tokenizer.json")
+    check_growth(tokenizer, path.name)
     facts = _TokenizerFacts(
         vocabulary=_Vocabulary(tokenizer, config),
         chat_template=plain,
@@ -166,6 +170,7 @@ def gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAbi
         "building the tokenizer", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
     ):
         built = build_tokenizer(header)
+    check_template_sizes(built.chat_template, header.path.name)
     facts = _TokenizerFacts(
         vocabulary=_Vocabulary(built.tokenizer, {}),
         chat_template=built.chat_template,
@@ -278,7 +283,7 @@ def _fast_tokenizer(path: Path) -> Backend | None:
         raise ModelFormatError(f"{path.name} cannot be read: {error.strerror}") from error
     try:
         return Tokenizer.from_buffer(content)
-    except (KeyboardInterrupt, SystemExit):
+    except ENDINGS:
         raise
     except BaseException as error:  # the library raises a bare Exception; a panic of its is none
         raise ModelFormatError(f"{path.name} makes no tokenizer: {printable(error)}") from error

@@ -21,6 +21,7 @@ from machd.engine.template_renderer import (
 from machd.engine.token_table import TokenForm, TokenTable
 from machd.engine.untyped import Backend, WrappedTokenizer
 from machd.errors import ChatTemplateMissingError, InvalidRequestError, MachdError
+from machd.panics import panics_as_errors
 
 __all__ = ["MlxTokenizer"]
 
@@ -46,6 +47,11 @@ class MlxTokenizer:
         self._template_problem: str | None = None
         self._lock = threading.Lock()
         self._backend = _shared_backend(wrapped)
+        if self._backend is not None:
+            # Settings of the file that transformers switches off for each call, as most are of a use
+            # other than this: texts would be cut, or filled up, without a word.
+            self._backend.no_truncation()
+            self._backend.no_padding()
         self._table = None if self._backend is None else TokenTable(self._backend)
         self._size_tokens = len(wrapped) if self._table is None else self._table.size_tokens
 
@@ -76,6 +82,7 @@ class MlxTokenizer:
         """Tokens that end a completion."""
         return frozenset(self.wrapped.eos_token_ids)
 
+    @panics_as_errors("tokenizers")
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text.
 
@@ -224,7 +231,7 @@ class MlxTokenizer:
         """The bytes a token stands for; a special token's are those of its name."""
         if self._table is not None:
             return self._table.bytes_of(token_id)
-        with self._lock:
+        with self._lock, panics_as_errors("tokenizers"):
             token = self.wrapped.convert_ids_to_tokens(token_id)
         return b"" if token is None else str(token).encode("utf-8")
 
@@ -252,6 +259,7 @@ class MlxTokenizer:
             [one for one in token_ids if one not in dropped], skip_special_tokens=False
         )
 
+    @panics_as_errors("tokenizers")
     def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if self._backend is not None:
             decoded = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

@@ -18,7 +18,7 @@ from machd.errors import (
     MisdirectedRequestError,
     TooManyInFlightError,
 )
-from machd.http.failures import error_response, speaks_anthropic
+from machd.http.failures import always_answered, error_response, speaks_anthropic
 from machd.http.hosts import host_name, needs_no_name_server
 from machd.http.stamps import arrived_s, request_id, stamp
 from machd.serving.trace_context import TraceContext, read_trace
@@ -64,7 +64,7 @@ class Gate:
             open_requests: Those that are.
             on_refusal: Told the code of a refusal for want of room.
         """
-        self._app = app
+        self._app = always_answered(app)
         self._clock = clock
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)

@@ -16,7 +16,7 @@ from machd.errors import (
     MisdirectedRequestError,
     TooManyInFlightError,
 )
-from machd.http.failures import error_response
+from machd.http.failures import always_answered, error_response
 from machd.http.hosts import host_name, is_loopback_name
 from machd.http.stamps import stamp
 
@@ -31,7 +31,7 @@ class AdminGate:
 
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         """Guard ``app``."""
-        self._app = app
+        self._app = always_answered(app)
         self._clock = clock
         self._open_count = 0
 
