@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,7 +58,8 @@ class _PanickingTokenizer(FakeTokenizer):
 
 class _Engine(FakeEngine):
     def __init__(self) -> None:
-        super().__init__()
+        # Slow enough that a stream has begun when its fourth token comes.
+        super().__init__(before_step=lambda _plan: time.sleep(0.1))
         self._tokenizer = _PanickingTokenizer()
 
 
@@ -86,14 +88,17 @@ def test_a_panic_is_a_500_in_the_envelope_of_the_path(
 ) -> None:
     """It is logged once with its traceback, and no request stays open."""
     with capture_logs() as logged:
-        answer = httpx.post(daemon.url + path, json=body)
+        answer = httpx.post(daemon.url + path, json=body, timeout=120)
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"]
     assert answer.json()["error"]["message"] == "the server failed to answer this request"
     (failed,) = [one for one in logged if one["event"] == "request.failed"]
     assert isinstance(failed["exc_info"], _Panic)
-    assert httpx.post(daemon.url + "/v1/completions", json=completion("hi")).status_code == 200
+    well = httpx.post(
+        daemon.url + "/v1/completions", json=completion("hi", max_tokens=2), timeout=120
+    )
+    assert well.status_code == 200
     wait_until(lambda: is_idle(daemon.url), "no request is open", within_s=60)
 
 
@@ -103,7 +108,7 @@ def test_a_panic_of_a_detokeniser_ends_its_row(daemon: RunningDaemon, *, is_stre
     """With an error event after the text before it, or with a 500; the daemon goes on."""
     body = completion("hi", stream=is_stream, max_tokens=20)
     with capture_logs() as logged:
-        answer = httpx.post(daemon.url + "/v1/completions", json=body)
+        answer = httpx.post(daemon.url + "/v1/completions", json=body, timeout=120)
     if is_stream:
         assert sse_data(answer.content)[-1]["error"]["code"] == "row_fault"
         assert answer.content.endswith(b"data: [DONE]\n\n")
