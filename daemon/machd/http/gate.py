@@ -64,7 +64,8 @@ class Gate:
             open_requests: Those that are.
             on_refusal: Told the code of a refusal for want of room.
         """
-        self._app = always_answered(app)
+        self._app = app
+        self._answer = always_answered(app)
         self._clock = clock
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
@@ -91,7 +92,7 @@ class Gate:
         if refusal is not None:
             await error_response(refusal)(scope, receive, send_stamped)
         elif scope["path"] in _HEALTH_PATHS:
-            await self._app(scope, receive, send_stamped)
+            await self._answer(scope, receive, send_stamped)
         else:
             await self._count_in(scope, receive, send_stamped)
 
@@ -107,7 +108,7 @@ class Gate:
             return
         self._open_requests.count += 1
         try:
-            await self._app(scope, receive, send)
+            await self._answer(scope, receive, send)
         finally:
             self._open_requests.count -= 1
 

@@ -31,7 +31,8 @@ class AdminGate:
 
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         """Guard ``app``."""
-        self._app = always_answered(app)
+        self._app = app
+        self._answer = always_answered(app)
         self._clock = clock
         self._open_count = 0
 
@@ -55,7 +56,7 @@ class AdminGate:
             return
         self._open_count += 1
         try:
-            await self._app(scope, receive, send_stamped)
+            await self._answer(scope, receive, send_stamped)
         finally:
             self._open_count -= 1
 
