@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ from scraping import is_idle
 from structlog.testing import capture_logs
 
 from machd.clock import SystemClock
+from machd.engine import grammar
 from machd.engine.fake import FakeEngine
 from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.protocol import Detokenizer
@@ -168,3 +171,42 @@ async def test_what_ends_the_process_passes(ending: type[BaseException]) -> None
     with capture_logs() as logged, pytest.raises(ending):
         await always_answered(end)(nothing, nothing, nothing)
     assert logged == []
+
+
+def test_a_panic_of_the_grammar_compiler_is_the_schemas_fault(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a 400, and plain requests are served."""
+
+    def panic(*_: object, **__: object) -> None:
+        raise _Panic
+
+    matcher = SimpleNamespace(grammar_from_json_schema=panic)
+    monkeypatch.setattr(grammar, "LLMatcher", matcher)
+    body = chat("hi", response_format={"type": "json_object"})
+    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_grammar"
+    assert httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}).status_code == 200
+
+
+def test_a_text_that_takes_too_long_to_tokenise_is_a_503(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is left to its work, and the client may come again."""
+    gate = threading.Event()
+
+    def wait(*_: object, **__: object) -> list[int]:
+        gate.wait(120)
+        return []
+
+    monkeypatch.setattr("machd.serving.service._PREPARATION_LIMIT_S", 0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(_PanickingTokenizer, "encode", wait)
+        answer = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=120)
+    gate.set()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "overloaded"
+    assert answer.headers["retry-after"]
+    again = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=120)
+    assert again.status_code == 200
