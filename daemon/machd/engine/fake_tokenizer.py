@@ -81,6 +81,13 @@ class FakeTokenizer:
         opening = "assistant: <think>" if thinks else "assistant: "
         return text + (opening if add_generation_prompt else "")
 
+    def template_notes(self) -> tuple[str, ...]:
+        """None: its template is code of ours."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     def token_bytes(self, token_id: int) -> bytes:
         """The byte itself."""
         return bytes([token_id]) if token_id < END_OF_TEXT else b"<end>"

@@ -22,6 +22,7 @@ from machd.api.schema_bounds import check_constraint, read_choices
 from machd.clock import thread_cpu_s
 from machd.engine.protocol import Grammar, Tokenizer
 from machd.errors import GrammarError
+from machd.panics import PanicError, panics_as_errors
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers only
@@ -146,13 +147,24 @@ class LlguidanceCompiler:
             return kept
         try:
             check_constraint(constraint)
-            source = _SOURCES[constraint.kind](constraint)
-            grammar = Grammar(source, self._compile(source, constraint.param))
+            grammar = self._compiled(constraint)
         except GrammarError as error:
             self._remember_refusal(constraint, error)
             raise
         self._keep(constraint, grammar)
         return grammar
+
+    def _compiled(self, constraint: Constraint) -> Grammar:
+        # A panic over the vocabulary is the model's fault, any other one the constraint's.
+        vocabulary = self._tokens(constraint.param)
+        try:
+            with panics_as_errors("llguidance"):
+                source = _SOURCES[constraint.kind](constraint)
+                return Grammar(source, self._compile(source, constraint.param, vocabulary))
+        except PanicError as panic:
+            raise GrammarError(
+                f"{constraint.param}: the compiler fails on it", param=constraint.param
+            ) from panic
 
     def _find(self, constraint: Constraint) -> Grammar | None:
         with self._lock:
@@ -187,8 +199,8 @@ class LlguidanceCompiler:
             while len(self._refused) > _MAX_REFUSALS:
                 self._refused.popitem(last=False)
 
-    def _compile(self, source: str, param: str) -> CompiledGrammar:
-        matcher = LLMatcher(self._tokens(param), source, log_level=0, limits=_LIMITS)
+    def _compile(self, source: str, param: str, vocabulary: LLTokenizer) -> CompiledGrammar:
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=_LIMITS)
         self._check(matcher, param)
         # The first mask builds most of what later ones need; and some mistakes show only here.
         before_s = thread_cpu_s()
@@ -228,6 +240,7 @@ class LlguidanceCompiler:
                 self._vocabulary = self._read_vocabulary()
             return self._vocabulary
 
+    @panics_as_errors("llguidance")
     def _read_vocabulary(self) -> LLTokenizer:
         tokenizer, size = self._tokenizer, self._vocabulary_tokens
         return LLTokenizer(

@@ -17,7 +17,7 @@ from types import FrameType
 
 import psutil
 
-from machd.errors import ModelError, ModelFormatError
+from machd.errors import MachdError, ModelFormatError
 
 __all__ = ["bounded", "check_layer_counts", "printable"]
 
@@ -58,7 +58,9 @@ def _numbers(config: Mapping[str, object], nesting: int) -> Iterator[tuple[str, 
 
 
 @contextmanager
-def bounded(what: str, *, seconds: float, memory_bytes: int) -> Iterator[None]:
+def bounded(
+    what: str, *, seconds: float, memory_bytes: int, hint: str = "its files are absurd"
+) -> Iterator[None]:
     """End what takes too long or too much memory.
 
     The time limit works on the main thread alone, where a command runs; the memory limit on Linux
@@ -68,6 +70,7 @@ def bounded(what: str, *, seconds: float, memory_bytes: int) -> Iterator[None]:
         what: Such as ``building the model``; starts the message.
         seconds: The longest that it may take.
         memory_bytes: The most that it may add to the process.
+        hint: What to think or do of it; ends the message.
 
     Raises:
         ModelFormatError: It took more than one of them.
@@ -86,12 +89,10 @@ def bounded(what: str, *, seconds: float, memory_bytes: int) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
         yield
     except _TimeIsUpError as error:
-        raise ModelFormatError(
-            f"{what} takes longer than {seconds:.0f} s; its files are absurd"
-        ) from error
+        raise ModelFormatError(f"{what} takes longer than {seconds:.0f} s; {hint}") from error
     except MemoryError as error:
         raise ModelFormatError(
-            f"{what} takes more than {memory_bytes // 2**20} MiB; its files are absurd"
+            f"{what} takes more than {memory_bytes // 2**20} MiB; {hint}"
         ) from error
     finally:
         if on_main_thread:
@@ -114,4 +115,4 @@ def printable(error: BaseException) -> str:
     text = " ".join(str(error).split()) or "no message"
     clean = "".join(char if char.isprintable() else "?" for char in text[: 4 * _MAX_MESSAGE_CHARS])
     short = clean if len(clean) <= _MAX_MESSAGE_CHARS else clean[:_MAX_MESSAGE_CHARS] + "…"
-    return short if isinstance(error, ModelError) else f"{type(error).__name__}: {short}"
+    return short if isinstance(error, MachdError) else f"{type(error).__name__}: {short}"

@@ -97,6 +97,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         header = read_gguf_header(source.path)
         check_gguf(header)
         tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
+        tokenizer.start_renderer()
         context = context_tokens(llama_config(header), max_context_tokens)
         # Always a llama, whose caches are standard ones: every format fits.
         model = _load_gguf(header, dtype, progress)
@@ -110,6 +111,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             directory_tokenizer(checkpoint, chat_template, trust_remote_code=trust_remote_code),
             (),
         )
+        tokenizer.start_renderer()
         context = context_tokens(checkpoint.config, max_context_tokens)
         model = _built(checkpoint, trust_remote_code=trust_remote_code)
         _check_kv_format(model, kv_format)

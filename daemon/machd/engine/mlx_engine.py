@@ -239,6 +239,7 @@ class MlxEngine:
         self._blocks.close()
         if self._drafting is not None:
             self._drafting.close()
+        self._tokenizer.close()
         self._model = None
         self._loaded = None
         mx.clear_cache()

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from machd.errors import ModelFormatError, ModelNotFoundError, SettingsError
 
 __all__ = [
+    "MAX_TEMPLATE_BYTES",
     "NO_CHAT",
     "NO_TEMPLATE",
     "check_tokenizer_files",
@@ -36,7 +37,7 @@ _MAX_JSON_BYTES = 64 << 20
 _MAX_TOKENIZER_BYTES = 128 << 20
 """Of tokenizer.json; those of the largest vocabularies have 35 MiB."""
 
-_MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
 """The longest chat templates have some 30 kB."""
 
 _MAX_SHOWN_CHARS = 80
@@ -93,7 +94,7 @@ def read_text(path: Path) -> str:
         OSError: As ``open`` raises it.
     """
     try:
-        text = read_bytes(path, _MAX_TEMPLATE_BYTES).decode("utf-8")
+        text = read_bytes(path, MAX_TEMPLATE_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"{path.name} is not UTF-8") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -170,7 +171,7 @@ def _tokenizer_files(path: Path) -> Iterator[tuple[Path, int]]:
     for file in path.glob("*.tiktoken"):
         yield file, _MAX_TOKENIZER_BYTES
     for file in (path / "chat_template.jinja", *path.glob("*_templates/*.jinja")):
-        yield file, _MAX_TEMPLATE_BYTES
+        yield file, MAX_TEMPLATE_BYTES
 
 
 def _check_regular(path: Path, mode: int) -> None:

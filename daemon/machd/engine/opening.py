@@ -101,7 +101,7 @@ def engine_loader(
             blas=report.name,
             kv_format=kv_format_named(settings.cache.kv_quantization),
         )
-        for note in loaded.notes:
+        for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
         guessing = choose_proposer(
             settings, loaded, cache_directory=cache_directory, progress=progress

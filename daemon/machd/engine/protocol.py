@@ -464,8 +464,17 @@ class Tokenizer(Protocol):
 
         Raises:
             ChatTemplateMissingError: The model has no template.
-            InvalidRequestError: The template refuses the conversation.
+            InvalidRequestError: The template refuses the conversation, or takes too much of time,
+                memory or text to render it.
         """
+        ...
+
+    def template_notes(self) -> tuple[str, ...]:
+        """What a person should know of the chat template before the first conversation comes."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what renders the chat template."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,6 +1,6 @@
 """What a model's chat template can do: tools, reasoning, a system message.
 
-Found by rendering a few words with it in transformers' sandbox, and from mlx-lm's own knowledge of
+Found by rendering a few words with it in transformers' sandbox and within bounds, and from mlx-lm's own knowledge of
 how models write tool calls and thoughts. For that a ``tokenizer.json`` is parsed by the library that
 will read it, which takes some 0.4 s for 128,000 tokens; transformers' classes are left alone.
 """
@@ -30,8 +30,11 @@ from machd.engine.model_files import (
     read_text,
 )
 from machd.engine.template_probe import MARK, SYSTEM, TOOL, USER
+from machd.engine.template_renderer import RenderBounds, TemplateLimitError, TemplateRenderer
+from machd.engine.tokenizer_files import check_growth, check_template_sizes
 from machd.engine.untyped import Backend
-from machd.errors import ModelFormatError
+from machd.errors import InvalidRequestError, ModelFormatError
+from machd.panics import ENDINGS
 
 __all__ = ["TemplateAbilities", "directory_abilities", "gguf_abilities"]
 
@@ -141,7 +144,9 @@ def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> Te
     check_tokenizer_files(path)
     config = read_object(path / "tokenizer_config.json") or {}
     plain, with_tools = _templates(path, config)
+    check_template_sizes({"": plain, "tool_use": with_tools}, path.name)
     tokenizer = _fast_tokenizer(path / "tokenizer.json")
+    check_growth(tokenizer, path.name)
     facts = _TokenizerFacts(
         vocabulary=_Vocabulary(tokenizer, config),
         chat_template=plain,
@@ -165,6 +170,7 @@ def gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAbi
         "building the tokenizer", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
     ):
         built = build_tokenizer(header)
+    check_template_sizes(built.chat_template, header.path.name)
     facts = _TokenizerFacts(
         vocabulary=_Vocabulary(built.tokenizer, {}),
         chat_template=built.chat_template,
@@ -181,30 +187,28 @@ def _abilities(facts: _TokenizerFacts, chat_template: str | None) -> TemplateAbi
         facts = replace(facts, chat_template=text, tool_template=None, renderer=None)
     if facts.chat_template is None and facts.renderer is None:
         return TemplateAbilities(problem=f"serve refuses it as it is: {NO_TEMPLATE}")
+    renderer = TemplateRenderer(RenderBounds(_RENDER_LIMIT_S, _RENDER_MEMORY_BYTES))
     try:
-        with bounded(
-            "rendering the chat template",
-            seconds=_RENDER_LIMIT_S,
-            memory_bytes=_RENDER_MEMORY_BYTES,
-        ):
-            return _rendered_abilities(facts)
+        return _rendered_abilities(facts, renderer)
     except Exception as error:  # noqa: BLE001 - a template is a program, and fails like one
         return TemplateAbilities(
             present=True, problem=f"the chat template fails: {printable(error)}"
         )
+    finally:
+        renderer.close()
 
 
-def _rendered_abilities(facts: _TokenizerFacts) -> TemplateAbilities:
+def _rendered_abilities(facts: _TokenizerFacts, renderer: TemplateRenderer) -> TemplateAbilities:
     from mlx_lm.tokenizer_utils import (  # noqa: PLC0415 - after import_mlx_lm()
         _infer_thinking,
         _infer_tool_parser,
     )
 
-    render = _renderer(facts, facts.chat_template)
+    render = _render(facts, facts.chat_template, renderer)
     think_start, think_end, *_ = _infer_thinking(facts)
     has_thinking = think_start is not None
     render([USER], enable_thinking=has_thinking)
-    with_tools = _renderer(facts, facts.tool_template or facts.chat_template)
+    with_tools = _render(facts, facts.tool_template or facts.chat_template, renderer)
     return TemplateAbilities(
         present=True,
         system_role=_shows_mark(partial(render, [SYSTEM, USER], enable_thinking=has_thinking)),
@@ -217,34 +221,27 @@ def _rendered_abilities(facts: _TokenizerFacts) -> TemplateAbilities:
     )
 
 
-def _renderer(facts: _TokenizerFacts, template: str | None) -> _Render:
+def _render(facts: _TokenizerFacts, template: str | None, renderer: TemplateRenderer) -> _Render:
     """What makes text of messages: mlx-lm's own renderer where one is named, else the template."""
     if facts.renderer is not None:
         module = importlib.import_module(f"mlx_lm.chat_templates.{facts.renderer}")
         return partial(module.apply_chat_template, add_generation_prompt=True)
-    from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - mlx-lm imported it
-        render_jinja_template,
-    )
+    assert template is not None, "a template, or the name of a renderer"
 
     def render(messages: list[dict[str, object]], **variables: object) -> str:
-        texts, _ = render_jinja_template(
-            conversations=[messages],
-            chat_template=template,
-            add_generation_prompt=True,
-            **{"tools": None, **facts.special_tokens, **variables},
-        )
-        return str(texts[0])
+        given = {"add_generation_prompt": True, **facts.special_tokens, **variables}
+        return renderer.render(template, messages, given)
 
     return render
 
 
 def _shows_mark(render: Callable[[], str]) -> bool:
     """Whether what was put in comes out; a template that refuses it says no."""
-    from jinja2.exceptions import TemplateError  # noqa: PLC0415 - imported with transformers
-
     try:
         return MARK in render()
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+    except TemplateLimitError:
+        raise
+    except (InvalidRequestError, TypeError, ValueError, LookupError, AttributeError):
         return False
 
 
@@ -286,7 +283,7 @@ def _fast_tokenizer(path: Path) -> Backend | None:
         raise ModelFormatError(f"{path.name} cannot be read: {error.strerror}") from error
     try:
         return Tokenizer.from_buffer(content)
-    except (KeyboardInterrupt, SystemExit):
+    except ENDINGS:
         raise
     except BaseException as error:  # the library raises a bare Exception; a panic of its is none
         raise ModelFormatError(f"{path.name} makes no tokenizer: {printable(error)}") from error

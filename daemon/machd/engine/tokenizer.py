@@ -8,15 +8,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from jinja2.exceptions import TemplateError
-
 from machd.engine.chat_format import MarkedChatFormat, read_chat_format
 from machd.engine.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.protocol import ChatMessages, Detokenizer
+from machd.engine.template_child import refusal_message
 from machd.engine.template_probe import MARK, TOOL, USER
+from machd.engine.template_renderer import (
+    TemplateLimitError,
+    TemplateRenderer,
+    is_known_template,
+)
 from machd.engine.token_table import TokenForm, TokenTable
 from machd.engine.untyped import Backend, WrappedTokenizer
 from machd.errors import ChatTemplateMissingError, InvalidRequestError, MachdError
+from machd.panics import panics_as_errors
 
 __all__ = ["MlxTokenizer"]
 
@@ -38,8 +43,15 @@ class MlxTokenizer:
     def __init__(self, wrapped: WrappedTokenizer, *, chat: bool = True) -> None:
         self.wrapped = wrapped
         self._has_chat = chat and bool(wrapped.has_chat_template)
+        self._renderer = TemplateRenderer()
+        self._template_problem: str | None = None
         self._lock = threading.Lock()
         self._backend = _shared_backend(wrapped)
+        if self._backend is not None:
+            # Settings of the file that transformers switches off for each call, as most are of a use
+            # other than this: texts would be cut, or filled up, without a word.
+            self._backend.no_truncation()
+            self._backend.no_padding()
         self._table = None if self._backend is None else TokenTable(self._backend)
         self._size_tokens = len(wrapped) if self._table is None else self._table.size_tokens
 
@@ -70,6 +82,7 @@ class MlxTokenizer:
         """Tokens that end a completion."""
         return frozenset(self.wrapped.eos_token_ids)
 
+    @panics_as_errors("tokenizers")
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text.
 
@@ -110,10 +123,35 @@ class MlxTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str | None:
+        if self._template_problem is not None:
+            return None  # once is long enough
         try:
             return self.render_chat([USER], tools=tools, variables=variables)
+        except TemplateLimitError as error:
+            self._template_problem = error.message
         except MachdError:
-            return None
+            pass
+        return None
+
+    def start_renderer(self) -> None:
+        """Start what renders the chat template, so that it is ready when it is first needed.
+
+        Raises:
+            OverloadedError: The system has no room for its process.
+        """
+        if self._has_chat and not all(map(is_known_template, _templates(self.wrapped))):
+            self._renderer.start()
+
+    def template_notes(self) -> tuple[str, ...]:
+        """What a person should know of the chat template; renders a few words to find out."""
+        _ = self.chat_format
+        if self._template_problem is None:
+            return ()
+        return (f"conversations are refused, completions are served: {self._template_problem}",)
+
+    def close(self) -> None:
+        """End the process that renders the chat template, where there is one."""
+        self._renderer.close()
 
     def render_chat(
         self,
@@ -124,11 +162,13 @@ class MlxTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """The prompt text of a conversation, rendered in transformers' sandbox.
+        """The prompt text of a conversation, rendered in transformers' sandbox and within bounds.
 
         Raises:
             ChatTemplateMissingError: There is no template, or chat is switched off.
-            InvalidRequestError: The template refuses the conversation; its own words are given.
+            InvalidRequestError: The template refuses the conversation; its own words are given. Or
+                it was stopped, because it took too much time, memory or text.
+            OverloadedError: The system has no room for the process that renders.
         """
         if not self._has_chat:
             raise ChatTemplateMissingError(
@@ -140,18 +180,45 @@ class MlxTokenizer:
             read["tools"] = [dict(tool) for tool in tools]
         if continue_final_message:
             read["continue_final_message"] = True
+        if _has_own_renderer(self.wrapped):
+            return self._rendered_by_library(
+                messages, add_generation_prompt=add_generation_prompt, **read
+            )
+        return self._rendered_by_template(
+            messages, add_generation_prompt=add_generation_prompt, **read
+        )
+
+    def _rendered_by_template(self, messages: ChatMessages, **arguments: object) -> str:
+        """What ``apply_chat_template`` of mlx-lm and transformers gives, without running it here."""
+        if not messages:
+            raise InvalidRequestError("there is no message to render", param="messages")
+        inner = self.wrapped._tokenizer  # noqa: SLF001 - mlx-lm has no other name for it
+        tools = arguments.get("tools")
+        given = [
+            {key: value for key, value in message.items() if value is not None}
+            for message in messages
+        ]
+        arguments.setdefault("enable_thinking", self.wrapped.has_thinking)
+        try:
+            template = inner.get_chat_template(None, tools)
+        except ValueError as error:
+            raise ChatTemplateMissingError(
+                "this model has several chat templates and none of them is the default"
+            ) from error
+        return self._renderer.render(template, given, {**inner.special_tokens_map, **arguments})
+
+    def _rendered_by_library(self, messages: ChatMessages, **arguments: object) -> str:
+        """The text that a renderer in Python makes: code of a dependency's, not of a checkpoint's."""
         try:
             text = self.wrapped.apply_chat_template(
-                self._as_rendered(messages),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **read,
+                self._as_rendered(messages), tokenize=False, **arguments
             )
         except Exception as error:
-            refusal = _refusal(error, continues=continue_final_message)
-            if refusal is None:
+            continues = "continue_final_message" in arguments
+            message = refusal_message(error, continues=continues)
+            if message is None:
                 raise
-            raise refusal from error
+            raise InvalidRequestError(message, param="messages") from error
         return str(text)
 
     def _as_rendered(self, messages: ChatMessages) -> list[dict[str, object]]:
@@ -164,7 +231,7 @@ class MlxTokenizer:
         """The bytes a token stands for; a special token's are those of its name."""
         if self._table is not None:
             return self._table.bytes_of(token_id)
-        with self._lock:
+        with self._lock, panics_as_errors("tokenizers"):
             token = self.wrapped.convert_ids_to_tokens(token_id)
         return b"" if token is None else str(token).encode("utf-8")
 
@@ -192,6 +259,7 @@ class MlxTokenizer:
             [one for one in token_ids if one not in dropped], skip_special_tokens=False
         )
 
+    @panics_as_errors("tokenizers")
     def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if self._backend is not None:
             decoded = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -201,28 +269,24 @@ class MlxTokenizer:
         return str(decoded)
 
 
-def _refusal(error: Exception, *, continues: bool) -> InvalidRequestError | None:
-    """What a client is told; None for a failure that no template causes.
+def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:
+    """Whether a library's code renders conversations, and no template of the checkpoint's."""
+    from transformers import PreTrainedTokenizerBase  # noqa: PLC0415 - imported by the loader
 
-    A template is a program: content of a kind it does not expect fails anywhere in it.
-    """
-    if isinstance(error, TemplateError):
-        message = f"the model's chat template refuses these messages: {error.message or error}"
-    elif isinstance(error, ValueError) and continues:
-        # The library's message quotes the conversation.
-        message = (
-            "the model's chat template does not show the final message as it is, so it cannot be "
-            "continued; send a user message after it"
-        )
-    elif isinstance(error, TypeError | ValueError | LookupError | AttributeError):
-        message = f"the model's chat template cannot render these messages: {error}"
-    elif isinstance(error, ArithmeticError | AssertionError | RuntimeError | MemoryError):
-        message = (
-            f"the model's chat template cannot render these messages: {type(error).__name__} in it"
-        )
-    else:
-        return None
-    return InvalidRequestError(message, param="messages")
+    inner = getattr(wrapped, "_tokenizer", wrapped)
+    written = getattr(type(inner), "apply_chat_template", None)
+    return (
+        getattr(wrapped, "_chat_template", None) is not None
+        or written is not PreTrainedTokenizerBase.apply_chat_template
+    )
+
+
+def _templates(wrapped: WrappedTokenizer) -> list[str]:
+    """The Jinja sources that conversations may be rendered with."""
+    if _has_own_renderer(wrapped):
+        return []
+    templates = wrapped.chat_template
+    return list(templates.values()) if isinstance(templates, dict) else [templates]
 
 
 def _with_arguments_as_text(message: dict[str, object]) -> dict[str, object]:

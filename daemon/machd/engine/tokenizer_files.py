@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from machd.engine.checkpoint import Checkpoint
 from machd.engine.gguf_header import GgufHeader
 from machd.engine.gguf_tokenizer import build_tokenizer
 from machd.engine.model_files import (
+    MAX_TEMPLATE_BYTES,
     NO_CHAT,
     NO_TEMPLATE,
     check_tokenizer_files,
     read_template,
 )
 from machd.engine.tokenizer import MlxTokenizer
-from machd.engine.untyped import HfTokenizer, WrappedTokenizer
+from machd.engine.untyped import Backend, HfTokenizer, WrappedTokenizer
 from machd.errors import (
     ChatTemplateMissingError,
     ModelCodeError,
     ModelFormatError,
 )
+from machd.panics import ENDINGS
 
-__all__ = ["directory_tokenizer", "gguf_tokenizer"]
+__all__ = ["check_growth", "check_template_sizes", "directory_tokenizer", "gguf_tokenizer"]
+
+_MAX_GROWTH = 100
+"""Real normalizers add a space or two."""
 
 
 def directory_tokenizer(
@@ -46,8 +55,10 @@ def directory_tokenizer(
             {"trust_remote_code": trust_remote_code},
             eos_token_ids=_eos_token_ids(checkpoint),
         )
-    except Exception as error:
-        # transformers and tokenizers raise whatever comes to hand, a bare Exception included.
+    except ENDINGS:
+        raise
+    except BaseException as error:
+        # transformers and tokenizers raise whatever comes to hand, and a panic is no Exception.
         if checkpoint.code_files and not trust_remote_code:
             raise ModelCodeError(
                 f"the tokenizer needs Python code of the checkpoint's own, named in "
@@ -57,6 +68,8 @@ def directory_tokenizer(
         raise ModelFormatError(
             f"the tokenizer files of {path.name} cannot be read: {error}"
         ) from error
+    check_growth(getattr(wrapped, "backend_tokenizer", None), path.name)
+    check_template_sizes(wrapped.chat_template, path.name)
     return _with_template(wrapped, chat_template)
 
 
@@ -73,6 +86,7 @@ def gguf_tokenizer(
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - the same
 
     vocabulary = build_tokenizer(header)
+    check_template_sizes(vocabulary.chat_template, header.path.name)
     inner = PreTrainedTokenizerFast(
         tokenizer_object=vocabulary.tokenizer,
         chat_template=vocabulary.chat_template,
@@ -81,6 +95,47 @@ def gguf_tokenizer(
     )
     wrapped = TokenizerWrapper(inner, eos_token_ids=vocabulary.eos_token_ids, **_tool_format(inner))
     return _with_template(wrapped, chat_template), vocabulary.notes
+
+
+def check_growth(backend: Backend | None, name: str) -> None:
+    """Look at how much longer a tokenizer makes a text before it cuts it, and after.
+
+    Raises:
+        ModelFormatError: Longer than any real one does: a short prompt would take all memory.
+    """
+    for part in () if backend is None else (backend.normalizer, backend.decoder):
+        if part is not None and _growth(json.loads(part.__getstate__())) > _MAX_GROWTH:
+            raise ModelFormatError(
+                f"the tokenizer of {name} makes texts more than {_MAX_GROWTH} times as long; fetch or "
+                "copy tokenizer.json again"
+            )
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """At most how many characters a normalizer or decoder makes of one, whatever the text."""
+    inner = step.get("normalizers") or step.get("decoders") or ()
+    growth = math.prod(_growth(one) for one in inner)
+    if step["type"] == "Prepend":
+        growth *= 1 + len(step["prepend"])
+    if step["type"] == "Replace":
+        pattern = step["pattern"].get("String")
+        # A regular expression may match where there is nothing to take away.
+        added = len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"])
+        growth *= max(1.0, added)
+    return growth
+
+
+def check_template_sizes(templates: object, name: str) -> None:
+    """Bound the size of the chat templates that a tokenizer holds, wherever they came from.
+
+    Raises:
+        ModelFormatError: One is larger than any real one.
+    """
+    for one in templates.values() if isinstance(templates, dict) else (templates,):
+        if isinstance(one, str) and len(one) > MAX_TEMPLATE_BYTES:
+            raise ModelFormatError(
+                f"the chat template of {name} is larger than {MAX_TEMPLATE_BYTES >> 20} MiB"
+            )
 
 
 def _eos_token_ids(checkpoint: Checkpoint) -> object:

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
-from litestar.types import ASGIApp, ExceptionHandlersMap, Receive, Scope, Send
+from litestar.types import ASGIApp, ExceptionHandlersMap, Message, Receive, Scope, Send
 
 from machd.api.anthropic_errors import anthropic_error_body
 from machd.api.endpoints import PUBLIC_ENDPOINTS
@@ -33,12 +33,15 @@ from machd.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
+from machd.http.server import cut_connection
 from machd.http.stamps import request_id
+from machd.panics import ENDINGS
 
 __all__ = [
     "EXCEPTION_HANDLERS",
     "HasPath",
     "allowed_methods",
+    "always_answered",
     "anthropic_error_json",
     "error_headers",
     "error_json",
@@ -121,6 +124,36 @@ def error_response(error: MachdError) -> ASGIApp:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     return respond
+
+
+def always_answered(app: ASGIApp) -> ASGIApp:
+    """Wrap an application so that whatever escapes it is logged and answered in the envelope.
+
+    The framework's handlers see Exceptions only, and the server's own answer is plain text. A response
+    that has begun cannot be taken back: its connection is cut, so that the client sees a broken answer
+    and no short one.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await app(scope, receive, send_noted)
+        except ENDINGS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the outermost handler
+            fault = unexpected(error)
+            if has_started:
+                cut_connection(scope)
+            else:
+                await error_response(fault)(scope, receive, send)
+
+    return answer
 
 
 def unexpected(error: BaseException) -> FaultError:

@@ -19,7 +19,7 @@ from machd.errors import (
     NotFoundError,
     TooManyInFlightError,
 )
-from machd.http.failures import error_response, speaks_anthropic
+from machd.http.failures import always_answered, error_response, speaks_anthropic
 from machd.http.hosts import host_name, needs_no_name_server
 from machd.http.stamps import arrived_s, request_id, stamp
 from machd.serving.trace_context import TraceContext, read_trace
@@ -71,6 +71,7 @@ class Gate:
             on_refusal: Told the code of a refusal for want of room.
         """
         self._app = app
+        self._answer = always_answered(app)
         self._clock = clock
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
@@ -99,7 +100,7 @@ class Gate:
         if refusal is not None:
             await error_response(refusal)(scope, receive, send_stamped)
         elif scope["path"] in _HEALTH_PATHS:
-            await self._app(scope, receive, send_stamped)
+            await self._answer(scope, receive, send_stamped)
         else:
             await self._count_in(scope, receive, send_stamped)
 
@@ -115,7 +116,7 @@ class Gate:
             return
         self._open_requests.count += 1
         try:
-            await self._app(scope, receive, send)
+            await self._answer(scope, receive, send)
         finally:
             self._open_requests.count -= 1
 

@@ -19,6 +19,7 @@ from machd.errors import ClientStalledError, MachdError, RowFaultError
 from machd.http.connection import connection_of
 from machd.http.departure import departed
 from machd.http.pacing import Pacer, merge_deltas
+from machd.panics import ENDINGS
 from machd.scheduler.events import SequenceAdmitted
 from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
 
@@ -108,8 +109,10 @@ class GenerationResponse:
         except MachdError as failed:
             error = failed
             raise
-        except Exception as bug:
-            # One row's detokeniser, say: that row's fault, and nobody else's.
+        except ENDINGS:
+            raise
+        except BaseException as bug:
+            # One row's detokeniser, say, which may be a library's code: the fault of that row alone.
             structlog.get_logger("machd.http").error("row.failed", exc_info=bug)
             error = RowFaultError(_ROW_FAULT)
             raise error from bug
@@ -146,7 +149,9 @@ class GenerationResponse:
             if not sender.has_started:
                 raise
             ending = self._dialect.failure(error)
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             if not sender.has_started:
                 raise
             structlog.get_logger("machd.http").error("row.failed", exc_info=error)

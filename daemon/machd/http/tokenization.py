@@ -37,7 +37,8 @@ async def tokenize(
     if body.is_chat_prompt:
         tokens = list((await service.prepare(conversation)).prompt)
     else:
-        tokens = await service.in_worker(_tokenise, service.tokenizer, body, conversation)
+        run = service.in_worker if body.prompt is not None else service.in_chat_worker
+        tokens = await run(_tokenise, service.tokenizer, body, conversation)
     texts = None
     if body.return_token_strs:
         texts = await service.in_worker(_texts, service.tokenizer, tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -23,6 +23,7 @@ from machd.errors import (
     DrainDeadlineError,
     InvalidRequestError,
     MachdError,
+    OverloadedError,
 )
 from machd.scheduler.sequence import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
@@ -40,6 +41,10 @@ from machd.serving.text import CompletionText
 __all__ = ["GenerationLimits", "GenerationService"]
 
 _TOKENISER_THREADS = 2
+
+_PREPARATION_LIMIT_S = 60.0
+"""The longest that a request waits for a worker thread and its work. Most take milliseconds."""
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -95,7 +100,8 @@ class GenerationService:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._workers = ThreadPoolExecutor(_TOKENISER_THREADS, thread_name_prefix="machd-tokeniser")
-        # A thread of its own: whoever sends plain prompts does not wait for another's big schema.
+        # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
+        self._renderers = ThreadPoolExecutor(_TOKENISER_THREADS, thread_name_prefix="machd-chat")
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="machd-grammar")
 
     @property
@@ -148,9 +154,22 @@ class GenerationService:
     async def in_worker(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run tokeniser work off the event loop."""
-        event_loop = asyncio.get_running_loop()
-        return await event_loop.run_in_executor(self._workers, lambda: function(*args, **kwargs))
+        """Run tokeniser work off the event loop.
+
+        Raises:
+            OverloadedError: It is not done in time.
+        """
+        return await _within_limit(self._workers, lambda: function(*args, **kwargs))
+
+    async def in_chat_worker(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Run work that renders a chat template where no plain prompt waits behind it.
+
+        Raises:
+            OverloadedError: It is not done in time.
+        """
+        return await _within_limit(self._renderers, lambda: function(*args, **kwargs))
 
     async def prepare(self, conversation: Conversation) -> PreparedConversation:
         """Render and tokenise a conversation and compile what constrains its answer.
@@ -159,23 +178,21 @@ class GenerationService:
             ChatTemplateMissingError: The model takes no conversations.
             GrammarError: A schema or grammar cannot be used.
             InvalidRequestError: The template refuses the conversation.
+            OverloadedError: It is not done in time.
         """
-        pool = self._compiler if conversation.needs_grammar else self._workers
-        event_loop = asyncio.get_running_loop()
-        return await event_loop.run_in_executor(
-            pool, prepare_conversation, conversation, self.engine
-        )
+        pool = self._compiler if conversation.needs_grammar else self._renderers
+        engine = self.engine
+        return await _within_limit(pool, lambda: prepare_conversation(conversation, engine))
 
     async def compile(self, constraint: Constraint) -> Grammar:
         """A grammar for the served model.
 
         Raises:
             GrammarError: It cannot be used.
+            OverloadedError: It is not done in time.
         """
-        event_loop = asyncio.get_running_loop()
-        return await event_loop.run_in_executor(
-            self._compiler, self.engine.grammars.compile, constraint
-        )
+        grammars = self.engine.grammars
+        return await _within_limit(self._compiler, lambda: grammars.compile(constraint))
 
     def open(
         self,
@@ -261,7 +278,7 @@ class GenerationService:
 
     def close(self) -> None:
         """Let the worker threads go."""
-        for pool in (self._workers, self._compiler):
+        for pool in (self._workers, self._renderers, self._compiler):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
@@ -338,6 +355,22 @@ class GenerationService:
         record = generation.record(self._clock.monotonic_s())
         for observer in self._observers:
             observer.on_request(record)
+
+
+async def _within_limit(pool: Executor, function: Callable[[], _T]) -> _T:
+    """Run a function on a thread of the pool; a thread that is late is left to its work.
+
+    Raises:
+        OverloadedError: It took too long, or the requests before it did.
+    """
+    event_loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_PREPARATION_LIMIT_S):
+            return await event_loop.run_in_executor(pool, function)
+    except TimeoutError:
+        raise OverloadedError(
+            f"the prompt was not rendered and tokenised within {_PREPARATION_LIMIT_S:g} s"
+        ) from None
 
 
 def _seeds(options: GenerationOptions) -> list[int]:

@@ -16,7 +16,7 @@ from machd.errors import (
     MisdirectedRequestError,
     TooManyInFlightError,
 )
-from machd.http.failures import error_response
+from machd.http.failures import always_answered, error_response
 from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.hosts import host_name, is_loopback_name
 from machd.http.stamps import stamp
@@ -33,6 +33,7 @@ class AdminGate:
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         """Guard ``app``."""
         self._app = app
+        self._answer = always_answered(app)
         self._clock = clock
         self._open_count = 0
 
@@ -56,7 +57,7 @@ class AdminGate:
             return
         self._open_count += 1
         try:
-            await self._app(scope, receive, send_stamped)
+            await self._answer(scope, receive, send_stamped)
         finally:
             self._open_count -= 1
 

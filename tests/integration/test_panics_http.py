@@ -1,0 +1,212 @@
+"""What is no Exception is answered like an error: in the envelope, in the log, and in the counts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from dialogue import chat, completion, sse_data
+from polling import wait_until
+from running_daemon import RunningDaemon
+from scraping import is_idle
+from structlog.testing import capture_logs
+
+from machd.clock import SystemClock
+from machd.engine import grammar
+from machd.engine.fake import FakeEngine
+from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.protocol import Detokenizer
+from machd.http.admin.gate import AdminGate
+from machd.http.failures import always_answered
+
+
+class _Panic(BaseException):
+    """As pyo3 raises for a panic of Rust's: no Exception."""
+
+
+class _PanickingDetokenizer:
+    def __init__(self, inner: Detokenizer) -> None:
+        self._inner = inner
+        self._pushes = 0
+
+    def push(self, token_id: int) -> str:
+        self._pushes += 1
+        if self._pushes > 3:
+            raise _Panic
+        return self._inner.push(token_id)
+
+    def finish(self) -> str:
+        return self._inner.finish()
+
+
+class _PanickingTokenizer(FakeTokenizer):
+    """Panics over some texts, and over tokens where it is told to."""
+
+    panics_over_tokens = False
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if "panic" in text:
+            raise _Panic
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenizer(self, *, keeps: Any = ()) -> Any:
+        inner = super().detokenizer(keeps=keeps)
+        return _PanickingDetokenizer(inner) if self.panics_over_tokens else inner
+
+
+class _Engine(FakeEngine):
+    def __init__(self) -> None:
+        # Slow enough that a stream has begun when its fourth token comes.
+        super().__init__(before_step=lambda _plan: time.sleep(0.1))
+        self._tokenizer = _PanickingTokenizer()
+
+
+@pytest.fixture(name="daemon")
+def _daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon(_Engine) as daemon:
+        yield daemon
+
+
+@pytest.fixture(name="panics_over_tokens")
+def _panics_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_PanickingTokenizer, "panics_over_tokens", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "panic"}),
+        ("/v1/completions", completion("panic")),
+        ("/v1/chat/completions", chat("panic")),
+        ("/v1/messages", {**chat("panic"), "max_tokens": 4}),
+    ],
+)
+def test_a_panic_is_a_500_in_the_envelope_of_the_path(
+    daemon: RunningDaemon, path: str, body: dict[str, object]
+) -> None:
+    """It is logged once with its traceback, and no request stays open."""
+    with capture_logs() as logged:
+        answer = httpx.post(daemon.url + path, json=body, timeout=120)
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+    assert answer.json()["error"]["message"] == "the server failed to answer this request"
+    (failed,) = [one for one in logged if one["event"] == "request.failed"]
+    assert isinstance(failed["exc_info"], _Panic)
+    well = httpx.post(
+        daemon.url + "/v1/completions", json=completion("hi", max_tokens=2), timeout=120
+    )
+    assert well.status_code == 200
+    wait_until(lambda: is_idle(daemon.url), "no request is open", within_s=60)
+
+
+@pytest.mark.usefixtures("panics_over_tokens")
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_panic_of_a_detokeniser_ends_its_row(daemon: RunningDaemon, *, is_stream: bool) -> None:
+    """With an error event after the text before it, or with a 500; the daemon goes on."""
+    body = completion("hi", stream=is_stream, max_tokens=20)
+    with capture_logs() as logged:
+        answer = httpx.post(daemon.url + "/v1/completions", json=body, timeout=120)
+    if is_stream:
+        assert sse_data(answer.content)[-1]["error"]["code"] == "row_fault"
+        assert answer.content.endswith(b"data: [DONE]\n\n")
+    else:
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "row_fault"
+    assert [one["event"] for one in logged if one.get("exc_info")] == ["row.failed"]
+    assert httpx.get(daemon.url + "/health").status_code == 200
+    wait_until(lambda: is_idle(daemon.url), "no request is open", within_s=60)
+
+
+async def _raise_before(_scope: Any, _receive: Any, _send: Any) -> None:
+    raise _Panic
+
+
+async def test_the_admin_api_answers_a_panic_in_the_envelope() -> None:
+    """Its gate is the outermost layer there."""
+    gate: Any = AdminGate(_raise_before, clock=SystemClock())
+    transport = httpx.ASGITransport(gate)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.get("/admin/status")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "fault"
+
+
+async def test_a_response_that_has_begun_is_cut() -> None:
+    """Nothing is sent after what was there, and the connection is aborted."""
+    sent: list[dict[str, Any]] = []
+    cuts: list[None] = []
+
+    async def begin(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise _Panic
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("there is no body to read")
+
+    scope: Any = {"type": "http", "path": "/", "state": {"machd_abort": lambda: cuts.append(None)}}
+    with capture_logs() as logged:
+        await always_answered(begin)(scope, receive, send)
+    assert [one["type"] for one in sent] == ["http.response.start"]
+    assert len(cuts) == 1
+    assert [one["event"] for one in logged] == ["request.failed"]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
+async def test_what_ends_the_process_passes(ending: type[BaseException]) -> None:
+    """It is no failure of a request."""
+
+    async def end(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise ending
+
+    nothing: Any = None
+    with capture_logs() as logged, pytest.raises(ending):
+        await always_answered(end)(nothing, nothing, nothing)
+    assert logged == []
+
+
+def test_a_panic_of_the_grammar_compiler_is_the_schemas_fault(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a 400, and plain requests are served."""
+
+    def panic(*_: object, **__: object) -> None:
+        raise _Panic
+
+    matcher = SimpleNamespace(grammar_from_json_schema=panic)
+    monkeypatch.setattr(grammar, "LLMatcher", matcher)
+    body = chat("hi", response_format={"type": "json_object"})
+    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_grammar"
+    assert httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}).status_code == 200
+
+
+def test_a_text_that_takes_too_long_to_tokenise_is_a_503(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is left to its work, and the client may come again."""
+    gate = threading.Event()
+
+    def wait(*_: object, **__: object) -> list[int]:
+        gate.wait(120)
+        return []
+
+    monkeypatch.setattr("machd.serving.service._PREPARATION_LIMIT_S", 0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(_PanickingTokenizer, "encode", wait)
+        answer = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=120)
+    gate.set()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "overloaded"
+    assert answer.headers["retry-after"]
+    again = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=120)
+    assert again.status_code == 200
