@@ -33,7 +33,7 @@ from machd.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from machd.http.server import cut_connection
+from machd.http.connection import connection_of
 from machd.http.stamps import request_id
 from machd.panics import ENDINGS
 
@@ -149,7 +149,7 @@ def always_answered(app: ASGIApp) -> ASGIApp:
         except BaseException as error:  # noqa: BLE001 - the outermost handler
             fault = unexpected(error)
             if has_started:
-                cut_connection(scope)
+                connection_of(scope).abort()
             else:
                 await error_response(fault)(scope, receive, send)
 
