@@ -308,6 +308,29 @@ def test_damage_is_named_and_nothing_crashes(
     assert type(caught.value) is expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1e\\+09, and the weights are"),
+        ({"num_hidden_layers": 1e400}, "infinitely many"),
+        ({"text_config": {"n_layers": 10**9}}, "n_layers"),
+        ({"num_local_experts": 10**9}, "num_local_experts = 1e\\+09, and no layer has"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads"),
+        ({"hidden_size": 10**12}, "do not fit"),
+        ({"intermediate_size": 2**31 - 1}, "do not fit"),
+        ({"vocab_size": 10**9}, "do not fit"),
+    ],
+)
+def test_absurd_configuration_is_refused_before_a_model_is_built(
+    tiny: TinyLlama, changes: dict[str, object], words: str
+) -> None:
+    """Loops of mlx-lm over a number of the configuration's never begin: a load cannot be stopped."""
+    tiny.change_config(**changes)
+
+    with pytest.raises(ModelFormatError, match=words):
+        load_model(tiny.source)
+
+
 def test_trusted_code_runs(tiny: TinyLlama) -> None:
     """With the switch, and only with it, the checkpoint's own architecture is used."""
     (tiny.path / "arch.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
