@@ -182,6 +182,12 @@ def _lying_shape(tiny: TinyLlama) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
 
 
+def _infinite_shape(tiny: TinyLlama) -> None:
+    text = b'{"model.norm.weight":{"dtype":"F32","shape":[1e400],"data_offsets":[0,16]}}'
+    path = tiny.path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+
+
 def _other_shape(tiny: TinyLlama) -> None:
     tiny.change_config(intermediate_size=100)
 
@@ -275,6 +281,7 @@ def _no_template(tiny: TinyLlama) -> None:
         (_break_header, ModelFormatError, r"model\.safetensors.*not JSON"),
         (_huge_header, ModelFormatError, r"model\.safetensors.*longer than the file"),
         (_lying_shape, ModelFormatError, r"model\.norm\.weight do not agree"),
+        (_infinite_shape, ModelFormatError, r"entry for model\.norm\.weight makes no sense"),
         (_other_shape, ModelFormatError, "do not fit together"),
         (_missing_weight, ModelFormatError, "do not fit together"),
         (_no_weights, ModelNotFoundError, r"model\*\.safetensors"),
