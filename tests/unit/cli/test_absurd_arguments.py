@@ -35,7 +35,7 @@ LONG_NAME = f"/{'a' * 300}"
         ("ctl", "status", "--address", f"127.0.0.1:{DIGITS}"),
         ("ctl", "cache", "warm", LONG_PATH),
     ],
-    ids=lambda arguments: " ".join(one[:30] for one in arguments),
+    ids=lambda arguments: f"{' '.join(one[:30] for one in arguments)} ({len(arguments[-1])})",
 )
 def test_absurd_argument_is_a_short_line_and_exit_code_2(
     arguments: tuple[str, ...],
