@@ -18,8 +18,8 @@ import click
 from machd import errors
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
 from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.cli.commands import command_line
 from machd.cli.launchd_plists import agent_plist, daemon_plist
-from machd.cli.main import command_line
 from machd.cli.service_units import Installation, cuda_drop_in, system_units
 from machd.errors import MachdError
 from machd.settings.explain import settings_example, settings_markdown, settings_schema

@@ -173,7 +173,7 @@ def _serve(arguments: Sequence[str], log: str, max_file_bytes: int | None) -> No
 
 
 def _main() -> None:
-    import machd.cli.main  # noqa: PLC0415
+    import machd.cli.commands  # noqa: PLC0415
     import machd.cli.serve  # noqa: F401, PLC0415
     from machd.engine.blas import choose_blas  # noqa: PLC0415
     from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: PLC0415

@@ -1,7 +1,9 @@
 """A daemon with a scripted engine in a process of its own, as a service manager runs one.
 
 As a program it serves until a signal ends it, and takes settings by dotted key as JSON. Its model
-hangs for as long as the file ``$STALL_FILE`` is there, and takes ``$LOAD_S`` seconds to load.
+hangs for as long as the file ``$STALL_FILE`` is there, and takes ``$LOAD_S`` seconds to load, with
+``$LOAD_BUSY`` in a loop of Python that never ends. A reload says ``reloading`` and opens the pipe
+``$RELOAD_PIPE``, where it hangs in the system call as on a file system that does not answer.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,13 +24,13 @@ from typing import Self
 
 from dialogue import told
 
-from machd.cli.main import _leave
+from machd.cli.commands import leave
 from machd.daemon import Daemon
 from machd.engine.fake import FakeEngine
 from machd.engine.protocol import StepPlan
 from machd.errors import MachdError
 from machd.serving.notify import forget_service_variables
-from machd.settings.sources import SettingsSources, process_environ
+from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 from machd.telemetry.logs import configure_logs
 
 __all__ = ["STEP_S", "ServiceDaemon", "socket_activated"]
@@ -128,13 +131,29 @@ def _pace(_plan: StepPlan) -> None:
         time.sleep(0.01)
 
 
+class _HangingSources(SettingsSources):
+    """Settings that can be read once; a second time the file system does not answer."""
+
+    def load(self) -> LoadedSettings:
+        """Read them, or hang."""
+        pipe = self.environ["RELOAD_PIPE"]
+        if threading.current_thread() is not threading.main_thread():
+            _say("reloading")
+            Path(pipe).read_bytes()
+        return super().load()
+
+
 def _load() -> FakeEngine:
+    while os.environ.get("LOAD_BUSY"):
+        pass
     time.sleep(float(os.environ.get("LOAD_S", "0")))
     return FakeEngine(told, before_step=_pace, context_tokens=100_000)
 
 
 def _serve(flags: Mapping[str, object], config_path: Path | None) -> int:
-    sources = SettingsSources(config_path, process_environ(), {**_FLAGS, **flags})
+    environ = process_environ()
+    kind = _HangingSources if "RELOAD_PIPE" in environ else SettingsSources
+    sources = kind(config_path, environ, {**_FLAGS, **flags})
     forget_service_variables(os.environ)
     try:
         loaded = sources.load()
@@ -153,4 +172,4 @@ def _say(url: str) -> None:
 
 
 if __name__ == "__main__":
-    _leave(_serve(json.loads(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None))
+    leave(_serve(json.loads(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None))

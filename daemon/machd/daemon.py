@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -123,6 +124,8 @@ class Daemon:
         Raises:
             MachdError: The model could not be loaded, or the engine stopped for good.
         """
+        # asyncio waits for its own executor at the end.
+        asyncio.get_running_loop().set_default_executor(_Workers())
         try:
             parts = Parts(
                 self._sources,
@@ -173,9 +176,8 @@ class Daemon:
             asyncio.create_task(watch)
             for watch in (parts.lag.watch(), report.watch(), heap.watch())
         ]
-        servers.start()
         self._take_signals(parts, report)
-        parts.loop.start()
+        servers.start()
         self._log.info(
             "daemon.listening",
             url=self.url,
@@ -183,7 +185,9 @@ class Daemon:
             is_inherited=self._entrance.public.is_inherited,
         )
         try:
-            await self._load_model(parts, servers, report)
+            if not self._stop.is_set():
+                parts.loop.start()
+                await self._load_model(parts, servers, report)
             if not self._stop.is_set():
                 await self._wait_for_end(parts, servers)
             await self._drain(parts, servers, report)
@@ -295,6 +299,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             event_loop.add_signal_handler(number, self.request_stop)
         event_loop.add_signal_handler(signal.SIGHUP, self._request_reload, parts, report)
+        # The command line lets a reload wait until it can be done.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _request_reload(self, parts: Parts, report: ServiceReport) -> None:
         """Read the settings again; what comes of it is logged.
@@ -315,6 +321,18 @@ class Daemon:
                     await parts.configuration.reload()
             finally:
                 report.reloaded()
+
+
+class _Workers(ThreadPoolExecutor):
+    """Worker threads that nothing waits for when the daemon ends.
+
+    A reload may be inside a system call on a file system that does not answer, and that thread
+    never comes back.
+    """
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the base class's
+        """Take no more work; the threads end when they can."""
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 async def _join(loop: EngineLoop) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS
 from machd.api.endpoints import PUBLIC_ENDPOINTS
-from machd.cli.main import command_line
+from machd.cli.commands import command_line
 from machd.errors import MachdError
 from machd.settings.keys import setting_keys
 from machd.telemetry.metric_table import METRICS

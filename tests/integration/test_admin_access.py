@@ -277,7 +277,7 @@ def test_a_token_file_that_is_no_file_is_refused_at_once(
     flags = {"auth.admin_token_file": str(path)} if source == "settings" else {}
     environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)} if source == "credential" else {}
     with (
-        pytest.raises(SettingsError, match="no regular file"),
+        pytest.raises(SettingsError, match="not a regular file"),
         AdminDaemon(tmp_path, flags=flags, environ=environ),
     ):
         pass
@@ -290,7 +290,7 @@ def test_a_key_file_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(pipe, 0o600)
     with AdminDaemon(tmp_path) as running:
         change = {"auth": {"api_keys_file": str(pipe)}}
-        assert "no regular file" in running.admin.patch("/admin/config", json=change).text
+        assert "not a regular file" in running.admin.patch("/admin/config", json=change).text
         assert running.admin.put("/admin/log-level", json={"level": "info"}).status_code == 200
 
 

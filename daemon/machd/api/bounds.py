@@ -11,6 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
+from machd.api.schema_bounds import MAX_CHOICES, MAX_LITERAL_CHARACTERS
+
 __all__ = [
     "MAX_ANTHROPIC_TOOLS",
     "MAX_PROMPTS",
@@ -165,7 +167,8 @@ GrammarText = Annotated[str, Meta(min_length=1, max_length=64 * 1024)]
 """A context-free grammar, in characters."""
 
 Choices = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1, max_length=1024)
+    list[Annotated[str, Meta(min_length=1, max_length=MAX_LITERAL_CHARACTERS)]],
+    Meta(min_length=1, max_length=MAX_CHOICES),
 ]
 """Texts one of which the answer is."""
 

@@ -19,6 +19,7 @@ from machd.errors import GrammarError
 __all__ = [
     "MAX_CHOICES",
     "MAX_DEPTH",
+    "MAX_LITERAL_CHARACTERS",
     "MAX_PROPERTIES",
     "check_constraint",
     "check_schema",

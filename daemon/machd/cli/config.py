@@ -17,6 +17,7 @@ from machd.settings.explain import (
     settings_toml,
 )
 from machd.settings.model import Settings
+from machd.settings.problems import shortened
 from machd.settings.sources import LoadedSettings, load_settings, process_environ
 
 __all__ = ["config"]
@@ -78,14 +79,15 @@ def init(path: Path, *, force: bool) -> None:
 
     It holds every key with its description and its default, and goes to PATH, or to machd.toml.
     """
+    shown = shortened(str(path))
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(settings_example())
     except FileExistsError:
-        raise SettingsError([f"{path}: is there already; --force overwrites it"]) from None
+        raise SettingsError([f"{shown}: is there already; --force overwrites it"]) from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise SettingsError([f"{path}: cannot be written: {reason}"]) from error
+        raise SettingsError([f"{shown}: cannot be written: {reason}"]) from error
     click.echo(f"Wrote {click.format_filename(path)}")
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 import click
 import msgspec
 
 from machd.api.admin_cache import (
+    MAX_WARM_BODY_BYTES,
     MAX_WARM_PROMPTS,
     WARM_PROMPT_FIELDS,
     CacheCleared,
@@ -26,6 +30,8 @@ from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import counted, json_option, say, show_answer
 from machd.cli.ctl_wait import Countdown
 from machd.errors import InvalidRequestError, RequestError, SettingsError, UnavailableError
+from machd.regular_files import open_regular
+from machd.settings.problems import shortened
 
 __all__ = ["cache"]
 
@@ -39,6 +45,9 @@ Line = tuple[int, WarmPrompt]
 _GROUP_PROMPTS = min(16, MAX_WARM_PROMPTS)
 _GROUP_BYTES = 4_000_000
 """Of one request: half of what the daemon takes, and a prompt that is longer goes alone."""
+
+_MAX_FILE_BYTES = 1 << 30
+_MAX_PROBLEMS = 100
 
 _OPTIONS = {"client": "--client", "cache_salt": "--cache-salt"}
 """What says for the whole file what a request says in a field."""
@@ -78,18 +87,19 @@ def clear(*, with_disk: bool, as_json: bool) -> None:
 
 
 @cache.command()
-@click.argument("file", type=click.File("rb"))
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--client", metavar="NAME", help="Name of the API key whose requests find them.")
 @click.option("--cache-salt", metavar="SALT", help="The cache_salt that those requests send.")
 @target_options
 @json_option
-def warm(file: BinaryIO, *, client: str | None, cache_salt: str | None, as_json: bool) -> None:
+def warm(file: Path, *, client: str | None, cache_salt: str | None, as_json: bool) -> None:
     """Have the daemon compute the prompts in FILE, so that later requests find them.
 
     Each line is a JSON text, or an object with a prompt, or with messages and tools as a chat
     completion has them. - reads standard input.
     """
-    lines = _read(file)
+    with _opened(file) as content:
+        lines = _read(content)
     asked = WarmRequest(prompts=[], client=client, cache_salt=cache_salt)
     warmed = _warm(admin_client(), asked, lines)
     names = [f"line {number}" for number, _ in lines]
@@ -115,6 +125,40 @@ def _say_cleared(cleared: CacheCleared, *, with_disk: bool) -> None:
         say(f"{shown_size(cleared.disk_bytes)} of this model remain on disk{how}")
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, or standard input for ``-``.
+
+    Raises:
+        SettingsError: It cannot be read.
+    """
+    if path == Path("-"):
+        yield sys.stdin.buffer
+        return
+    try:
+        with open_regular(path) as file:
+            yield file
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError([f"{shortened(str(path))}: cannot be read: {reason}"]) from None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The file's lines.
+
+    Raises:
+        SettingsError: A line, or all of them, are longer than the daemon could take.
+    """
+    left_bytes = _MAX_FILE_BYTES
+    while line := file.readline(MAX_WARM_BODY_BYTES + 1):
+        left_bytes -= len(line)
+        if len(line) > MAX_WARM_BODY_BYTES:
+            raise SettingsError([f"a line is longer than {MAX_WARM_BODY_BYTES} bytes"])
+        if left_bytes < 0:
+            raise SettingsError([f"the prompts are more than {_MAX_FILE_BYTES >> 20} MiB"])
+        yield line
+
+
 def _read(file: BinaryIO) -> list[Line]:
     """The prompts of a file; empty lines are skipped.
 
@@ -123,7 +167,7 @@ def _read(file: BinaryIO) -> list[Line]:
     """
     lines: list[Line] = []
     problems: list[str] = []
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(_lines(file), start=1):
         # Some editors begin a file with a mark.
         content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not content.strip():
@@ -132,6 +176,8 @@ def _read(file: BinaryIO) -> list[Line]:
             lines.append((number, _prompt(content)))
         except InvalidRequestError as error:
             problems.append(f"line {number}: {error.message}")
+            if len(problems) == _MAX_PROBLEMS:
+                break
     if not lines and not problems:
         problems.append("the file holds no prompt")
     if problems:

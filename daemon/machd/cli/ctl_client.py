@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from msgspec import Struct
 
 from machd.api.admin_errors import AdminErrorBody, AdminErrorDetail
 from machd.errors import FaultError, MachdError, NoDaemonError, RequestError, UnavailableError
+from machd.settings.texts import MAX_SOCKET_PATH_BYTES
 
 __all__ = ["AdminAddress", "AdminClient"]
 
@@ -46,10 +49,13 @@ class AdminAddress:
             ValueError: It is none, or no loopback address: the token never leaves the machine.
         """
         if text.startswith("unix:") and text != "unix:":
-            return cls(path=text.removeprefix("unix:"))
+            path = text.removeprefix("unix:")
+            if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+                raise ValueError(f"has more than {MAX_SOCKET_PATH_BYTES} bytes in its path")
+            return cls(path=path)
         host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65_535:
             raise ValueError("is not HOST:PORT and not unix:PATH")
         if not _is_loopback(host):
             raise ValueError("is no loopback address, and the admin API has no other")

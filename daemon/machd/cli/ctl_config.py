@@ -118,6 +118,6 @@ def _value(text: str) -> object:
     """A value as TOML has it, or else the text itself."""
     try:
         value: object = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or an integer of too many digits
         return text
     return value if isinstance(value, bool | int | float | str | list) else text

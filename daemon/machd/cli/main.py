@@ -1,101 +1,36 @@
-"""The ``machd`` command: finds the subcommand, and turns every error into a line and a code."""
+"""The entry point of ``machd``: signal handlers first, then the command line.
+
+Importing the daemon's libraries takes seconds, and a supervisor may stop the process meanwhile. So
+this module imports next to nothing before its handlers are installed.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-from importlib import import_module
+from types import FrameType
 
-import click
-import structlog
-
-from machd import __version__
-from machd.errors import MachdError
-
-__all__ = ["command_line", "main"]
-
-_COMMANDS = {
-    "serve": "machd.cli.serve:serve",
-    "check": "machd.cli.check:check",
-    "config": "machd.cli.config:config",
-    "model": "machd.cli.model:model",
-    "bench": "machd.cli.bench:bench",
-    "ctl": "machd.cli.ctl:ctl",
-    "install-service": "machd.cli.install_service:install_service",
-    "version": "machd.cli.version:version",
-}
-"""Where each subcommand is; imported only when it runs, so that help comes at once."""
-
-_INTERRUPTED = 130
-
-
-class _Commands(click.Group):
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        if name == "serve":
-            _ignore_reloads()
-        module, _, attribute = _COMMANDS[name].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
-
-
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="machd")
-def command_line() -> None:
-    """Serve an MLX model over the OpenAI API: one config file, one process."""
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; the exit codes are those of the contract."""
-    # What a command prints is its answer; a warning beside it belongs elsewhere. `serve` does more.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    _leave(_run())
+    if sys.argv[1:2] == ["serve"]:
+        _handle_early_signals()
+    from machd.cli.commands import leave, run  # noqa: PLC0415 - see the module's docstring
+
+    leave(run())
 
 
-def _ignore_reloads() -> None:
-    """Outlive a SIGHUP until the daemon takes it; what it needs takes seconds to be imported."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def _handle_early_signals() -> None:
+    """Handle signals until the daemon does: a stop ends the process, a reload stays pending."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit_at_once)
+    # Threads inherit the mask, so that the signal waits for the daemon's own handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
-def _run() -> int:
-    try:
-        # Outside of its standalone mode click returns the code of ctx.exit() and raises nothing.
-        exit_code = command_line(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
-    except MachdError as error:
-        for line in error.message.splitlines():
-            click.echo(f"machd: {_printable(line)}", err=True)
-        return error.exit_code
-    return exit_code if isinstance(exit_code, int) else 0
-
-
-def _printable(line: str) -> str:
-    """Without control characters: a message may quote a model's files, which a stranger wrote."""
-    return "".join(character if character.isprintable() else "?" for character in line)
-
-
-def _leave(exit_code: int) -> None:
-    """Exit, even while a thread is inside native code, which nothing can interrupt.
-
-    A model that is still loading is such a thread; unwinding Python under it would abort the
-    process with a core dump instead of the exit code. mlx has threads of its own, which Python does
-    not list: on a machine with far too much to do a stop was seen to end that way.
-    """
-    has_native_threads = "mlx.core" in sys.modules
-    if has_native_threads or any(thread.daemon for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
-    sys.exit(exit_code)
+def _exit_at_once(_number: int, _frame: FrameType | None) -> None:
+    """Exit in the middle of an import: no address is bound yet and no file written."""
+    os._exit(0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
+import signal
 import textwrap
+from collections.abc import Callable
 
 import click
 
@@ -59,7 +62,8 @@ def serve(loaded: LoadedSettings) -> None:
             set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
             progress=progress,
         )
-        daemon = Daemon(
+        make_daemon = functools.partial(
+            Daemon,
             sources,
             loaded,
             load,
@@ -70,7 +74,27 @@ def serve(loaded: LoadedSettings) -> None:
                 measure_anew=startup_measure(cache_directory, model_path=model_path, anew=True),
             ),
         )
+        daemon = _made_between_signals(make_daemon)
         asyncio.run(daemon.run())
+
+
+def _made_between_signals(make_daemon: Callable[[], Daemon]) -> Daemon:
+    """Make the daemon, which binds addresses and writes files, and stop it in order from then on.
+
+    On its event loop it handles signals itself.
+    """
+    received: list[int] = []
+    _handle_stops(received.append)
+    daemon = make_daemon()
+    _handle_stops(lambda _number: daemon.request_stop())
+    for _ in received:
+        daemon.request_stop()
+    return daemon
+
+
+def _handle_stops(handle: Callable[[int], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: handle(received))
 
 
 def welcome(

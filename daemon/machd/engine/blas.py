@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from machd.clock import Clock, SystemClock
 from machd.errors import StartupError
+from machd.settings.problems import shortened
 
 __all__ = ["BlasChoice", "BlasReport", "choose_blas", "measure_blas"]
 
@@ -154,11 +156,9 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
 def _load_path(path: str) -> str:
     """Load the library that the user named."""
     fix = "give the path of a BLAS library with the cblas interface, or `auto`, or `off`"
-    if not Path(path).is_file():
-        raise StartupError(f"BLAS library {path}: no such file; {fix}")
-    problem = _load(path)
+    problem = _load(path) if os.path.isfile(path) else "no such file"  # noqa: PTH113 - no error for a long name
     if problem is not None:
-        raise StartupError(f"BLAS library {path}: {problem}; {fix}")
+        raise StartupError(f"BLAS library {shortened(path)}: {shortened(problem)}; {fix}")
     return path
 
 

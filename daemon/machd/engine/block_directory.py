@@ -61,13 +61,40 @@ class BlockDirectory:
         Raises:
             SettingsError: There is something else of that name, or it cannot be made.
         """
-        name = key.hex()
+        return KeyDirectory(self._open_key(key), lambda: self._reopen_key(key))
+
+    def _reopen_key(self, key: bytes) -> int:
+        """Make again what was removed while it was in use: the directory, its lock, a key's part."""
+        if not self._is_in_place():
+            fd = _open_root(self._path)
+            try:
+                lock_fd = _lock(self._path, fd)
+                # The numbers stay, so that other threads can go on using them.
+                os.dup2(lock_fd, self._lock_fd, inheritable=False)
+                os.close(lock_fd)
+                os.dup2(fd, self._fd, inheritable=False)
+            finally:
+                os.close(fd)
+        return self._open_key(key)
+
+    def _open_key(self, key: bytes) -> int:
+        path = self._path / key.hex()
         try:
             with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self._fd)
-            return KeyDirectory(_open_private(self._path / name, self._fd))
+                os.mkdir(path.name, 0o700, dir_fd=self._fd)
+            return _open_private(path, self._fd)
         except OSError as error:
-            raise _unusable(self._path / name, error) from error
+            raise _unusable(path, error) from error
+
+    def _is_in_place(self) -> bool:
+        """Whether the directory and the lock are those that the paths lead to."""
+        try:
+            lock = os.stat(_LOCK, dir_fd=self._fd, follow_symlinks=False)
+            return os.path.samestat(self._path.lstat(), os.fstat(self._fd)) and os.path.samestat(
+                lock, os.fstat(self._lock_fd)
+            )
+        except OSError:
+            return False
 
     def keys(self) -> list[bytes]:
         """All that have a sub-directory, or something else of its name."""

@@ -44,6 +44,13 @@ MAX_HEADER_BYTES = 1 << 20
 FIRST_BYTES = 32 << 10
 """As far as most headers go; to be read in one go."""
 
+_MAX_TOKENS = 4096
+"""Of a block: the most that ``cache.block_tokens`` takes."""
+
+_MAX_START = 1 << 32
+_MAX_MEMORY_BYTES = 1 << 20
+"""That a block may take in memory beside eight times its file."""
+
 _LENGTH_BYTES = 8
 _MARK = b'"checksum":"'
 _ZEROS = b"0" * (2 * hashlib.sha256().digest_size)
@@ -165,8 +172,10 @@ def _read_head(first: bytes, size_bytes: int) -> _Head | None:
     is_possible = (
         head.version == BLOCK_VERSION
         and stop + head.data_bytes == size_bytes
-        and len(head.token_ids) > 0
+        and 0 < len(head.token_ids) <= 4 * _MAX_TOKENS
         and len(head.token_ids) % 4 == 0
+        and head.start <= _MAX_START
+        and head.nbytes <= _MAX_MEMORY_BYTES + 8 * size_bytes
     )
     return head if is_possible else None
 

@@ -18,6 +18,7 @@ from machd.engine.block_content import BlockContent
 from machd.engine.block_encoding import encode_block
 from machd.engine.block_protocol import SavedBlock
 from machd.engine.key_directory import KeyDirectory
+from machd.errors import SettingsError
 
 __all__ = ["MAX_QUEUED_BYTES", "BlockWriter", "WrittenBlock"]
 
@@ -225,6 +226,11 @@ class BlockWriter:
         self._unsaved[digest] = None
         self._changed.notify()
 
+    def _lose_all(self) -> None:
+        with self._changed:
+            for digest in tuple(self._written):
+                self._lose(digest)
+
     def _leave_queue(self, digest: bytes) -> None:
         waiting = self._queue.pop(digest, None)
         if waiting is not None:
@@ -271,9 +277,16 @@ class BlockWriter:
         try:
             pieces = encode_block(saved, waiting.content, self._key)
             self._make_room(self._file_bytes + sum(len(piece) for piece in pieces))
-            size_bytes = self._directory.write(saved.digest, pieces, saved.used_unix_s)
+            try:
+                size_bytes = self._directory.write(saved.digest, pieces, saved.used_unix_s)
+            except FileNotFoundError:  # somebody has removed the directory, and all files with it
+                self._directory.restore()
+                self._lose_all()
+                size_bytes = self._directory.write(saved.digest, pieces, saved.used_unix_s)
         except OSError as error:
             cause = error.strerror or type(error).__name__
+        except SettingsError as error:
+            cause = error.message
         except Exception as error:  # noqa: BLE001 - a library's, and only a copy is lost
             cause = type(error).__name__
         with self._changed:

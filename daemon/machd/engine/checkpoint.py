@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from machd.engine.inspection_bounds import check_counts
 from machd.engine.model_files import read_object, shortened
 from machd.engine.safetensors_header import read_safetensors_header
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError
@@ -29,7 +30,6 @@ class Checkpoint:
         config: ``config.json``.
         weight_files: Every safetensors file that mlx-lm will read, sorted.
         stored_bytes: The bytes of all tensors as stored.
-        tensor_count: How many tensors there are.
         code_files: Where the checkpoint names Python code of its own; empty for most.
     """
 
@@ -37,7 +37,6 @@ class Checkpoint:
     config: dict[str, object]
     weight_files: tuple[Path, ...]
     stored_bytes: int
-    tensor_count: int
     code_files: tuple[str, ...]
 
     @property
@@ -62,12 +61,12 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         )
     weight_files = _weight_files(path)
     headers = [read_safetensors_header(file) for file in weight_files]
+    check_counts(config, sum(len(header.tensor_names) for header in headers))
     return Checkpoint(
         path=path,
         config=config,
         weight_files=weight_files,
         stored_bytes=sum(header.tensor_bytes for header in headers),
-        tensor_count=sum(len(header.tensor_names) for header in headers),
         code_files=tuple(_code_files(path, config)),
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from machd.engine.gguf_header import GgufHeader
+from machd.engine.inspection_bounds import check_counts
 from machd.engine.model_files import shortened
 from machd.engine.progress import LoadProgress
 from machd.errors import ModelArchitectureError, ModelFormatError
@@ -79,7 +80,8 @@ def check_gguf(header: GgufHeader) -> None:
 
     Raises:
         ModelArchitectureError: Another architecture, or a mixture of experts.
-        ModelFormatError: A tensor type that mlx does not read, or a tensor that llama has not.
+        ModelFormatError: A tensor type that mlx does not read, a tensor that llama has not, or more
+            layers than tensors.
     """
     name = header.path.name
     architecture = header.text("general.architecture")
@@ -102,6 +104,7 @@ def check_gguf(header: GgufHeader) -> None:
             raise ModelFormatError(f"{name}: a plain llama has no tensor {shortened(tensor.name)}")
     if not any(tensor.name == "token_embd.weight" for tensor in header.tensors):
         raise ModelFormatError(f"{name} holds no token_embd.weight; it is no language model")
+    check_counts(llama_config(header), len(header.tensors))
 
 
 def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) -> dict[str, object]:

@@ -7,6 +7,7 @@ microseconds. Compiling holds no lock of Python's, so it disturbs nobody but its
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -65,6 +66,15 @@ _MAX_FIRST_S = 0.05
 """What the first mask may take in processor time; one of 1,000 properties takes 0.01."""
 
 _MAX_MESSAGE_CHARACTERS = 600
+
+_STOP_REASONS = {
+    "NoExtension": "no text can satisfy it",
+    "NoExtensionBias": "no text can satisfy it",
+    "LexerTooComplex": "too complex to be followed in time",
+    "ParserTooComplex": "too complex to be followed in time",
+}
+_OPTION_ADVICE = re.compile(r"\. Enable '\w+' option .*")
+"""Advice to whoever calls the library."""
 
 _JSON_STYLE: JsonCompileOptions = {
     # Python's own style, which models have seen most. With one style only, keys and punctuation
@@ -223,10 +233,7 @@ class LlguidanceCompiler:
 
     def _check(self, matcher: LLMatcher, param: str) -> None:
         if matcher.is_error():
-            message = " ".join(matcher.get_error().split())[:_MAX_MESSAGE_CHARACTERS]
-            if "panic" in message or "<backtrace>" in message:
-                message = "too large for the compiler"
-            raise GrammarError(f"{param}: {message}", param=param)
+            raise GrammarError(f"{param}: {_sentence(matcher.get_error())}", param=param)
 
     def _tokens(self, param: str) -> LLTokenizer:
         with self._lock:
@@ -273,6 +280,18 @@ def _estimated_bytes(source: str, grammar: Grammar) -> int:
     """Memory that a kept grammar takes by now."""
     grown_bytes = _TOKEN_BYTES * compiled(grammar).growth.tokens
     return _BASE_BYTES + _CHARACTER_BYTES * len(source) + grown_bytes
+
+
+def _sentence(error: str) -> str:
+    """An error of llguidance in words for a client."""
+    text = " ".join(error.split())
+    if "panic" in text or "<backtrace>" in text:
+        return "too large for the compiler"
+    reason, mark, _ = text.partition("<non-verbose/>")
+    if mark:
+        # The name of its stop reason, where it has no words for it.
+        return _STOP_REASONS.get(reason.strip(" :"), "it cannot be followed")
+    return _OPTION_ADVICE.sub("", text)[:_MAX_MESSAGE_CHARACTERS]
 
 
 def _key(constraint: Constraint) -> tuple[ConstraintKind, str]:

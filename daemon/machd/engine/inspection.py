@@ -25,7 +25,7 @@ from machd.engine.context import context_tokens
 from machd.engine.device import available_memory_bytes, backend_name, device_memory_bytes
 from machd.engine.gguf import GGUF_GROUP_SIZE, check_gguf, lazy_llama_weights, llama_config
 from machd.engine.gguf_header import GgufHeader, read_gguf_header
-from machd.engine.inspection_bounds import bounded, check_layer_counts, printable
+from machd.engine.inspection_bounds import bounded, printable
 from machd.engine.inspection_modes import native_modes
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.model_files import shortened
@@ -159,7 +159,6 @@ def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
             "model_file, and serve it with `--model-trust-remote-code` if you trust it"
         )
     check_architecture(checkpoint.config)
-    check_layer_counts(checkpoint.config, checkpoint.tensor_count)
     template = directory_abilities(checkpoint, chat_template)
     with _building(source):
         # Lazy: arrays know their shapes and nothing is read.
@@ -182,7 +181,6 @@ def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
         header = read_gguf_header(source.path)
     check_gguf(header)
     config = llama_config(header)
-    check_layer_counts(config, len(header.tensors))
     template = gguf_abilities(header, chat_template)
     with _building(source):
         model = _lazy_llama(header, config)

@@ -17,11 +17,16 @@ from types import FrameType
 
 import psutil
 
+from machd.engine.model_files import shortened
 from machd.errors import MachdError, ModelFormatError
 
-__all__ = ["bounded", "check_layer_counts", "printable"]
+__all__ = ["bounded", "check_counts", "printable"]
 
 _LAYER_COUNT = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|layers|depth|block_count")
+_PART_COUNT = re.compile(r"(\w+_)?(experts?|heads?|groups?)")
+_MAX_PARTS = 1 << 16
+"""Of a layer: mlx-lm loops over them, and the largest models have some hundred experts."""
+
 _MAX_NESTING = 8
 _LARGEST_SHOWN = 1e300
 _MAX_MESSAGE_CHARS = 300
@@ -32,21 +37,30 @@ class _TimeIsUpError(BaseException):
     """Not an Exception: Jinja and mlx-lm catch those, and would go on."""
 
 
-def check_layer_counts(config: Mapping[str, object], tensor_count: int) -> None:
+def check_counts(config: Mapping[str, object], tensor_count: int) -> None:
     """Compare what a configuration calls a number of layers with how many tensors there are.
 
-    Every layer has a tensor at least, and a model is built layer by layer.
+    Every layer has a tensor at least, and a model is built layer by layer. Experts, heads and groups
+    can share one tensor.
 
     Raises:
-        ModelFormatError: There are more layers than tensors.
+        ModelFormatError: There are more layers than tensors, or more parts than any layer has.
     """
     for key, value in _numbers(config, _MAX_NESTING):
         if _LAYER_COUNT.fullmatch(key.lower()) and value > tensor_count:
-            shown = f"{value:.6g}" if value < _LARGEST_SHOWN else "infinitely many"
             raise ModelFormatError(
-                f"the configuration says {key} = {shown}, and the weights are {tensor_count} "
-                "tensors; fetch or copy config.json again"
+                f"the configuration says {shortened(key)} = {_number_text(value)}, and the weights are "
+                f"{tensor_count} tensors; fetch or copy config.json again"
             )
+        if _PART_COUNT.fullmatch(key.lower()) and value > _MAX_PARTS:
+            raise ModelFormatError(
+                f"the configuration says {shortened(key)} = {_number_text(value)}, and no layer has "
+                f"more than {_MAX_PARTS}; fetch or copy config.json again"
+            )
+
+
+def _number_text(value: float) -> str:
+    return f"{value:.6g}" if value < _LARGEST_SHOWN else "infinitely many"
 
 
 def _numbers(config: Mapping[str, object], nesting: int) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -42,9 +42,15 @@ class BlockFile:
 class KeyDirectory:
     """A directory of blocks that were made under one key."""
 
-    def __init__(self, fd: int) -> None:
-        """Take over a directory's file descriptor."""
+    def __init__(self, fd: int, reopen: Callable[[], int] | None = None) -> None:
+        """Take over a directory's file descriptor.
+
+        Args:
+            fd: The directory.
+            reopen: Makes the directory again and opens it, after somebody has removed it.
+        """
         self._fd = fd
+        self._reopen = reopen
         self._spare_fd: int | None = None
         self._keep_spare()
 
@@ -56,8 +62,11 @@ class KeyDirectory:
                 if _TEMPORARY.fullmatch(entry.name):
                     self._unlink(entry.name)
                 elif name := _BLOCK.fullmatch(entry.name):
-                    facts = entry.stat(follow_symlinks=False)
-                    found.append(BlockFile(bytes.fromhex(name[1]), facts.st_size, facts.st_mtime))
+                    with suppress(OSError):  # removed meanwhile, or its disk is broken there
+                        facts = entry.stat(follow_symlinks=False)
+                        found.append(
+                            BlockFile(bytes.fromhex(name[1]), facts.st_size, facts.st_mtime)
+                        )
         return found
 
     def read(self, digest: bytes, max_bytes: int) -> bytes:
@@ -118,6 +127,17 @@ class KeyDirectory:
     def delete(self, digest: bytes) -> None:
         """Delete a block's file, or what has its name; that it cannot be deleted is no fault."""
         self._unlink(_name(digest))
+
+    def restore(self) -> None:
+        """Make the directory again; nothing is in it.
+
+        Raises:
+            SettingsError: It cannot be made, or another daemon has made it.
+        """
+        if self._reopen is not None:
+            fd = self._reopen()
+            os.dup2(fd, self._fd, inheritable=False)  # the same number for all threads
+            os.close(fd)
 
     def close(self) -> None:
         """Give the file descriptors back."""

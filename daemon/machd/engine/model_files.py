@@ -1,4 +1,4 @@
-"""A stranger's files, opened with care: regular ones alone, and no more than a real one holds."""
+"""A checkpoint's files: regular files only, up to the size that real ones have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from machd import regular_files
 from machd.errors import ModelFormatError, ModelNotFoundError, SettingsError
+from machd.settings.problems import shortened as shortened_value
 
 __all__ = [
     "MAX_TEMPLATE_BYTES",
@@ -65,11 +67,13 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file to read bytes.
 
     Raises:
-        ModelFormatError: A pipe, a device or a folder: whoever opens those may wait for ever.
+        ModelFormatError: A pipe, a device or a folder.
         OSError: As ``open`` raises it.
     """
-    _check_regular(path, path.stat().st_mode)
-    return path.open("rb")
+    try:
+        return regular_files.open_regular(path)
+    except regular_files.IrregularFileError as error:
+        raise _irregular(path) from error
 
 
 def read_bytes(path: Path, max_bytes: int = _MAX_TOKENIZER_BYTES) -> bytes:
@@ -132,7 +136,9 @@ def read_template(path: Path) -> str:
         reason = f"{error.strerror}"
     except ModelFormatError as error:
         reason = error.message
-    raise SettingsError([f"model.chat_template: cannot read {path}: {reason}"])
+    raise SettingsError(
+        [f"model.chat_template: cannot read {shortened_value(str(path))}: {reason}"]
+    )
 
 
 def check_tokenizer_files(path: Path) -> None:
@@ -176,7 +182,11 @@ def _tokenizer_files(path: Path) -> Iterator[tuple[Path, int]]:
 
 def _check_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise ModelFormatError(f"{path.name} is not a regular file")
+        raise _irregular(path)
+
+
+def _irregular(path: Path) -> ModelFormatError:
+    return ModelFormatError(f"{path.name} is not a regular file")
 
 
 def _too_large(path: Path, max_bytes: int) -> ModelFormatError:

@@ -21,6 +21,7 @@ from machd.engine.progress import LoadProgress
 from machd.engine.protocol import Engine
 from machd.engine.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.source import resolve_model
+from machd.errors import SettingsError
 from machd.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -149,7 +150,12 @@ def _engine(
 def _block_directory(settings: Settings) -> Path | None:
     """Where the second tier of the prefix cache is; None without one."""
     cache = settings.cache
-    return Path(cache.disk_dir).expanduser() if cache.prefix and cache.disk_dir else None
+    if not cache.prefix or not cache.disk_dir:
+        return None
+    try:
+        return Path(cache.disk_dir).expanduser()
+    except RuntimeError as error:  # of a user without a home
+        raise SettingsError([f"cache.disk_dir: {error}"]) from None
 
 
 def _rounded(milliseconds: float | None) -> float | None:

@@ -21,6 +21,9 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The limit of the safetensors library itself."""
 
+_MAX_DIMENSIONS = 64
+_MAX_NUMBER = 1 << 63
+
 _BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -89,8 +92,8 @@ def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int
     shown = shortened(name)
     try:
         assert isinstance(entry, dict)
-        start, end = (int(offset) for offset in entry["data_offsets"])
-        elements = math.prod(int(length) for length in entry["shape"])
+        start, end = _numbers(entry["data_offsets"])
+        elements = math.prod(_numbers(entry["shape"]))
         bits = _BITS[entry["dtype"]]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         raise _broken(path, f"the header's entry for {shown} makes no sense") from error
@@ -101,6 +104,18 @@ def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int
     if elements < 0 or elements * bits != (end - start) * 8:
         raise _broken(path, f"shape and size of {shown} do not agree")
     return end - start
+
+
+def _numbers(values: list[object]) -> list[int]:
+    """Lengths or offsets: JSON also has fractions, and integers and lists of any size.
+
+    Raises:
+        ValueError: They are no lengths or offsets of a tensor.
+    """
+    numbers = [one for one in values if isinstance(one, int) and abs(one) < _MAX_NUMBER]
+    if len(numbers) < len(values) or len(values) > _MAX_DIMENSIONS:
+        raise ValueError("no lengths of a tensor")
+    return numbers
 
 
 def _broken(path: Path, problem: str) -> ModelFormatError:

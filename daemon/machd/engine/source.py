@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from machd.engine import embedded
 from machd.engine.progress import LoadProgress, SilentProgress
 from machd.errors import ModelDownloadError, ModelNotFoundError
+from machd.settings.problems import shortened
 
 __all__ = ["ModelSource", "SourceKind", "list_hub_models", "resolve_model"]
 
@@ -71,20 +73,20 @@ def resolve_model(
     progress = progress or SilentProgress()
     if model is None or model == embedded.EMBEDDED_MODEL_ID:
         return _embedded(offline=offline, cache_directory=cache_directory, progress=progress)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path, mode = _named_file(model)
+    if stat.S_ISDIR(mode):
         return ModelSource(SourceKind.DIRECTORY, path, Path(os.path.abspath(path)).name)  # noqa: PTH100 - a link keeps its own name
-    if path.is_file():
-        if path.suffix.lower() == ".gguf":
+    if mode:
+        if stat.S_ISREG(mode) and path.suffix.lower() == ".gguf":
             return ModelSource(SourceKind.GGUF, path, path.stem)
         raise ModelNotFoundError(
-            f"{model} is neither a directory nor a .gguf file; give the directory that holds "
+            f"{shortened(model)} is neither a directory nor a .gguf file; give the directory that holds "
             "config.json and the .safetensors files"
         )
     if _HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
         return ModelSource(SourceKind.DIRECTORY, _hub_snapshot(model, offline=offline), model)
     raise ModelNotFoundError(
-        f"{model} does not exist: give a directory in mlx-lm layout, a .gguf file, a hub id "
+        f"{shortened(model)} does not exist: give a directory in mlx-lm layout, a .gguf file, a hub id "
         "(org/name), or nothing for the embedded default"
     )
 
@@ -103,6 +105,25 @@ def list_hub_models() -> list[tuple[str, Path]]:
             folder = snapshot.parent.parent.name
             found[folder.removeprefix("models--").replace("--", "/", 1)] = snapshot
     return list(found.items())
+
+
+def _named_file(model: str) -> tuple[Path, int]:
+    """The path and the file mode of a MODEL argument; mode 0 where nothing has that name.
+
+    Raises:
+        ModelNotFoundError: The path cannot be looked at, or its home directory is unknown.
+    """
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        return path, path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path, 0
+    except RuntimeError as error:  # expanduser() of a user without a home
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise ModelNotFoundError(f"cannot look at {shortened(model)}: {reason}")
 
 
 def _embedded(*, offline: bool, cache_directory: Path, progress: LoadProgress) -> ModelSource:

@@ -57,7 +57,7 @@ class ApiKeys:
         """
         file = read_secret(path, key=_SETTING, max_bytes=_MAX_FILE_BYTES)
         try:
-            lines = file.content.decode("utf-8").splitlines()
+            lines = file.content.decode("utf-8").split("\n")
         except UnicodeDecodeError:
             raise SettingsError([f"{_SETTING}: cannot read {path}: not UTF-8"]) from None
         digests, problems = _parse(lines)
@@ -156,7 +156,7 @@ def _parse(lines: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
     digests: dict[str, bytes] = {}
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
-        text = line.strip()
+        text = line.strip(" \t\r")
         if not text or text.startswith("#"):
             continue
         name, separator, key = text.partition(":")
@@ -165,6 +165,11 @@ def _parse(lines: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
             problems.append(
                 f"line {number} is not name:key with a key of at least {_MIN_KEY_CHARACTERS} "
                 "characters, all of them ASCII and none a space"
+            )
+        elif not name.isprintable():
+            problems.append(
+                f"line {number} has a name with a control character or an invisible one in it; names "
+                "are shown in logs"
             )
         elif name in digests:
             problems.append(f"line {number} names {name} twice")

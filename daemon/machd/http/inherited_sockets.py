@@ -6,6 +6,7 @@ Such a socket outlives the daemon: who connects while it restarts waits for the 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def _names(environ: Mapping[str, str]) -> Sequence[str]:
     count_text = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not count_text:
         return ()
-    if not (count_text.isascii() and count_text.isdigit()):
+    if not re.fullmatch("[0-9]{1,6}", count_text):
         raise ListenError("LISTEN_FDS is no number; it is set by the service manager")
     count, text = int(count_text), environ.get("LISTEN_FDNAMES", "")
     names = text.split(":") if text else []

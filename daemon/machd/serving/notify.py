@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Mapping, MutableMapping
 
@@ -111,7 +112,7 @@ def _address(variable: str) -> bytes | None:
 def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
     """None where signs of life are not wanted, or are wanted of another process."""
     interval, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if pid not in {"", str(os.getpid())} or not (interval.isascii() and interval.isdigit()):
+    if pid not in {"", str(os.getpid())} or not re.fullmatch("[0-9]{1,20}", interval):
         return None
     return int(interval) / _US_PER_S or None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from machd.errors import SettingsError
+from machd.regular_files import read_regular
+from machd.settings.problems import shortened
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -20,6 +24,8 @@ __all__ = [
 
 CONFIG_VARIABLE = "LME_CONFIG"
 _FILE_NAME = "machd.toml"
+_MAX_FILE_BYTES = 1 << 20
+_MAX_KEY_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +64,43 @@ def usual_paths(environ: Mapping[str, str], *, platform: str = sys.platform) -> 
 
 
 def read_settings_file(file: SettingsFile) -> dict[str, object]:
-    """The file's tables.
+    """The file's tables; the null device is an empty file.
 
     Raises:
         SettingsError: The file cannot be read or is not TOML; names it, with line and column.
     """
     named_by = f" ({file.named_by})" if file.named_by else ""
+    content = b""
+    if file.path == Path(os.devnull):
+        return {}
     try:
-        return tomllib.loads(file.path.read_bytes().decode())
+        content = read_regular(file.path, max_bytes=_MAX_FILE_BYTES).content
+        return tomllib.loads(content.decode())
     except FileNotFoundError:
-        raise SettingsError([f"{file.path}: there is no such file{named_by}"]) from None
+        problem = "there is no such file"
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise SettingsError([f"{file.path}: cannot be read: {reason}{named_by}"]) from error
+        problem = f"cannot be read: {error.strerror or error}"
     except UnicodeDecodeError as error:
-        raise SettingsError(
-            [f"{file.path}: is not UTF-8 at byte {error.start}{named_by}"]
-        ) from None
+        problem = f"is not UTF-8 at byte {error.start}"
     except RecursionError:
-        raise SettingsError([f"{file.path}: is nested too deeply{named_by}"]) from None
+        problem = "is nested too deeply"
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError([f"{file.path}: is not TOML: {error}{named_by}"]) from None
+        problem = f"is not TOML: {shortened(str(error))}"
+    except ValueError:
+        problem = _long_number(content.decode())
+    raise SettingsError([f"{shortened(str(file.path))}: {problem}{named_by}"])
+
+
+def _long_number(text: str) -> str:
+    """The key whose integer has more digits than Python converts, and its line."""
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            section = f"{header[1].strip()}."
+        if any(len(run) >= sys.get_int_max_str_digits() for run in re.findall("[0-9_]+", line)):
+            key = shortened(line.partition("=")[0].strip(), _MAX_KEY_CHARS)
+            return f"{section}{key}: the number has too many digits (at line {number})"
+    return "a number has too many digits"
 
 
 def _user_folder(environ: Mapping[str, str], platform: str) -> Path | None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from machd.errors import SettingsError
 from machd.settings.file import CONFIG_VARIABLE, SettingsFile, read_settings_file
 from machd.settings.keys import ENVIRONMENT_PREFIX, SettingKey
-from machd.settings.problems import nearest
+from machd.settings.problems import nearest, shortened
 
 __all__ = [
     "Given",
@@ -86,7 +86,8 @@ def _given_by_tables(
     for section, table in tables.items():
         if section not in sections:
             near = _nearest_section(section, keys)
-            yield f"{section}: no such section; did you mean {near}? ({origin.detail})"
+            shown = shortened(section)
+            yield f"{shown}: no such section; did you mean {near}? ({origin.detail})"
         elif not isinstance(table, dict):
             yield f"{section}: is a section; write [{section}] ({origin.detail})"
         else:
@@ -100,7 +101,7 @@ def given_by_environment(environ: Mapping[str, str], keys: Keys) -> Iterator[Giv
     ours = {name for name in environ if name.startswith(ENVIRONMENT_PREFIX)} - {CONFIG_VARIABLE}
     for name in sorted(ours - key_of.keys()):
         near = nearest(name, (*key_of, CONFIG_VARIABLE))
-        yield f"{name}: no such variable; did you mean {near}?"
+        yield f"{shortened(name)}: no such variable; did you mean {near}?"
     for key in keys.values():
         names = [name for name in key.environment_names if name in ours]
         if len({environ[name] for name in names}) > 1:
@@ -121,7 +122,7 @@ def _given(dotted: str, value: object, origin: Origin, keys: Keys) -> Given | st
     if dotted in keys:
         return Given(keys[dotted], value, origin)
     near = _nearest_key(dotted, keys)
-    return f"{dotted}: no such setting; did you mean {near}? ({origin.detail})"
+    return f"{shortened(dotted)}: no such setting; did you mean {near}? ({origin.detail})"
 
 
 def _nearest_key(dotted: str, keys: Keys) -> str:

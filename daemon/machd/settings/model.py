@@ -23,7 +23,14 @@ from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
-from machd.settings.texts import AdminListen, HostName, ListenHost, Text, WebOrigin
+from machd.settings.texts import (
+    AdminListen,
+    HostName,
+    ListenHost,
+    Text,
+    WebOrigin,
+    is_same_address,
+)
 
 __all__ = [
     "AdminSettings",
@@ -89,6 +96,7 @@ class ModelSettings(SettingsSection):
     max_context_tokens: Annotated[int | None, Mark.RESTART] = Field(
         default=None,
         ge=1,
+        le=1_000_000_000,
         examples=[8192],
         description="Tokens that prompt and completion may take together. Without it the limit is "
         "the model's own.",
@@ -366,5 +374,15 @@ class Settings(SettingsSection):
             raise ValueError(
                 "speculation.mode: draft needs a model that guesses; name it in "
                 "speculation.draft_model, or set speculation.mode to auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _admin_listens_elsewhere(self) -> Self:
+        listen = self.admin.listen
+        if is_same_address(self.server.host, self.server.port, listen):
+            raise ValueError(
+                f"admin.listen: {listen} is the public address (server.host, server.port); give "
+                "the admin API another address, or set admin.listen to off"
             )
         return self

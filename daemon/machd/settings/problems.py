@@ -14,9 +14,14 @@ from pydantic_core import ErrorDetails
 
 from machd.settings.keys import SettingKey, ValueKind
 
-__all__ = ["nearest", "printable", "value_problem"]
+__all__ = ["nearest", "printable", "shortened", "value_problem"]
 
 _MAX_SHOWN_CHARS = 60
+_MAX_NAME_CHARS = 256
+"""Of a path or a name in a message: longer than real ones."""
+
+_MAX_COMPARED_CHARS = 64
+"""Of a misspelt name: comparing takes time with the square of its length."""
 
 _WANTED = MappingProxyType(
     {
@@ -41,6 +46,8 @@ def value_problem(key: SettingKey, error: ErrorDetails, *, is_toml: bool) -> str
     match error["type"]:
         case "greater_than_equal":
             return f"{_number(key, value)} is too small, the least is {key.least:.15g}"
+        case "int_parsing_size" if not f"{value}".lstrip().startswith("-") and key.most is not None:
+            return f"{_number(key, value)} is too large, the most is {key.most:.15g}"
         case "less_than_equal":
             return f"{_number(key, value)} is too large, the most is {key.most:.15g}"
         case "literal_error":
@@ -57,7 +64,12 @@ def value_problem(key: SettingKey, error: ErrorDetails, *, is_toml: bool) -> str
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known spelling that ``word`` is most like; there has to be one."""
-    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(word[:_MAX_COMPARED_CHARS], list(known), n=1, cutoff=0.0)[0]
+
+
+def shortened(text: str, max_chars: int = _MAX_NAME_CHARS) -> str:
+    """The text as far as a message shows it."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def printable(text: str) -> str:
@@ -82,14 +94,19 @@ def _toml_fix(key: SettingKey, kind: ValueKind, value: object) -> str:
 
 def _number(key: SettingKey, value: object) -> str:
     """A number as it was given: a variable holds text, but was read as a number."""
-    return value.strip() if isinstance(value, str) and not key.is_secret else _shown(key, value)
+    if isinstance(value, str) and not key.is_secret:
+        return shortened(value.strip(), _MAX_SHOWN_CHARS)
+    return _shown(key, value)
 
 
 def _shown(key: SettingKey, value: object) -> str:
     """A value on one line, cut if it is long, whatever characters are in it."""
     if key.is_secret:
         return "the value (hidden)"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    if not text.isprintable():
-        text = json.dumps(value, default=str)
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 1]}…"
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        if not text.isprintable():
+            text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):
+        return "the value"  # an integer of too many digits for Python to print, or deep tables
+    return shortened(text, _MAX_SHOWN_CHARS)

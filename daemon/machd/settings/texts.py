@@ -6,15 +6,33 @@ Each rule's message continues a sentence that starts with the value: ``"a b" is 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import sys
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-__all__ = ["AdminListen", "HostName", "ListenHost", "Text", "WebOrigin"]
+__all__ = [
+    "MAX_SOCKET_PATH_BYTES",
+    "AdminListen",
+    "HostName",
+    "ListenHost",
+    "Text",
+    "WebOrigin",
+    "is_same_address",
+]
 
 
 _MAX_PORT = 65_535
+_MAX_TEXT_CHARS = 4096
+"""A path of more characters cannot be opened on Linux; macOS takes 1,024."""
+
+_MAX_HOST_CHARS = 253
+"""Of a host name: RFC 1035, section 2.3.4."""
+
+MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
+"""What ``sun_path`` holds beside the zero byte at its end."""
 
 
 def _unicode(text: str) -> str:
@@ -22,6 +40,8 @@ def _unicode(text: str) -> str:
         raise ValueError("is not Unicode text")  # undecodable bytes: it could not be shown again
     if "\0" in text:
         raise ValueError("has a null character in it")  # no path and no name has one
+    if len(text) > _MAX_TEXT_CHARS:
+        raise ValueError(f"is longer than {_MAX_TEXT_CHARS} characters")
     return text
 
 
@@ -35,11 +55,25 @@ def _listen_host(text: str) -> str:
     if text.removeprefix("unix:").strip() == "":
         raise ValueError("names nothing to listen on; give an address or unix:PATH")
     if text.startswith("unix:"):
-        return text
+        return _socket(text)
     if "/" in text or any(character.isspace() for character in text):
         raise ValueError("is not an address; a socket file is written unix:PATH")
     if text.count(":") == 1:
         raise ValueError("has a port in it; the port is server.port")
+    return _short_host(text)
+
+
+def _socket(text: str) -> str:
+    if len(os.fsencode(text.removeprefix("unix:"))) > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"is too long for a socket file: its path can have {MAX_SOCKET_PATH_BYTES} bytes"
+        )
+    return text
+
+
+def _short_host(text: str) -> str:
+    if len(text) > _MAX_HOST_CHARS:
+        raise ValueError(f"is too long: a host name has {_MAX_HOST_CHARS} characters at the most")
     return text
 
 
@@ -63,13 +97,42 @@ def _admin_listen(text: str) -> str:
 def _host_name(text: str) -> str:
     if not re.fullmatch(r"[^\s/,]+", text):
         raise ValueError("is not a host name; leave out scheme and path")
-    return text
+    return _short_host(text)
 
 
 def _web_origin(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,]+", text):
         raise ValueError("is not an origin; write scheme://host or scheme://host:port, no path")
     return text
+
+
+def is_same_address(host: str, port: int, admin_listen: str) -> bool:
+    """Whether the admin API would have to share the public address.
+
+    Names other than ``localhost`` are not looked up.
+
+    Args:
+        host: ``server.host``.
+        port: ``server.port``; 0 is any free one.
+        admin_listen: ``admin.listen``.
+    """
+    if host.startswith("unix:") or admin_listen.startswith("unix:"):
+        paths = {os.path.abspath(one.removeprefix("unix:")) for one in (host, admin_listen)}  # noqa: PTH100 - links stay
+        return host.startswith("unix:") and admin_listen.startswith("unix:") and len(paths) == 1
+    admin_host, _, admin_port = admin_listen.rpartition(":")
+    if port == 0 or admin_port.lstrip("0") != f"{port}":
+        return False
+    public, admin = _ip_address(host), _ip_address(admin_host)
+    if public is None or admin is None:
+        return host == admin_host
+    return public == admin or (public.is_unspecified and public.version == admin.version)
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+    except ValueError:
+        return None
 
 
 _Unicode = Annotated[str, AfterValidator(_unicode)]

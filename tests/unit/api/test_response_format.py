@@ -10,6 +10,7 @@ import pytest
 from machd.api.completion_request import CompletionRequest
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.decoding import decode_body
+from machd.api.schema_bounds import read_choices
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 _SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
@@ -97,6 +98,17 @@ def test_choices_are_a_json_array() -> None:
         constraint = _constraint(**fields)
         assert constraint is not None
         assert json.loads(constraint.source) == choices
+
+
+def test_as_many_choices_are_taken_as_the_page_says() -> None:
+    """4,096 choices are decoded and pass the bounds of a constraint, one more is refused."""
+    choices = [f"choice {number}" for number in range(4096)]
+    constraint = _constraint(guided_choice=choices)
+    assert constraint is not None
+    assert read_choices(constraint) == choices
+    with pytest.raises(InvalidRequestError) as caught:
+        _constraint(guided_choice=[*choices, "one more"])
+    assert caught.value.param == "guided_choice"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
+import shutil
+import stat
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -28,11 +32,12 @@ from polling import wait_until
 from machd.clock import ManualClock
 from machd.engine import block_scan
 from machd.engine.block_content import BlockContent
-from machd.engine.block_encoding import MAX_BLOCK_BYTES
+from machd.engine.block_encoding import MAX_BLOCK_BYTES, header_stop
 from machd.engine.block_files import BlockFiles
 from machd.engine.block_protocol import SavedBlock
 from machd.engine.block_writer import MAX_QUEUED_BYTES, BlockWriter
 from machd.engine.key_directory import KeyDirectory
+from machd.errors import SettingsError
 
 KEY = b"k" * 16
 
@@ -226,6 +231,76 @@ def test_damage_is_deleted_and_counted(root: Path, damage: object, *, is_found: 
     assert not os.path.lexists(path)
     assert files.reading().damaged == 1
     assert files.reading().bytes == file_of(root, KEY, other).stat().st_size
+
+
+def _rewrite_head(path: Path, **changes: object) -> None:
+    """Change what a file says of itself; its checksum no longer holds."""
+    whole = path.read_bytes()
+    stop = header_stop(whole)
+    header = json.loads(whole[8:stop])
+    head = json.loads(header["__metadata__"]["machd_block"])
+    header["__metadata__"]["machd_block"] = json.dumps(head | changes)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[stop:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": b64encode(bytes(4 * 100_000)).decode()},
+        {"nbytes": 10**18},
+        {"start": 10**30},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_damaged_heads_cost_no_other_file(root: Path, changes: dict[str, object]) -> None:
+    """Numbers that no block has do not use up the limits of the scan or the tier's budget."""
+    blocks = [replace(saved_block(n), used_unix_s=1000.0 + n) for n in range(300)]
+    _written(root, blocks)
+    for block in blocks[78:]:
+        _rewrite_head(file_of(root, KEY, block), **changes)
+
+    files = BlockFiles(root, KEY)
+
+    assert {one.digest for one in files.saved()} == {one.digest for one in blocks[:78]}
+    assert files.reading().damaged == 222
+    files.close(10)
+
+
+def test_file_whose_entry_cannot_be_read_costs_no_other_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken file system that cannot tell a file's size does not end the scan."""
+    blocks = [saved_block(n) for n in range(3)]
+    _written(root, blocks)
+    scandir = os.scandir
+
+    class _Entries:
+        def __init__(self, fd: int) -> None:
+            self.entries = scandir(fd)
+
+        def __enter__(self) -> Iterator[object]:
+            return (_Broken(one) for one in self.entries)
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+    class _Broken:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name = entry.name
+            self._entry = entry
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            if self.name.startswith(blocks[0].digest.hex()):
+                raise OSError(errno.EIO, "Input/output error")
+            return self._entry.stat(follow_symlinks=follow_symlinks)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", _Entries)
+        files = BlockFiles(root, KEY)
+
+    assert {one.digest for one in files.saved()} == {one.digest for one in blocks[1:]}
+    files.close(10)
 
 
 def test_a_file_under_another_name(root: Path) -> None:
@@ -504,15 +579,55 @@ def test_a_disk_that_is_full(root: Path, opened: BlockFiles) -> None:
     assert [(one["event"], one["count"]) for one in logs] == [("blocks.not_written", 3)]
 
 
-def test_a_directory_that_goes_away(root: Path, opened: BlockFiles) -> None:
-    """Nothing is raised, and nothing is made anywhere else."""
-    (root / KEY.hex()).rmdir()
-    opened.save(saved_block(1), content_of(saved_block(1)))
-    wait_until(lambda: opened.reading().dropped == 1, "it cannot be written")
-    wait_until(lambda: opened.take_unsaved() == (saved_block(1).digest,), "and is known to be")
-    assert opened.load(saved_block(1)) is None
+def _remove_key(root: Path) -> None:
+    shutil.rmtree(root / KEY.hex())
+
+
+def _remove_content(root: Path) -> None:
+    for one in root.iterdir():
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+
+@pytest.mark.parametrize("remove", [_remove_key, _remove_content, shutil.rmtree])
+def test_removed_directory_is_made_again_and_used(
+    root: Path, opened: BlockFiles, remove: Callable[[Path], None]
+) -> None:
+    """The block that is being written is kept, what was kept is known to be gone, all is private."""
+    before, after = saved_block(1), saved_block(2)
+    opened.save(before, content_of(before))
+    wait_until(lambda: opened.reading().written == 1, "the first is written")
+
+    remove(root)
+    opened.save(after, content_of(after))
+
+    wait_until(lambda: opened.reading().written == 2, "the second is written")
+    assert _is(opened, after)
+    assert opened.take_unsaved() == (before.digest,)
+    assert opened.load(before) is None
+    assert opened.reading().bytes == sum(files_in(root, KEY).values())
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (root, root / KEY.hex())] == [0o700] * 2
+    with pytest.raises(SettingsError, match="another daemon"):
+        BlockFiles(root, KEY)
     opened.close(10)
-    assert not (root / KEY.hex()).exists()
+    again = BlockFiles(root, KEY)
+    assert [one.digest for one in again.saved()] == [after.digest]
+    again.close(10)
+
+
+def test_directory_that_another_daemon_has_made_again_is_left_to_it(
+    root: Path, opened: BlockFiles
+) -> None:
+    """Two daemons never share a directory, whoever comes first."""
+    shutil.rmtree(root)
+    other = BlockFiles(root, KEY)
+    with structlog.testing.capture_logs() as logs:
+        opened.save(saved_block(1), content_of(saved_block(1)))
+        wait_until(lambda: opened.reading().dropped == 1, "it cannot be written")
+        wait_until(lambda: bool(logs), "it is reported")
+    assert "another daemon" in logs[0]["cause"]
+    assert opened.take_unsaved() == (saved_block(1).digest,)
+    assert files_in(root, KEY) == {}
+    other.close(10)
 
 
 class _SlowDirectory(KeyDirectory):

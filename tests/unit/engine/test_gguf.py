@@ -45,7 +45,8 @@ def test_every_type_gives_the_numbers_of_its_format(tmp_path: Path, kind: str) -
     """Blocks dequantise to ggml's reference formulas; float32 scales leave no rounding."""
     values = np.random.default_rng(3).standard_normal((8, 256)).astype(np.float32)
     blocks = quantised(kind, values)
-    path = write_gguf(tmp_path / "x.gguf", llama_metadata(), {"token_embd.weight": blocks})
+    metadata = llama_metadata(**{"llama.block_count": 1})
+    path = write_gguf(tmp_path / "x.gguf", metadata, {"token_embd.weight": blocks})
     header = read_gguf_header(path)
     check_gguf(header)
     weights, _ = load_llama_weights(header, mx.float32, SilentProgress())

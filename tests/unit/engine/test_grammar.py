@@ -87,6 +87,28 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        (ConstraintKind.GRAMMAR, "start: start", "no text can satisfy it"),
+        (ConstraintKind.GRAMMAR, "start: A\nA: /a/ & /b/", "no text can satisfy it"),
+        (
+            ConstraintKind.JSON_SCHEMA,
+            '{"oneOf":[{"type":"string"},{"type":"string"}]}',
+            "oneOf constraints are not supported",
+        ),
+    ],
+)
+def test_compiler_error_is_a_sentence_for_the_client(
+    kind: ConstraintKind, source: str, message: str
+) -> None:
+    """No name or option of the library's is in it."""
+    with pytest.raises(GrammarError) as caught:
+        FakeEngine().grammars.compile(Constraint(kind, source, "p"))
+
+    assert caught.value.message == f"p: {message}"
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_used_is_refused_within_a_second(name: str) -> None:
     """Each bad constraint gets an error that names the field, soon enough to tell a client."""

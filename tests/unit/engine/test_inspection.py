@@ -169,7 +169,7 @@ def test_native_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"hidden_size": -64}, "do not fit"),
         ({"hidden_size": 10**12}, "do not fit"),
         ({"num_attention_heads": 0}, "do not fit"),
-        ({"num_key_value_heads": 10**9}, "do not fit"),
+        ({"num_key_value_heads": 10**9}, "no layer has more"),
         ({"intermediate_size": 2**31 - 1}, "do not fit"),
         ({"vocab_size": 10**9}, "do not fit"),
         ({"rope_scaling": "none"}, "do not fit"),

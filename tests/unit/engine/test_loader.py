@@ -182,6 +182,12 @@ def _lying_shape(tiny: TinyLlama) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
 
 
+def _infinite_shape(tiny: TinyLlama) -> None:
+    text = b'{"model.norm.weight":{"dtype":"F32","shape":[1e400],"data_offsets":[0,16]}}'
+    path = tiny.path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+
+
 def _other_shape(tiny: TinyLlama) -> None:
     tiny.change_config(intermediate_size=100)
 
@@ -275,6 +281,7 @@ def _no_template(tiny: TinyLlama) -> None:
         (_break_header, ModelFormatError, r"model\.safetensors.*not JSON"),
         (_huge_header, ModelFormatError, r"model\.safetensors.*longer than the file"),
         (_lying_shape, ModelFormatError, r"model\.norm\.weight do not agree"),
+        (_infinite_shape, ModelFormatError, r"entry for model\.norm\.weight makes no sense"),
         (_other_shape, ModelFormatError, "do not fit together"),
         (_missing_weight, ModelFormatError, "do not fit together"),
         (_no_weights, ModelNotFoundError, r"model\*\.safetensors"),
@@ -306,6 +313,29 @@ def test_damage_is_named_and_nothing_crashes(
     with pytest.raises(expected, match=words) as caught:
         load_model(tiny.source)
     assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1e\\+09, and the weights are"),
+        ({"num_hidden_layers": 1e400}, "infinitely many"),
+        ({"text_config": {"n_layers": 10**9}}, "n_layers"),
+        ({"num_local_experts": 10**9}, "num_local_experts = 1e\\+09, and no layer has"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads"),
+        ({"hidden_size": 10**12}, "do not fit"),
+        ({"intermediate_size": 2**31 - 1}, "do not fit"),
+        ({"vocab_size": 10**9}, "do not fit"),
+    ],
+)
+def test_absurd_configuration_is_refused_before_a_model_is_built(
+    tiny: TinyLlama, changes: dict[str, object], words: str
+) -> None:
+    """Loops of mlx-lm over a number of the configuration's never begin: a load cannot be stopped."""
+    tiny.change_config(**changes)
+
+    with pytest.raises(ModelFormatError, match=words):
+        load_model(tiny.source)
 
 
 def test_trusted_code_runs(tiny: TinyLlama) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import huggingface_hub
@@ -121,3 +122,18 @@ def test_an_unreachable_hub_is_a_download_error(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(ModelDownloadError, match="no route"):
         _resolve("org/name", tmp_path, offline=False)
+
+
+@pytest.mark.parametrize("model", ["/" + "a" * 300, "~no-such-user-of-this-machine/model"])
+def test_path_that_cannot_be_looked_at_is_an_error(model: str, tmp_path: Path) -> None:
+    """A name too long for the system and an unknown home are told with their reason."""
+    with pytest.raises(ModelNotFoundError, match="cannot look at"):
+        _resolve(model, tmp_path)
+
+
+def test_pipe_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """It exists, and is no model."""
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelNotFoundError, match="is neither a directory"):
+        _resolve(str(pipe), tmp_path)

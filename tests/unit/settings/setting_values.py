@@ -19,9 +19,11 @@ _WORDS = st.text(
 _NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
 _TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {
     "server.host": st.one_of(_NAMES, st.just("::1"), _NAMES.map(lambda name: f"unix:/{name}")),
+    # Both listeners cannot have one address: even ports and odd ones, two directories.
+    "server.port": st.integers(0, 32_767).map(lambda half: 2 * half),
     "admin.listen": st.one_of(
-        st.integers(0, 65_535).map(lambda port: f"127.0.0.1:{port}"),
-        _NAMES.map(lambda name: f"unix:/{name}"),
+        st.integers(0, 32_767).map(lambda half: f"127.0.0.1:{2 * half + 1}"),
+        _NAMES.map(lambda name: f"unix:/admin/{name}"),
         st.just("off"),
     ),
     # The mode draft needs a model besides.

@@ -81,7 +81,7 @@ def test_a_folder_is_no_settings_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         read_settings_file(SettingsFile(tmp_path))
 
-    assert caught.value.problems == [f"{tmp_path}: cannot be read: Is a directory"]
+    assert caught.value.problems == [f"{tmp_path}: cannot be read: it is not a regular file"]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def another_value(key: SettingKey) -> object:
         return key.example
     if key.words:
         return int(key.least or 0) + 1
+    if key.dotted == "server.port":
+        return 9090  # the default and one is the port of the admin API
     if key.dotted == "admin.listen":
         return "unix:/elsewhere"
     if isinstance(key.default, float) and key.most is not None and key.default + 1 > key.most:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from machd.engine.embedded import user_cache_directory
 from machd.errors import SettingsError
-from machd.http.secret_files import SecretFile, is_there, read_secret
+from machd.http.secret_files import is_there, read_secret
+from machd.regular_files import RegularFile
 
 __all__ = [
     "credential_path",
@@ -155,7 +156,7 @@ def _file_name(host: str, port: int) -> str:
     return f"admin-{port}.token" if host == _DEFAULT_HOST else f"admin-{host}-{port}.token"
 
 
-def _token(file: SecretFile, path: Path, key: str) -> str:
+def _token(file: RegularFile, path: Path, key: str) -> str:
     try:
         token = file.content.decode("ascii").strip()
     except UnicodeDecodeError:
