@@ -7,7 +7,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -33,6 +32,7 @@ from machd.serving.loop import EngineLoop
 from machd.serving.notify import ServiceNotifier
 from machd.serving.service_report import ServiceReport
 from machd.serving.startup_guard import NOTHING_MEASURED, Measures
+from machd.serving.workers import Workers
 from machd.settings.sources import LoadedSettings, SettingsSources
 
 __all__ = ["Daemon"]
@@ -45,6 +45,9 @@ _WRITING_JOIN_S = 12.0
 writes what is queued."""
 
 _SERVER_JOIN_S = 10.0
+
+_SYSTEM_THREADS = 4
+"""For what may wait for the system: settings that are read, the heap, an engine that ends."""
 
 _LAST_ANSWER_S = 1.0
 """How long clients get to read why their answers end, when nothing else is waited for."""
@@ -124,8 +127,9 @@ class Daemon:
         Raises:
             MachdError: The model could not be loaded, or the engine stopped for good.
         """
-        # asyncio waits for its own executor at the end.
-        asyncio.get_running_loop().set_default_executor(_Workers())
+        # asyncio would start its own threads when they are needed, and wait for them at the end.
+        workers = Workers(_SYSTEM_THREADS, name="machd-system")
+        asyncio.get_running_loop().set_default_executor(workers)
         try:
             parts = Parts(
                 self._sources,
@@ -321,18 +325,6 @@ class Daemon:
                     await parts.configuration.reload()
             finally:
                 report.reloaded()
-
-
-class _Workers(ThreadPoolExecutor):
-    """Worker threads that nothing waits for when the daemon ends.
-
-    A reload may be inside a system call on a file system that does not answer, and that thread
-    never comes back.
-    """
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the base class's
-        """Take no more work; the threads end when they can."""
-        super().shutdown(wait=False, cancel_futures=True)
 
 
 async def _join(loop: EngineLoop) -> None:

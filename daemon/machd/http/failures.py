@@ -29,6 +29,7 @@ from machd.errors import (
     MethodNotAllowedError,
     NotFoundError,
     OperatorAbortError,
+    OverloadedError,
     RequestError,
     RequestTimeoutError,
     UnavailableError,
@@ -156,9 +157,13 @@ def always_answered(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def unexpected(error: BaseException) -> FaultError:
-    """Log a bug of ours and give what the client may know of it."""
+def unexpected(error: BaseException) -> MachdError:
+    """Log what no handler knows and give what the client may know of it."""
     structlog.get_logger("machd.http").error("request.failed", exc_info=error)
+    if isinstance(error, MemoryError):
+        return OverloadedError(
+            "the server has too little memory left for this request; try again later"
+        )
     return FaultError("the server failed to answer this request")
 
 

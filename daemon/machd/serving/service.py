@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -37,6 +37,7 @@ from machd.serving.loop import EngineLoop
 from machd.serving.namespaces import cache_namespace, decode_namespace
 from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
+from machd.serving.workers import Workers
 
 __all__ = ["GenerationLimits", "GenerationService"]
 
@@ -99,10 +100,10 @@ class GenerationService:
         self._open: dict[str, Generation] = {}
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        self._workers = ThreadPoolExecutor(_TOKENISER_THREADS, thread_name_prefix="machd-tokeniser")
+        self._workers = Workers(_TOKENISER_THREADS, name="machd-tokeniser")
         # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
-        self._renderers = ThreadPoolExecutor(_TOKENISER_THREADS, thread_name_prefix="machd-chat")
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="machd-grammar")
+        self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
+        self._compiler = Workers(1, name="machd-grammar")
 
     @property
     def open_count(self) -> int:
@@ -279,7 +280,7 @@ class GenerationService:
     def close(self) -> None:
         """Let the worker threads go."""
         for pool in (self._workers, self._renderers, self._compiler):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown()
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
         """Refuse for good what could not be queued on an idle daemon either."""
