@@ -33,6 +33,7 @@ def _many_open_files() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("open_files", _OPEN_FILES)
 def test_streams_and_health_survive_a_flood_of_idle_connections(open_files: int) -> None:
     """Every stream ends whole, the admin listener's health always answers, and the log stays small.

@@ -279,7 +279,8 @@ class SchedulerCore:
         self, error: MachdError, now_s: float, *, include_waiting: bool = False
     ) -> list[Event]:
         """End every running sequence with ``error``; who waits goes on waiting unless included."""
-        self._max_running = max(1, len(self._slots) // 2)  # a smaller batch may succeed
+        if isinstance(error, OverloadedError):
+            self._max_running = max(1, len(self._slots) // 2)  # a smaller batch may fit
         everybody = [*self._slots, *(self._waiting if include_waiting else ())]
         events = self._end_with(error, everybody, now_s, is_sound=False)
         self._slots.confirm_released(self._slots.released)

@@ -16,7 +16,7 @@ import structlog
 from machd.capabilities.evidence import ProbeResult
 from machd.clock import Clock
 from machd.engine.protocol import Engine, StepMemoryError, StepPlan
-from machd.errors import EngineFaultError, MachdError, RequestError
+from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -445,9 +445,18 @@ class EngineLoop:
     def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> None:
         """Answer every running request, then start the engine's rows afresh.
 
+        An allocation that failed inside a step is no fault of the engine's: the next batch is half
+        as large.
+
         Raises:
             EngineFaultError: Too many steps in a row have failed, or the reset itself did.
         """
+        if isinstance(error, MemoryError):
+            overloaded = OverloadedError("the server has too little memory left for this request")
+            self._publish(scheduler.fail(overloaded, self._clock.monotonic_s()))
+            self._log.error("engine.step_failed", exc_info=error, in_a_row=0)
+            engine.reset()
+            return
         self._consecutive_faults += 1
         fault = EngineFaultError("the engine failed while computing this request")
         self._publish([EngineFaulted(), *scheduler.fail(fault, self._clock.monotonic_s())])

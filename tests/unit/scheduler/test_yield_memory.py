@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
 from machd.engine.fake import FakeEngine, lettered
 from machd.engine.fake_blocks import BYTES_PER_TOKEN
 from machd.engine.protocol import MemoryReading
-from machd.errors import EngineFaultError, OverloadedError
+from machd.errors import EngineFaultError, MachdError, OverloadedError
 from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import (
@@ -106,13 +107,16 @@ def test_fewer_decodes_run_after_a_yield_until_one_has_finished() -> None:
     assert admitted == ["c"]
 
 
-def test_a_smaller_batch_runs_after_an_engine_fault() -> None:
-    """Half as many decodes as failed together are admitted at first."""
+@pytest.mark.parametrize(
+    ("error", "admitted"), [(OverloadedError("planted"), 2), (EngineFaultError("planted"), 4)]
+)
+def test_a_smaller_batch_runs_after_an_allocation_failed(error: MachdError, admitted: int) -> None:
+    """Half as many decodes as were too many together are admitted at first."""
     scheduler = _running("a", "b", "c", "d")
-    scheduler.fail(EngineFaultError("planted"), 0.0)
+    scheduler.fail(error, 0.0)
     for sequence_id in "efgh":
         scheduler.submit((request_of(sequence_id),), 0.0)
-    assert len(only(SequenceAdmitted, scheduler.admit(0.0))) == 2
+    assert len(only(SequenceAdmitted, scheduler.admit(0.0))) == admitted
 
 
 def test_admission_beside_others_waits_for_memory() -> None:

@@ -239,7 +239,7 @@ def test_an_engine_fault_answers_who_runs_within_a_second_and_the_next_request_w
     def before_step(_plan: StepPlan) -> None:
         if not raised_s:
             raised_s.append(clock.monotonic_s())
-            raise MemoryError("planted")
+            raise RuntimeError("planted")
 
     with running_thread(FakeEngine(before_step=before_step), clock=clock) as thread:
         thread.submit(

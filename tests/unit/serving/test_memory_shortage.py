@@ -83,6 +83,18 @@ def test_a_request_that_cannot_fit_alone_is_refused_and_the_next_one_answered() 
         assert thread.published.ends(2)["small"].error is None
 
 
+def test_allocations_that_fail_inside_steps_end_no_thread() -> None:
+    """However many steps in a row raise MemoryError, requests get overloaded and others answers."""
+    faults = FakeFaults(step_errors={step: MemoryError("planted") for step in range(5)})
+    with running_thread(FakeEngine(faults=faults), make_scheduler=_batched) as thread:
+        for step in range(5):
+            thread.submit(request_of(f"r{step}"))
+            assert isinstance(thread.published.ends(step + 1)[f"r{step}"].error, OverloadedError)
+        thread.submit(request_of("last"))
+        assert thread.published.ends(6)["last"].error is None
+        assert only(EngineFaulted, thread.published.events) == []
+
+
 def test_memory_readings_that_fail_leave_the_last_one_marked_as_stale(
     logged: list[EventDict],
 ) -> None:

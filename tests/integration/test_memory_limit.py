@@ -1,0 +1,119 @@
+"""A load that exceeds a limit on the process's memory ends no daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from serve_process import ServeProcess
+from tiny_checkpoint import write_tiny_llama
+
+_WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "river",
+    "stone",
+    "light",
+    "house",
+    "green",
+    "winter",
+    "engine",
+    "memory",
+]
+_CLIENTS = 8
+_ROOM_BYTES = 600_000_000
+"""Memory beyond what an idle daemon takes: the KV of four or five of the longest requests."""
+
+_REQUESTS = 200 if os.environ.get("MACHD_LONG_TESTS") else 32
+
+
+@pytest.fixture(name="checkpoint", scope="module")
+def _checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that computes little and keeps 131 KB of keys and values a token."""
+    path = tmp_path_factory.mktemp("wide") / "wide"
+    return write_tiny_llama(path, layers=8, head_dim=128, kv_heads=16)
+
+
+def _daemon(checkpoint: Path, *, ulimit: str | None = None) -> ServeProcess:
+    return ServeProcess(
+        str(checkpoint),
+        "--continuous-batching",
+        "--continuous-batching-max-b=8",
+        "--continuous-batching-kv-budget-gb=20",
+        # So that both runs compute every token in the same way.
+        "--speculation-mode=off",
+        ulimit=ulimit,
+    )
+
+
+def _bodies() -> list[dict[str, object]]:
+    """Conversations of 200 to 700 words, and short answers."""
+    source = random.Random(14)
+    return [
+        {
+            "model": "wide",
+            "messages": [
+                {
+                    "role": "user",
+                    "content": " ".join(source.choices(_WORDS, k=source.randint(200, 700))),
+                }
+            ],
+            "max_tokens": source.randint(4, 24),
+            "temperature": 0,
+        }
+        for _ in range(_REQUESTS)
+    ]
+
+
+def _answers(url: str, bodies: list[dict[str, object]], *, clients: int) -> list[httpx.Response]:
+    with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(lambda body: client.post("/v1/chat/completions", json=body), bodies))
+
+
+def _text(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_load_beyond_a_memory_limit_is_answered_or_refused(checkpoint: Path) -> None:
+    """Every request gets the answer that it gets without a limit, or ``overloaded``; nothing ends."""
+    bodies = _bodies()
+    with _daemon(checkpoint) as daemon:
+        idle_bytes = psutil.Process(daemon.process.pid).memory_info().vms
+        expected = [_text(one) for one in _answers(daemon.url, bodies, clients=_CLIENTS)]
+
+    limit_kib = (idle_bytes + _ROOM_BYTES) // 1024
+    with _daemon(checkpoint, ulimit=f"-v {limit_kib}") as daemon:
+        answers = _answers(daemon.url, bodies, clients=_CLIENTS)
+        assert daemon.process.poll() is None, "".join(daemon.output[-20:])
+        # What is left when the load is over is enough for what fits alone.
+        (last,) = _answers(daemon.url, bodies[:1], clients=1)
+
+    outcomes = Counter(answer.status_code for answer in answers)
+    wrong = [
+        index
+        for index, (answer, text) in enumerate(zip(answers, expected, strict=True))
+        if answer.status_code == 200 and _text(answer) != text
+    ]
+    refused = [one for one in answers if one.status_code != 200]
+    assert wrong == [], outcomes
+    assert {one.json()["error"]["code"] for one in refused} <= {"overloaded"}, outcomes
+    assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
+    assert outcomes[200] >= _REQUESTS // 4, outcomes
+    assert (last.status_code, _text(last)) == (200, expected[0])
+    assert [one for one in daemon.events if one["event"] == "engine.memory_short"], (
+        "the load did exceed the limit"
+    )
+    faults = [one for one in daemon.events if one["level"] in {"error", "critical"}]
+    assert faults == [], json.dumps(faults)[:4000]
