@@ -40,8 +40,8 @@ _LOOKS_AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["reads
 _POISONABLE = (TinyKind.STANDARD, TinyKind.NESTED, TinyKind.HYBRID_GDN, TinyKind.ROTATING)
 
 
-class _PlantedError(Exception):
-    """A fault of a test's own."""
+class _PlantedError(BaseException):
+    """A fault of a test's own; like a panic of a library written in Rust, it is no Exception."""
 
 
 class _Batch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import sys
 from pathlib import Path
 
@@ -63,6 +65,43 @@ def test_the_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(device, "backend_name", lambda: "cpu")
     monkeypatch.setattr(device, "_control_group_bytes", lambda: MIB)
     assert device.available_memory_bytes() == MIB
+
+
+@pytest.mark.parametrize(
+    ("which", "used_pages"), [(resource.RLIMIT_AS, 300), (resource.RLIMIT_DATA, 100)]
+)
+def test_a_limit_of_the_process_bounds_what_is_available(
+    which: int, used_pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ulimit -v`` counts the address space, ``ulimit -d`` the data; both bound the capacity, too."""
+    limits = {which: (500 * resource.getpagesize(), resource.RLIM_INFINITY)}
+    nothing = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda one: limits.get(one, nothing))
+    statm = tmp_path / "statm"
+    statm.write_text("300 200 50 1 0 100 0\n")
+    monkeypatch.setattr(device, "_STATM", statm)
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    assert device.available_memory_bytes() == (500 - used_pages) * resource.getpagesize()
+    assert device.device_memory_bytes() == 500 * resource.getpagesize()
+
+
+def test_a_limit_that_cannot_be_read_is_not_taken_for_none(
+    own_group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a file descriptor the reading fails: the machine's memory is not the service's."""
+    _group(own_group, str(100 * MIB), 60 * MIB, 0)
+    monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    right = Path.read_text
+
+    def read(path: Path, encoding: str | None = None) -> str:
+        if path.name == "memory.max":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return right(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(OSError, match="Too many open files"):
+        device._control_group_bytes(tmp_path)
 
 
 def test_capacity_is_the_machines_or_the_groups(
