@@ -26,7 +26,7 @@ def saved_block(
     token_ids = tuple((number * 7919 + i) % 100_000 for i in range(tokens))
     text = before + np.array(token_ids, dtype="<u4").tobytes()
     digest = hashlib.blake2b(text, digest_size=16).digest()
-    return SavedBlock(digest, before, start, token_ids, has_state, nbytes=1000 + number)
+    return SavedBlock(digest, before, start, token_ids, has_state, nbytes=1000 + number % 1000)
 
 
 def chain(number: int, length: int) -> Iterator[SavedBlock]:

@@ -27,6 +27,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
         . ContextLengthExceededError
         . KvBudgetExceededError
         . GrammarError                schema, pattern or grammar that cannot be used
+        . TemplateLimitError          the model's chat template takes too much
       - AuthenticationError           401
       - ForbiddenOriginError          403
       - NotFoundError                 404
@@ -112,6 +113,7 @@ __all__ = [
     "SettingsChangedError",
     "SettingsError",
     "StartupError",
+    "TemplateLimitError",
     "TooManyInFlightError",
     "UnavailableError",
     "UnsupportedMediaTypeError",
@@ -267,6 +269,12 @@ class GrammarError(InvalidRequestError):
     """A schema, pattern or grammar that cannot be compiled, or became too complex on the way."""
 
     code = "invalid_grammar"
+
+
+class TemplateLimitError(InvalidRequestError):
+    """Rendering a conversation took more time, memory or text than a chat template may."""
+
+    code = "template_limit"
 
 
 class AuthenticationError(RequestError):

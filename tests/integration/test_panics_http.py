@@ -23,6 +23,7 @@ from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.protocol import Detokenizer
 from machd.http.admin.gate import AdminGate
 from machd.http.failures import always_answered
+from machd.http.stream import GenerationResponse
 
 
 class _Panic(BaseException):
@@ -137,27 +138,23 @@ async def test_the_admin_api_answers_a_panic_in_the_envelope() -> None:
     assert answer.json()["error"]["code"] == "fault"
 
 
-async def test_a_response_that_has_begun_is_cut() -> None:
-    """Nothing is sent after what was there, and the connection is aborted."""
-    sent: list[dict[str, Any]] = []
-    cuts: list[None] = []
+def test_a_response_that_has_begun_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client sees a broken answer, not a short one, and the daemon serves on."""
 
-    async def begin(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+    async def begin(response: GenerationResponse, _scope: Any, _receive: Any, send: Any) -> None:
+        response._generation.close()
+        headers = [(b"content-length", b"100")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         raise _Panic
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        raise AssertionError("there is no body to read")
-
-    scope: Any = {"type": "http", "path": "/", "state": {"machd_abort": lambda: cuts.append(None)}}
-    with capture_logs() as logged:
-        await always_answered(begin)(scope, receive, send)
-    assert [one["type"] for one in sent] == ["http.response.start"]
-    assert len(cuts) == 1
-    assert [one["event"] for one in logged] == ["request.failed"]
+    with RunningDaemon() as daemon:
+        with monkeypatch.context() as patch:
+            patch.setattr(GenerationResponse, "__call__", begin)
+            with capture_logs() as logged, pytest.raises(httpx.RemoteProtocolError):
+                httpx.post(f"{daemon.url}/v1/chat/completions", json=chat(max_tokens=2))
+        assert [one["event"] for one in logged if one["log_level"] == "error"] == ["request.failed"]
+        answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=chat(max_tokens=2))
+        assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -131,8 +131,18 @@ def inspect_model(
     else:
         opened = _open_directory(source, chat_template)
     limit_tokens = context_tokens(opened.config, max_context_tokens)
+    # Before the limit on memory under which the model is built, which is not the device's.
+    memory = _Memory(available_memory_bytes(), device_memory_bytes())
     with _building(source):
-        return _inspect(source, opened, dtype, limit_tokens)
+        return _inspect(source, opened, dtype, limit_tokens, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What the process can still take, and what the device can hold in all."""
+
+    available_bytes: int
+    device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +217,12 @@ def _lazy_llama(header: GgufHeader, config: dict[str, object]) -> Module:
 
 
 def _inspect(
-    source: ModelSource, opened: _Opened, dtype: str, limit_tokens: int
+    source: ModelSource, opened: _Opened, dtype: str, limit_tokens: int, memory: _Memory
 ) -> ModelInspection:
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
     model = opened.model
-    available_bytes = available_memory_bytes()
+    available_bytes = memory.available_bytes
     backend = backend_name()
     parameters = int(get_total_parameters(model))
     quantization = quantization_of(model)
@@ -253,7 +263,7 @@ def _inspect(
         native_modes=native_modes(),
         template=opened.template,
         backend=backend,
-        device_memory_bytes=device_memory_bytes(),
+        device_memory_bytes=memory.device_bytes,
         available_bytes=available_bytes,
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)

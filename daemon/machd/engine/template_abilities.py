@@ -30,10 +30,10 @@ from machd.engine.model_files import (
     read_text,
 )
 from machd.engine.template_probe import MARK, SYSTEM, TOOL, USER
-from machd.engine.template_renderer import RenderBounds, TemplateLimitError, TemplateRenderer
+from machd.engine.template_renderer import RenderBounds, TemplateRenderer
 from machd.engine.tokenizer_files import check_growth, check_template_sizes
 from machd.engine.untyped import Backend
-from machd.errors import InvalidRequestError, ModelFormatError
+from machd.errors import InvalidRequestError, ModelFormatError, TemplateLimitError
 from machd.panics import ENDINGS
 
 __all__ = ["TemplateAbilities", "directory_abilities", "gguf_abilities"]

@@ -36,9 +36,9 @@ from machd.engine.template_child import (
     render_text,
     send_frame,
 )
-from machd.errors import InvalidRequestError, OverloadedError
+from machd.errors import InvalidRequestError, OverloadedError, TemplateLimitError
 
-__all__ = ["RenderBounds", "TemplateLimitError", "TemplateRenderer", "is_known_template"]
+__all__ = ["RenderBounds", "TemplateRenderer", "is_known_template"]
 
 _KNOWN_TEMPLATES = frozenset(
     {
@@ -69,10 +69,6 @@ class RenderBounds:
 
     limit_s: float = 5.0
     memory_bytes: int = 256 << 20
-
-
-class TemplateLimitError(InvalidRequestError):
-    """Rendering took more time, memory or text than it may."""
 
 
 class TemplateRenderer:

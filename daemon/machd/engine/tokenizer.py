@@ -13,14 +13,15 @@ from machd.engine.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_
 from machd.engine.protocol import ChatMessages, Detokenizer
 from machd.engine.template_child import refusal_message
 from machd.engine.template_probe import MARK, TOOL, USER
-from machd.engine.template_renderer import (
-    TemplateLimitError,
-    TemplateRenderer,
-    is_known_template,
-)
+from machd.engine.template_renderer import TemplateRenderer, is_known_template
 from machd.engine.token_table import TokenForm, TokenTable
 from machd.engine.untyped import Backend, WrappedTokenizer
-from machd.errors import ChatTemplateMissingError, InvalidRequestError, MachdError
+from machd.errors import (
+    ChatTemplateMissingError,
+    InvalidRequestError,
+    MachdError,
+    TemplateLimitError,
+)
 from machd.panics import panics_as_errors
 
 __all__ = ["MlxTokenizer"]

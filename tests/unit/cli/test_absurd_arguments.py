@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from machd.cli.commands import run
 from machd.cli.ctl_client import AdminAddress
@@ -15,6 +17,14 @@ from machd.cli.ctl_client import AdminAddress
 DIGITS = "9" * 5_000
 LONG_PATH = f"/{'a' * 100_000}"
 LONG_NAME = f"/{'a' * 300}"
+
+
+@pytest.fixture(name="_logs_as_before", autouse=True)
+def _logs_as_before_() -> Iterator[None]:
+    """A command sends log lines to the standard error of its moment, which a test's capture closes."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.mark.parametrize(

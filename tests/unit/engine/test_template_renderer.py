@@ -18,11 +18,10 @@ from machd.engine.gguf_header import read_gguf_header
 from machd.engine.gguf_tokenizer import build_tokenizer
 from machd.engine.template_renderer import (
     RenderBounds,
-    TemplateLimitError,
     TemplateRenderer,
     is_known_template,
 )
-from machd.errors import InvalidRequestError, OverloadedError
+from machd.errors import InvalidRequestError, OverloadedError, TemplateLimitError
 
 USER: dict[str, object] = {"role": "user", "content": "hi"}
 PLAIN = "{{ messages[0].content }}"

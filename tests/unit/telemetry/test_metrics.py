@@ -413,6 +413,7 @@ def test_reasons_are_there_from_the_start() -> None:
             ("key_limit",),
             ("kv_budget_spent",),
             ("not_ready",),
+            ("overloaded",),
             ("queue_full",),
             ("queue_timeout",),
             ("too_many_in_flight",),
