@@ -143,7 +143,8 @@ def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -
             variables=variables,
         )
     except InvalidRequestError as error:
-        raise InvalidRequestError(error.message, param=conversation.messages_param) from error
+        error.param = conversation.messages_param
+        raise
 
 
 def _thinking(conversation: Conversation, tokenizer: Tokenizer, prompt: str) -> Thinking | None:
