@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from machd.engine.blas import choose_blas
 
@@ -27,6 +28,10 @@ if hasattr(os, "SCHED_BATCH"):
 from machd.engine import embedded  # noqa: E402
 from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.protocol import Engine  # noqa: E402
+
+# How long an example takes says something of the machine, and nothing of the property.
+settings.register_profile("machd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("machd")
 
 _ALONE = (
     "test_bench_",
