@@ -14,6 +14,7 @@ from machd.engine.heap import trim_heap
 __all__ = [
     "available_memory_bytes",
     "backend_name",
+    "computing_memory_bytes",
     "device_memory_bytes",
     "give_memory_back",
 ]
@@ -44,8 +45,22 @@ def available_memory_bytes() -> int:
     Raises:
         OSError: The system's files cannot be read, for want of file descriptors for example.
     """
-    backend = backend_name()
-    if backend == "cpu":
+    computing_bytes = computing_memory_bytes()
+    if backend_name() != "metal":
+        return computing_bytes
+    return min(computing_bytes, int(psutil.virtual_memory().available) + mx.get_cache_memory())
+
+
+def computing_memory_bytes() -> int:
+    """Bytes that a step can still take: as :func:`available_memory_bytes`, but for Metal.
+
+    macOS makes room for a step by compressing what other processes hold, so there it is what the
+    device recommends, less what mlx holds already.
+
+    Raises:
+        OSError: The system's files cannot be read.
+    """
+    if backend_name() == "cpu":
         machine_bytes = int(psutil.virtual_memory().available)
         limits = (_control_group_bytes(), _process_limit_bytes())
         return min([machine_bytes, *(one for one in limits if one is not None)])
@@ -54,13 +69,8 @@ def available_memory_bytes() -> int:
         value = facts.get(key)
         if isinstance(value, int):
             held_bytes = 0 if key == "free_memory" else mx.get_active_memory()
-            device_bytes = max(value - held_bytes, 0)
-            return min(device_bytes, _reusable_bytes()) if backend == "metal" else device_bytes
+            return max(value - held_bytes, 0)
     return int(psutil.virtual_memory().available)
-
-
-def _reusable_bytes() -> int:
-    return int(psutil.virtual_memory().available) + mx.get_cache_memory()
 
 
 def device_memory_bytes() -> int:

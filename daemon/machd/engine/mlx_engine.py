@@ -18,7 +18,11 @@ from machd.engine.block_store import BlockStore, SecondTier
 from machd.engine.decode_pass import Chunk
 from machd.engine.decoder import Decoder
 from machd.engine.decoder_row import Decoded, DecoderRow
-from machd.engine.device import available_memory_bytes, give_memory_back
+from machd.engine.device import (
+    available_memory_bytes,
+    computing_memory_bytes,
+    give_memory_back,
+)
 from machd.engine.fused import fuse_layers, takes_mixed_caches
 from machd.engine.grammar import LlguidanceCompiler
 from machd.engine.left_rows import LeftRows
@@ -110,7 +114,7 @@ class MlxEngine:
         self._serial: dict[int, Decoder] = {}
         if is_cpu:
             fuse_layers(loaded.model)
-        self._memory = StepMemory(available_memory_bytes, SystemClock())
+        self._memory = StepMemory(computing_memory_bytes, SystemClock())
         # Looking ahead, the step is under way before its plan is known.
         is_standard = loaded.description.cache.kind is KvCacheKind.STANDARD
         self._can_mix = not self._looks_ahead and is_standard and takes_mixed_caches(loaded.model)
@@ -204,7 +208,7 @@ class MlxEngine:
         Raises:
             OSError: The system cannot tell.
         """
-        available_bytes = available_memory_bytes()
+        step_bytes = self._memory.left_of(computing_memory_bytes())
         return MemoryReading(
             kv_used_bytes=sum(lane.kv_bytes for lane in self._every_lane)
             + sum(prefill.kv_bytes for prefill in self._prefills.values())
@@ -212,8 +216,8 @@ class MlxEngine:
             active_bytes=mx.get_active_memory(),
             peak_bytes=self._memory.peak_bytes,
             cache_bytes=mx.get_cache_memory(),
-            available_bytes=available_bytes,
-            step_bytes=self._memory.left_of(available_bytes),
+            available_bytes=available_memory_bytes(),
+            step_bytes=step_bytes,
             disk=self._blocks.reading(),
         )
 

@@ -154,6 +154,7 @@ def test_metal_shares_the_machines_memory(
     machine = psutil.virtual_memory()._replace(available=machine_bytes)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     assert device.available_memory_bytes() == expected_bytes
+    assert device.computing_memory_bytes() == 70, "macOS makes room for steps"
 
 
 def test_cuda_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
