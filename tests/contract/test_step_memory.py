@@ -92,7 +92,7 @@ def test_a_refused_step_leaves_the_engine_as_it_was(limited: _Limited) -> None:
 
 
 def test_steps_that_compute_nothing_are_never_refused(limited: _Limited) -> None:
-    """What frees memory is done however little there is."""
+    """A plan that only releases rows runs with no memory left."""
     limited.engine.run(StepPlan(prefill=(_chunk(0, 6),)))
     limited.set_left_bytes(0)
     limited.engine.run(StepPlan(release=(0,)))
