@@ -3,6 +3,7 @@
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 setup:
 	@scripts/setup
@@ -19,12 +20,11 @@ test: dev
 ifdef ARGS
 	.venv/bin/pytest $(ARGS)
 else
-	.venv/bin/pytest -m alone
-	.venv/bin/pytest -m "not alone" --numprocesses 2 --dist loadfile
+	.venv/bin/pytest $(SIDE_BY_SIDE)
 endif
 
 test-long: dev
-	MACHD_LONG_TESTS=1 .venv/bin/pytest -m long $(ARGS)
+	.venv/bin/pytest -m long $(or $(ARGS),$(SIDE_BY_SIDE))
 
 check: dev
 	.venv/bin/ruff format --check .

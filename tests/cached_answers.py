@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from polling import CEILING_S
 
 __all__ = ["Answer", "Asked", "ask", "ask_all", "ask_streamed", "prefix_stats", "stats"]
-
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def ask(url: str, asked: Asked) -> Answer:
     """Ask, and read the whole answer."""
     begun_s = time.monotonic()
     answer = httpx.post(
-        url + asked.path, json=dict(asked.fields), headers=asked.headers, timeout=_TIMEOUT_S
+        url + asked.path, json=dict(asked.fields), headers=asked.headers, timeout=CEILING_S
     )
     ended_s = time.monotonic()
     assert answer.status_code == 200, answer.text
@@ -116,7 +115,7 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
     text, reason, usage, ttft_s, events = "", None, dict[str, Any](), 0.0, 0
     begun_s = time.monotonic()
     with httpx.stream(
-        "POST", url + asked.path, json=fields, headers=asked.headers, timeout=_TIMEOUT_S
+        "POST", url + asked.path, json=fields, headers=asked.headers, timeout=CEILING_S
     ) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
@@ -147,7 +146,7 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
 def stats(url: str, key: str = "none") -> dict[str, Any]:
     """``GET /v1/cache/stats``; the key is for daemons that have some."""
     headers = {"X-Api-Key": key}
-    answer = httpx.get(f"{url}/v1/cache/stats", headers=headers, timeout=_TIMEOUT_S)
+    answer = httpx.get(f"{url}/v1/cache/stats", headers=headers, timeout=CEILING_S)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 

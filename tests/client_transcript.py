@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from polling import CEILING_S
 from transcript_shape import exchange_shape, laid_out
 
 __all__ = ["Exchange", "transcript"]
@@ -26,7 +27,6 @@ __all__ = ["Exchange", "transcript"]
 _DIRECTORY = Path(__file__).parent / "golden" / "clients"
 _UPDATES = os.environ.get("MACHD_UPDATE_GOLDEN") == "1"
 _OF_ONE_HOP = {"host", "connection", "transfer-encoding", "date", "server"}
-_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         exchange = Exchange(self.command, self.path, body)
         self.recorded.append(exchange)
-        connection = http.client.HTTPConnection(*self.upstream, timeout=_TIMEOUT_S)
+        connection = http.client.HTTPConnection(*self.upstream, timeout=CEILING_S)
         with contextlib.closing(connection):
             connection.request(self.command, self.path, body, dict(_passed(self.headers.items())))
             self._pass_back(exchange, connection.getresponse())

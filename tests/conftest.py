@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from httpx import _config as httpx_config
 from hypothesis import HealthCheck, settings
+from polling import CEILING_S
 
 from machd.engine.blas import choose_blas
 
@@ -33,26 +35,9 @@ from machd.engine.protocol import Engine  # noqa: E402
 settings.register_profile("machd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("machd")
 
-_ALONE = (
-    "test_bench_",
-    "test_chaos",
-    "test_embedded_model",
-    "test_prometheus",
-    "test_proxies",
-    "test_service_",
-    "test_shown_sessions",
-    "test_soak",
-    "test_structured_acceptance",
-)
-"""Beginnings of the names of modules whose every test is about times or whole processes."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the machine for itself: limits in seconds, and the modules named above."""
-    for item in items:
-        if item.get_closest_marker("flaky") or item.path.name.startswith(_ALONE):
-            item.add_marker("alone")
+# httpx's own five seconds would judge how busy the machine is.
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(httpx_config.DEFAULT_TIMEOUT_CONFIG, _phase, CEILING_S)
 
 
 @pytest.fixture(name="embedded_model_path", scope="session")

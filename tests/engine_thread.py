@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from polling import CEILING_S
 from sequence_samples import LIMITS, only
 from step_gate import StepGate
 
@@ -25,14 +26,12 @@ from machd.serving.startup_guard import Probe
 __all__ = [
     "CHUNK_TOKENS",
     "STOPPED",
-    "WITHIN_S",
     "Published",
     "Thread",
     "running_thread",
     "single_flight_of",
 ]
 
-WITHIN_S = 20.0
 CHUNK_TOKENS = 4
 STOPPED = DrainDeadlineError("stopped")
 
@@ -59,11 +58,11 @@ class Published:
         """Events of one kind so far."""
         return only(kind, self.events)
 
-    def wait_for(self, kind: type[_T], count: int = 1, *, within_s: float = WITHIN_S) -> list[_T]:
+    def wait_for(self, kind: type[_T], count: int = 1) -> list[_T]:
         """Events of one kind, as soon as there are ``count``."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, within_s), (
-                f"not {count} of {kind.__name__} within {within_s:g} s: {self.events}"
+            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, CEILING_S), (
+                f"not {count} of {kind.__name__} within {CEILING_S:g} s: {self.events}"
             )
             return self.of(kind)
 
@@ -105,7 +104,7 @@ class Thread:
 
     def fault(self) -> BaseException | None:
         """Why the thread ended, once it has."""
-        return self.loop.finished.exception(WITHIN_S)
+        return self.loop.finished.exception(CEILING_S)
 
 
 def single_flight_of(_engine: Engine) -> Scheduler:
@@ -140,4 +139,4 @@ def running_thread(
         if gate is not None:
             gate.open()
         thread.loop.stop(STOPPED)
-        assert thread.loop.join(WITHIN_S), "the engine thread did not end"
+        assert thread.loop.join(CEILING_S), "the engine thread did not end"

@@ -22,10 +22,10 @@ from typing import Any
 
 import httpx
 import psutil
+from polling import CEILING_S
 
 __all__ = ["DaemonParent", "ForkedDaemon", "daemon_parent"]
 
-_READY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.005
 
 
@@ -52,7 +52,7 @@ class ForkedDaemon:
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The first event of that name."""
-        deadline_s = time.monotonic() + _READY_WITHIN_S
+        deadline_s = time.monotonic() + CEILING_S
         while time.monotonic() < deadline_s:
             has_ended = psutil.Process(self.process_id).status() == psutil.STATUS_ZOMBIE
             for one in self.events:
@@ -76,7 +76,7 @@ class ForkedDaemon:
         """PATCH the settings, or POST an order, on the admin API."""
         with self.admin as admin:
             method = "PATCH" if path == "/admin/config" else "POST"
-            answer = admin.request(method, path, json=change, timeout=60)
+            answer = admin.request(method, path, json=change, timeout=CEILING_S)
         assert answer.status_code == 200, answer.text
 
     def signal(self, number: int) -> None:

@@ -10,6 +10,7 @@ from typing import Self
 
 import httpx
 from dialogue import chat, completion
+from polling import CEILING_S
 from raw_client import RawClient
 
 __all__ = ["MixedLoad"]
@@ -58,15 +59,17 @@ class MixedLoad:
         return body | {"model": self._model} | fields
 
     def _stream(self) -> None:
-        httpx.post(self._url + _PATH, json=self._body(stream=True), timeout=20).raise_for_status()
+        httpx.post(
+            self._url + _PATH, json=self._body(stream=True), timeout=CEILING_S
+        ).raise_for_status()
 
     def _respond(self) -> None:
         if next(self._number) % 2:
             body = chat("hi", max_tokens=10) | {"model": self._model}
-            httpx.post(f"{self._url}/v1/chat/completions", json=body, timeout=20)
+            httpx.post(f"{self._url}/v1/chat/completions", json=body, timeout=CEILING_S)
         else:
             body = {"model": self._model, "input": "hi", "max_output_tokens": 16}
-            httpx.post(f"{self._url}/v1/responses", json=body, timeout=20)
+            httpx.post(f"{self._url}/v1/responses", json=body, timeout=CEILING_S)
         self._stop.wait(0.1)
 
     def _leave(self) -> None:
@@ -81,5 +84,5 @@ class MixedLoad:
         alike = [body] * (self._crowd // 4)
         others = [self._body(max_tokens=8) for _ in range(self._crowd - len(alike))]
         for one in alike + others:
-            self._clients.submit(httpx.post, self._url + _PATH, json=one, timeout=20)
+            self._clients.submit(httpx.post, self._url + _PATH, json=one, timeout=CEILING_S)
         self._stop.wait(0.5)

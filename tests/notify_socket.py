@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from polling import wait_until
+from polling import CEILING_S, wait_until
 
 from machd.clock import SystemClock
 
@@ -46,7 +46,7 @@ class NotifySocket:
         """Hear no more."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
             bell.sendto(b"", self._socket.getsockname())
-        self._thread.join(5)
+        self._thread.join(CEILING_S)
         self._socket.close()
         self._directory.cleanup()
 
@@ -58,13 +58,13 @@ class NotifySocket:
         """What was assigned to ``name``, oldest first."""
         return [one.fields[name] for one in self.all_of(name)]
 
-    def wait_for(self, name: str, value: str, *, within_s: float = 20.0) -> Notification:
+    def wait_for(self, name: str, value: str) -> Notification:
         """The first notification in which ``name`` has a value that begins so."""
 
         def found() -> list[Notification]:
             return [one for one in self.all_of(name) if one.fields[name].startswith(value)]
 
-        wait_until(lambda: bool(found()), f"{name}={value} is heard", within_s=within_s)
+        wait_until(lambda: bool(found()), f"{name}={value} is heard")
         return found()[0]
 
     def _hear(self) -> None:

@@ -20,12 +20,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from polling import CEILING_S
+
 __all__ = ["LEAK_VARIABLE", "ask"]
 
 LEAK_VARIABLE = "MACHD_SOAK_LEAK_COPIES"
 """How often the body of every response is copied into a list that is never emptied; 0 unless set."""
 
-_TIMEOUT_S = 60.0
 _MALLINFO_FIELDS = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
@@ -41,7 +42,7 @@ class _Mallinfo(ctypes.Structure):
 def ask(path: Path | str, what: str = "counts") -> dict[str, Any]:
     """Counts of an observed daemon; with ``what`` = ``objects``, Python objects by type as well."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TIMEOUT_S)
+        connection.settimeout(CEILING_S)
         connection.connect(str(path))
         connection.sendall(what.encode() + b"\n")
         with connection.makefile("rb") as answer:

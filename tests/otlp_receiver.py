@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from polling import CEILING_S
 
 __all__ = ["OtlpReceiver", "ReceivedSpan"]
 
@@ -71,7 +72,7 @@ class OtlpReceiver:
         """Stop."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(CEILING_S)
 
     def take(self, body: bytes) -> None:
         """Keep the spans of one post."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 
 from machd.engine.fake import FakeEngine
@@ -45,7 +46,7 @@ def paced_daemon() -> Iterator[str]:
         try:
             yield process.stdout.readline().strip()
         finally:
-            process.communicate(timeout=30)
+            process.communicate(timeout=CEILING_S)
 
 
 def _pace(_plan: StepPlan) -> None:

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-from polling import wait_until
+from polling import CEILING_S, wait_until
 
 __all__ = ["ALERTS", "PROMETHEUS", "PROMTOOL", "PrometheusServer", "query_range"]
 
 PROMETHEUS = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 ALERTS = Path(__file__).resolve().parents[1] / "config" / "prometheus" / "alerts.yml"
-
-_START_S = 20.0
 
 
 class PrometheusServer:
@@ -55,7 +53,7 @@ class PrometheusServer:
             stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            wait_until(self._has_scraped, "Prometheus scrapes the daemon", within_s=_START_S)
+            wait_until(self._has_scraped, "Prometheus scrapes the daemon")
         except BaseException:
             self.__exit__()
             raise
@@ -65,7 +63,7 @@ class PrometheusServer:
         """Stop, and remove what it has stored."""
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(CEILING_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -118,7 +116,7 @@ def query_range(
 
 
 def _data(url: str, path: str, parameters: Mapping[str, str | float]) -> Any:
-    answer = httpx.get(f"{url}/api/v1/{path}", params=dict(parameters), timeout=10).json()
+    answer = httpx.get(f"{url}/api/v1/{path}", params=dict(parameters), timeout=CEILING_S).json()
     assert answer["status"] == "success", (parameters, answer)
     return answer["data"]
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
+from polling import CEILING_S
 
 __all__ = ["RawAnswer", "RawClient"]
-
-_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class RawClient:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self._socket.settimeout(_TIMEOUT_S)
+        self._socket.settimeout(CEILING_S)
         self._socket.connect((target.host, target.port))
         self.received = b""
 
@@ -122,7 +121,7 @@ class RawClient:
             rest = rest[length + 2 :]
         return body
 
-    def read_to_end(self, timeout_s: float = _TIMEOUT_S) -> bytes:
+    def read_to_end(self, timeout_s: float = CEILING_S) -> bytes:
         """Read until the server closes; returns everything."""
         self._socket.settimeout(timeout_s)
         while data := self._socket.recv(65_536):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from polling import CEILING_S
+
 from machd.daemon import Daemon
 from machd.engine.fake import FakeEngine
 from machd.engine.protocol import Engine
@@ -52,7 +54,7 @@ class RunningDaemon:
     def __enter__(self) -> Self:
         """Start and wait until requests are taken; raises what kept the daemon from it."""
         self._thread.start()
-        assert self._ready.wait(30), "the daemon did not become ready"
+        assert self._ready.wait(CEILING_S), "the daemon did not become ready"
         if self.error is not None:
             raise self.error
         return self
@@ -60,10 +62,10 @@ class RunningDaemon:
     def __exit__(self, *_: object) -> None:
         """Stop, at once if need be."""
         self.stop()
-        self._thread.join(2)
+        self._thread.join(CEILING_S)
         if self._thread.is_alive():
             self.stop()
-        self._thread.join(20)
+        self._thread.join(CEILING_S)
         assert not self._thread.is_alive(), "the daemon did not stop"
 
     def stop(self) -> None:

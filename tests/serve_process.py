@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
-__all__ = ["ServeProcess", "run_machd"]
+from polling import CEILING_S
 
-_READY_TIMEOUT_S = 90.0
+__all__ = ["ServeProcess", "run_machd"]
 
 
 class ServeProcess:
@@ -75,11 +75,11 @@ class ServeProcess:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(CEILING_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        self._reader.join(10)
+        self._reader.join(CEILING_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -89,7 +89,7 @@ class ServeProcess:
         events = (one for one in self.events if one["event"] == "daemon.listening")
         return str(next(events)["admin_url"])
 
-    def wait_for(self, event: str, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, object]:
+    def wait_for(self, event: str, timeout_s: float = CEILING_S) -> dict[str, object]:
         """The first log line of that event that has not been passed yet."""
         while True:
             line = self._lines.get(timeout=timeout_s)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from dialogue import told
+from polling import CEILING_S
 
 from machd.cli.commands import leave
 from machd.daemon import Daemon
@@ -94,7 +95,7 @@ class ServiceDaemon:
         """End it, however it is."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=CEILING_S)
 
     def read_url(self) -> str:
         """Where it listens; said once it is ready."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polling import CEILING_S
+
 __all__ = ["Session", "Step", "Terminal", "fenced_blocks", "is_as_shown", "sessions"]
 
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
@@ -71,7 +73,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=CEILING_S,
             check=False,
         )
         output = result.stdout

@@ -18,6 +18,7 @@ from typing import Any
 
 from bad_requests import BAD_REQUESTS
 from chaos_clients import Conduct, Errand, Town, answer_of, valid_requests
+from polling import CEILING_S
 from raw_client import RawAnswer
 from shaped_requests import shaped_requests
 
@@ -34,7 +35,6 @@ _BAD_SHARE = 0.08
 _SLOW_SHARE = 0.03
 _LEAVING = [one for one in Conduct if one.leaves]
 _SHAPED_TOKENS = 200
-_ROUND_TIMEOUT_S = 300.0
 
 Read = Callable[[RawAnswer], object]
 """What an answer says, without ids and times; raises AssertionError where it is not whole."""
@@ -114,7 +114,7 @@ class SoakLoad:
         self, errands: Sequence[Sequence[Errand]], *, max_clients: int
     ) -> list[tuple[Errand, RawAnswer | None]]:
         async def run() -> list[tuple[Errand, RawAnswer | None]]:
-            async with asyncio.timeout(_ROUND_TIMEOUT_S):
+            async with asyncio.timeout(CEILING_S):
                 return await Town(self._url, max_clients=max_clients).run(errands)
 
         return asyncio.run(run())

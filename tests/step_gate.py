@@ -6,13 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from polling import wait_until
+from polling import CEILING_S, wait_until
 
 from machd.engine.protocol import StepPlan
 
 __all__ = ["StepGate", "at_decode", "at_prefill"]
-
-_MAX_HOLD_S = 60.0
 
 
 def at_prefill(plan: StepPlan) -> bool:
@@ -60,18 +58,17 @@ class StepGate:
                 return
             self._held = plan
             self._changed.notify_all()
-            is_free = self._changed.wait_for(
-                lambda: self._is_open or self._permits > 0, _MAX_HOLD_S
-            )
+            is_free = self._changed.wait_for(lambda: self._is_open or self._permits > 0, CEILING_S)
             assert is_free, "a test forgot to open its gate"
             self._permits = max(0, self._permits - 1)
             self._held = None
 
-    def wait_until_held(self, within_s: float = 10.0) -> StepPlan:
+    def wait_until_held(self) -> StepPlan:
         """Wait until the engine stands at the gate; returns the step it is about to compute."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._held is not None, within_s), (
-                "the engine did not come to the gate"
+            assert self._changed.wait_for(lambda: self._held is not None, CEILING_S), (
+                f"the engine did not come to the gate; it has begun {self.step_count} steps, "
+                f"{self.prefill_count} of them with prompt tokens"
             )
             assert self._held is not None, "just waited for"
             return self._held

@@ -43,7 +43,7 @@ _SLOW = {"deepseek_v41", "longcat_flash_ngram"}
 
 
 def _slow(name: str) -> object:
-    return pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else [])
+    return pytest.param(name, marks=[pytest.mark.long] if name in _SLOW else [])
 
 
 @pytest.fixture(autouse=True, scope="module")

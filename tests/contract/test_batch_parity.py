@@ -215,7 +215,6 @@ def _embedded(embedded_engine: Engine) -> Iterator[Engine]:
     embedded_engine.reset()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["seven", "mixed parameters", "chunked prefill"])
 def test_company_changes_nothing_on_the_embedded_model(
     name: str, embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
@@ -226,7 +225,6 @@ def test_company_changes_nothing_on_the_embedded_model(
     assert embedded_alone.differences(script, script.play(embedded)) == []
 
 
-@pytest.mark.slow
 def test_the_answers_are_those_of_mlx_lms_batching_on_the_embedded_model(
     embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
 ) -> None:

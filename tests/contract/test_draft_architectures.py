@@ -44,7 +44,7 @@ _NOISE = 5e-3
 _EACH = pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(one, marks=() if one in _ONE_OF_EACH_KIND else pytest.mark.slow)
+        pytest.param(one, marks=() if one in _ONE_OF_EACH_KIND else pytest.mark.long)
         for one in _VARIANTS
     ],
 )

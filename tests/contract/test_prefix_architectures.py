@@ -54,7 +54,6 @@ def _computed(rows: BlockRows) -> list[SampledToken]:
     return tokens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", _VARIANTS)
 def test_blocks_stand_for_what_was_computed(variant: str) -> None:
     """In both lanes; after a round through plain arrays; and behind what a row has said."""

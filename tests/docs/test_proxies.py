@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from shown_sessions import fenced_blocks
 from step_gate import StepGate, at_decode
@@ -74,13 +74,12 @@ def running(command: Sequence[str], port: int) -> Iterator[None]:
         wait_until(
             lambda: process.poll() is not None or takes_connections(port),
             "the proxy takes connections",
-            within_s=15,
         )
         assert process.poll() is None, process.communicate()[0]
         yield
     finally:
         process.terminate()
-        process.communicate(timeout=15)
+        process.communicate(timeout=CEILING_S)
 
 
 def takes_connections(port: int) -> bool:
@@ -88,7 +87,7 @@ def takes_connections(port: int) -> bool:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=CEILING_S) as connection:
             context.wrap_socket(connection, server_hostname=NAME).close()
     except OSError:
         return False
@@ -154,7 +153,7 @@ def test_a_stream_arrives_piece_by_piece(proxy: object, tmp_path: Path) -> None:
         RunningDaemon(lambda: FakeEngine(spelled("abc"), before_step=gate), flags) as daemon,
         gate,
         proxy(urlsplit(daemon.url).netloc, tmp_path) as port,
-        httpx.Client(verify=False, timeout=15) as client,  # noqa: S501 - a certificate of the test
+        httpx.Client(verify=False, timeout=CEILING_S) as client,  # noqa: S501 - a certificate of the test
         client.stream(
             "POST",
             f"https://127.0.0.1:{port}/v1/chat/completions",

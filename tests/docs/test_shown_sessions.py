@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from polling import CEILING_S
 from serve_process import ServeProcess
 from shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
 
@@ -70,7 +71,6 @@ def _terminal(daemon: ServeProcess, token_file: Path, tmp_path: Path) -> Termina
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_SESSIONS, ids=name_of)
 def test_a_pages_commands_answer_as_it_shows(page: Path, terminal: Terminal) -> None:
     """Commands of a page, one after the other in one folder, print what stands below them."""
@@ -139,7 +139,6 @@ def test_a_wrong_output_is_noticed() -> None:
     assert not is_as_shown("… done", "failed")
 
 
-@pytest.mark.slow
 def test_the_python_of_the_start_page_runs(daemon: ServeProcess, tmp_path: Path) -> None:
     """The start page's program, as it stands there, prints what the page says it prints."""
     blocks = [block for _, _, block in fenced_blocks(ROOT / "docs" / "start.md", "python")]
@@ -148,7 +147,11 @@ def test_the_python_of_the_start_page_runs(daemon: ServeProcess, tmp_path: Path)
     program.write_text(text, "utf-8")
 
     result = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=CEILING_S,
+        check=False,
     )
 
     lines = result.stdout.splitlines()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from polling import CEILING_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +34,7 @@ def _site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=CEILING_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr

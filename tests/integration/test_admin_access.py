@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from admin_daemon import AdminDaemon
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
@@ -262,7 +262,6 @@ def test_a_bad_token_file_is_refused(
     assert "0123" not in refusal.value.message
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("source", ["settings", "credential"])
 @pytest.mark.parametrize("kind", ["pipe", "endless"])
 def test_a_token_file_that_is_no_file_is_refused_at_once(
@@ -283,7 +282,6 @@ def test_a_token_file_that_is_no_file_is_refused_at_once(
         pass
 
 
-@pytest.mark.timeout(30)
 def test_a_key_file_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
     """The change is refused, and the next one is taken."""
     pipe = tmp_path / "pipe"
@@ -333,7 +331,7 @@ def test_the_token_goes_before_the_address_does(tmp_path: Path) -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         body = {"model": "fake", "prompt": "hello", "max_tokens": 9}
-        asked = pool.submit(running.http.post, "/v1/completions", json=body, timeout=20)
+        asked = pool.submit(running.http.post, "/v1/completions", json=body, timeout=CEILING_S)
         wait_until(lambda: bool(plans), "the step has begun")
         running.daemon.stop()
         wait_until(lambda: _is_refused(running.admin_url), "the address is free")

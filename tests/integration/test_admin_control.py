@@ -11,7 +11,7 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon
 from dialogue import chat, sse_data, sse_text, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
@@ -99,7 +99,7 @@ def test_a_daemon_that_stops_does_not_resume(tmp_path: Path, is_held: bool) -> N
             assert answer.json()["error"]["code"] == "conflict"
         gate.open()
         assert sse_text(stream.read_answer().body) == "hello"
-        assert daemon.daemon.join(5)
+        assert daemon.daemon.join(CEILING_S)
 
 
 def test_open_requests_are_listed(tmp_path: Path) -> None:
@@ -294,14 +294,14 @@ def test_a_probe_waits_for_an_idle_moment_and_blocks_nobody(tmp_path: Path) -> N
         _open(stream, "a" * 500, "r-1")
         stream.read_until(b'"content":"a"')
         prober = threading.Thread(
-            target=lambda: answers.append(daemon.admin.post("/admin/probe", timeout=30))
+            target=lambda: answers.append(daemon.admin.post("/admin/probe", timeout=CEILING_S))
         )
         prober.start()
         gate.step_until(lambda: daemon.status["decode_mode"]["is_switching"], "the probe is next")
         assert not answers
         assert daemon.http.get("/health").status_code == 200
         gate.open()
-        prober.join(30)
+        prober.join(CEILING_S)
         assert sse_text(stream.read_answer().body) == "a" * 500
         report = answers[0].json()
         assert report["capabilities"]["continuous_batching"]["verdict"] == "supported"
@@ -317,13 +317,13 @@ def test_a_daemon_that_leaves_tells_who_waits_for_a_probe(tmp_path: Path) -> Non
         stream.read_until(b'"content":"h"')
         gate.wait_until_held()
         prober = threading.Thread(
-            target=lambda: answers.append(daemon.admin.post("/admin/probe", timeout=30))
+            target=lambda: answers.append(daemon.admin.post("/admin/probe", timeout=CEILING_S))
         )
         prober.start()
         wait_until(lambda: daemon.status["decode_mode"]["is_switching"], "the probe is asked for")
         daemon.daemon.stop()
         daemon.daemon.stop()
-        prober.join(5)
+        prober.join(CEILING_S)
         (answer,) = answers
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "drain_deadline"
@@ -335,7 +335,7 @@ def test_a_daemon_that_loads_says_so(tmp_path: Path) -> None:
     release = threading.Event()
 
     def load() -> FakeEngine:
-        assert release.wait(30)
+        assert release.wait(CEILING_S)
         return FakeEngine()
 
     daemon = RunningDaemon(

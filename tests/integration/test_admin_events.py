@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from admin_daemon import AdminDaemon, sse_events
 from dialogue import chat, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 
 from machd.clock import SystemClock
@@ -77,7 +77,7 @@ def test_a_watch_ends_when_the_daemon_stops(tmp_path: Path) -> None:
         start_s = SystemClock().monotonic_s()
         daemon.daemon.stop()
         assert [event["state"] for _, event in events] == ["draining", "stopped"]
-        assert daemon.daemon.join(5)
+        assert daemon.daemon.join(CEILING_S)
         assert SystemClock().monotonic_s() - start_s < 5
 
 
@@ -126,7 +126,7 @@ def test_who_does_not_read_is_left_behind(tmp_path: Path) -> None:
         _watch(stalled, daemon)
         end_s = clock.monotonic_s() + 4
         while clock.monotonic_s() < end_s:
-            answer = daemon.http.post(_CHAT, json=chat(max_tokens=2000), timeout=10)
+            answer = daemon.http.post(_CHAT, json=chat(max_tokens=2000), timeout=CEILING_S)
             assert answer.status_code == 200
         with suppress(ConnectionResetError):
             stalled.read_to_end()

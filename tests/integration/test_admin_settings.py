@@ -12,6 +12,7 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
 from dialogue import chat
+from polling import CEILING_S
 
 from machd.settings.explain import MASK
 
@@ -96,7 +97,7 @@ def test_of_two_writers_one_is_told(daemon: AdminDaemon) -> None:
 
     def write(max_n: int) -> None:
         with httpx.Client(base_url=daemon.admin_url, headers=daemon.admin.headers) as client:
-            barrier.wait(10)
+            barrier.wait(CEILING_S)
             answers[max_n] = client.patch(
                 "/admin/config", json={"limits": {"max_n": max_n}}, headers={"If-Match": etag}
             )
@@ -105,7 +106,7 @@ def test_of_two_writers_one_is_told(daemon: AdminDaemon) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(30)
+        writer.join(CEILING_S)
     by_status = {answer.status_code: max_n for max_n, answer in answers.items()}
     assert by_status.keys() == {200, 412}
     _error(answers[by_status[412]], 412, "settings_changed")

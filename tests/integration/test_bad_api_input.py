@@ -20,9 +20,9 @@ from bad_requests import (
     valid_body,
 )
 from paced_daemon import paced_daemon
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 from scraping import scrape
-from wall_clock import limits_in_seconds
 
 from machd.engine.protocol import Engine
 
@@ -44,7 +44,7 @@ def _url() -> Iterator[str]:
 @pytest.fixture(name="http", scope="module")
 def _http(url: str) -> Iterator[httpx.Client]:
     """A client of that daemon."""
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=CEILING_S) as client:
         yield client
 
 
@@ -55,7 +55,6 @@ def _post(http: httpx.Client, bad: BadRequest) -> tuple[httpx.Response, float]:
     return answer, time.perf_counter() - before_s
 
 
-@limits_in_seconds
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
 def test_a_mistake_is_told_within_a_second(http: httpx.Client, bad: BadRequest) -> None:
     """A 400 in the dialect's own envelope, whose message is short, and whole in itself."""
@@ -68,7 +67,6 @@ def test_a_mistake_is_told_within_a_second(http: httpx.Client, bad: BadRequest) 
     assert len(answer.content) < 2000
 
 
-@limits_in_seconds
 @pytest.mark.parametrize("heavy", HEAVY_REQUESTS, ids=str)
 def test_what_is_heavy_is_answered_or_refused(http: httpx.Client, heavy: BadRequest) -> None:
     """Within the bounds, though made to be slow: no failure of ours, and soon decided."""
@@ -90,8 +88,6 @@ def test_a_stream_that_cannot_be_is_no_stream(http: httpx.Client, path: str) -> 
     error_of(path, answer.json())
 
 
-@limits_in_seconds
-@pytest.mark.slow
 def test_nobody_else_notices() -> None:
     """All of it at once from two senders: health answers at once, and a running stream goes on.
 
@@ -113,7 +109,7 @@ def test_nobody_else_notices() -> None:
                 sender.join()
             storm_health, storm_arrivals = len(health_s), len(arrivals_s)
         assert scrape(url, "machd_faults_total") == 0
-        with httpx.Client(base_url=url, timeout=20) as client:
+        with httpx.Client(base_url=url, timeout=CEILING_S) as client:
             for path in PATHS:
                 assert client.post(path, json=valid_body(path)).status_code == 200
     calm = _gaps(arrivals_s[:calm_arrivals])
@@ -139,13 +135,13 @@ def _p99(times_s: list[float]) -> float:
 
 
 def _send_all(url: str, requests: tuple[BadRequest, ...]) -> None:
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=CEILING_S) as client:
         for one in requests:
             assert client.post(one.path, content=one.body, headers=_JSON).status_code == 400
 
 
 def _poll_health(url: str, took_s: list[float], done: threading.Event) -> None:
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=CEILING_S) as client:
         while not done.is_set():
             before_s = time.perf_counter()
             assert client.get("/health").status_code == 200
@@ -156,7 +152,7 @@ def _poll_health(url: str, took_s: list[float], done: threading.Event) -> None:
 def _read_stream(url: str, arrivals_s: list[float], done: threading.Event) -> None:
     body = valid_body("/v1/completions", stream=True, max_tokens=90_000, ignore_eos=True)
     with (
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=CEILING_S) as client,
         client.stream("POST", "/v1/completions", json=body) as stream,
     ):
         for line in stream.iter_lines():
@@ -178,7 +174,7 @@ def _running(
         yield
     finally:
         done.set()
-        thread.join(20)
+        thread.join(CEILING_S)
 
 
 def _wait_for(moments_s: list[float], count: int) -> None:
@@ -218,7 +214,7 @@ def _stern() -> Iterator[httpx.Client]:
     """A client of a daemon with that model."""
     with (
         RunningDaemon(_stern_engine) as daemon,
-        httpx.Client(base_url=daemon.url, timeout=20) as client,
+        httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
     ):
         yield client
 

@@ -12,13 +12,12 @@ import pytest
 from arrivals import Arrivals
 from dialogue import sse_data, sse_text
 from gated_engine import GatedEngine
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawAnswer, RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine import sampling
@@ -293,7 +292,6 @@ def _provoke(crowd: _Crowd, gate: StepGate, trap: _Trap, moment: _Moment, url: s
     gate.open()
 
 
-@limits_in_seconds
 @pytest.mark.parametrize(("fault", "looks_ahead"), _CASES, ids=str)
 def test_an_engine_fault_ends_what_runs_and_nothing_else(
     fault: _Fault,
@@ -346,7 +344,6 @@ def _fail_together(crowd: _Crowd, gate: StepGate, trap: _Trap, *waiting: str) ->
     return [crowd.answer(name) for name in waiting]
 
 
-@limits_in_seconds
 def test_three_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +363,7 @@ def test_three_engine_faults_in_a_row_end_the_daemon(
             _check_error_status(answer, 503, "engine_fault")
         assert trap.age_s < 1.0
 
-        assert daemon.join(10)
+        assert daemon.join(CEILING_S)
         assert isinstance(daemon.error, EngineFaultError)
         assert daemon.error.exit_code == 70
         with pytest.raises(httpx.ConnectError):

@@ -151,7 +151,6 @@ def _tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
-@pytest.mark.slow
 def test_modes_are_measured_one_after_the_other(tiny_llama: Path, tmp_path: Path) -> None:
     """The whole command: bare loop, servers, batches without one, and figures of each."""
     path = tmp_path / "bench.json"
@@ -195,7 +194,6 @@ def test_modes_are_measured_one_after_the_other(tiny_llama: Path, tmp_path: Path
     assert "batch_generate, without HTTP" in result.output
 
 
-@pytest.mark.slow
 def test_batches_alone_need_no_server(tiny_llama: Path, tmp_path: Path) -> None:
     """Without a server the model is described by the process that ran it."""
     path = tmp_path / "bench.json"

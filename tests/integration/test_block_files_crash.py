@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from block_samples import ROOT, files_in, is_same_content
 from block_writing import KEY, block_content, block_writers
 
@@ -67,8 +66,6 @@ def _trials(root: Path, count: int, *, is_torn: bool) -> Iterator[Trial]:
             yield Trial(temporaries, len(good), reading.damaged)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # 35 s here, and more where others write to the disk
 def test_killed_two_hundred_times(tmp_path: Path) -> None:
     """In one directory: every file that is found is whole, and is the block that it is named by."""
     trials = list(_trials(tmp_path / "blocks", TRIALS, is_torn=False))

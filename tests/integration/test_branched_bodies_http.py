@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from dialogue import chat
+from polling import CEILING_S
 from running_daemon import RunningDaemon
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 
@@ -55,18 +55,17 @@ class _HealthChecks:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(CEILING_S)
 
     def _ask(self) -> None:
         clock = SystemClock()
-        with httpx.Client(base_url=self._url, timeout=30) as http:
+        with httpx.Client(base_url=self._url, timeout=CEILING_S) as http:
             while not self._stop.wait(0.005):
                 start_s = clock.monotonic_s()
                 http.get("/health/live")
                 self.worst_s = max(self.worst_s, clock.monotonic_s() - start_s)
 
 
-@limits_in_seconds
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -80,7 +79,7 @@ class _HealthChecks:
 )
 def test_a_branched_body_holds_nobody_up(url: str, path: str, body: dict[str, object]) -> None:
     """Health is told all the while, and the body's own answer comes soon."""
-    with httpx.Client(base_url=url, timeout=60) as http, _HealthChecks(url) as checks:
+    with httpx.Client(base_url=url, timeout=CEILING_S) as http, _HealthChecks(url) as checks:
         answer = http.post(path, json=body)
     assert answer.status_code == (200 if path == "/tokenize" else 400)
     assert checks.worst_s < _WORST_S

@@ -100,7 +100,6 @@ def _threads() -> list[str]:
     return sorted(one.name for one in threading.enumerate() if not one.name.startswith(pools))
 
 
-@pytest.mark.slow
 def test_two_thousand_clients_leave_nothing_behind(checked_steps: list[int]) -> None:
     """Whoever stays gets the answer of an empty daemon; slots, KV, threads and files come back."""
     rng = random.Random(20)
@@ -123,7 +122,6 @@ def test_two_thousand_clients_leave_nothing_behind(checked_steps: list[int]) -> 
         wait_until(
             lambda: scrape(url, "machd_kv_cache_bytes", state="used") == kv_bytes,
             "KV bytes are as before",
-            within_s=1,
         )
         assert scrape(url, "machd_kv_cache_bytes", state="reserved") == 0
         assert scrape(url, "machd_slots", state="occupied") == 0

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from admin_daemon import AdminDaemon
 from dialogue import chat, sse_text, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
@@ -26,7 +26,6 @@ from machd.errors import SettingsError
 from machd.http.file_limit import SPARE_CONNECTIONS
 
 _CHAT = "/v1/chat/completions"
-_PATIENCE_S = 60.0
 _ENDLESS = 50_000
 
 
@@ -51,7 +50,7 @@ def _disconnects(url: str) -> float:
 def _read_to_end(client: RawClient) -> bytes:
     """What came until the connection ended, in whichever way."""
     with suppress(ConnectionError):
-        client.read_to_end(_PATIENCE_S)
+        client.read_to_end(CEILING_S)
     return client.received
 
 
@@ -172,7 +171,7 @@ def _drip(client: RawClient, first: bytes) -> None:
         return not client.is_open
 
     client.send(first)
-    wait_until(has_ended, "the connection is closed", within_s=_PATIENCE_S)
+    wait_until(has_ended, "the connection is closed")
 
 
 def test_an_idle_connection_stays_longer_than_a_head_may_take() -> None:
@@ -200,7 +199,7 @@ def test_a_stream_that_is_never_read_loses_its_connection(characters: int) -> No
         client.post_json(_CHAT, _long_chat(characters))
         client.read_until(b'"content":"')
         fds = process.num_fds()
-        wait_until(lambda: process.num_fds() < fds, "it is closed", within_s=_PATIENCE_S)
+        wait_until(lambda: process.num_fds() < fds, "it is closed")
         wait_until(lambda: is_idle(daemon.url), "nothing runs and nothing waits")
         stalled = scrape(daemon.url, "machd_aborts_total", reason="client_stalled")
         assert stalled == (1 if characters == 20_000 else 0)

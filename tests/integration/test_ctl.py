@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
 from dialogue import chat, sse_data, sse_text, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from serve_process import run_machd
@@ -160,7 +160,7 @@ def test_draining_waits_and_resuming_goes_on(daemon: AdminDaemon, gate: StepGate
         assert waiter.poll() is None
         gate.open()
         assert sse_text(stream.read_answer().body) == "hello"
-        out, _ = waiter.communicate(timeout=20)
+        out, _ = waiter.communicate(timeout=CEILING_S)
         assert (waiter.returncode, out) == (0, "draining, 0 requests open\n")
     assert daemon.status["state"] == "draining"
     held = _ctl(daemon, "status").splitlines()[0]
@@ -208,7 +208,7 @@ class _Scripted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(20)
+        self._thread.join(CEILING_S)
         self._listener.close()
 
     def _answer(self) -> None:
@@ -275,7 +275,7 @@ def test_a_daemon_that_breaks_off_is_gone() -> None:
         address = AdminAddress.of(f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(NoDaemonError) as told:
             AdminClient(address, "token").ask("POST", "/admin/drain", AdminState)
-        thread.join(20)
+        thread.join(CEILING_S)
     assert "not known" in told.value.message
 
 
@@ -363,7 +363,7 @@ def test_events_are_shown_until_they_end(daemon: AdminDaemon, gate: StepGate) ->
     daemon.http.post(_CHAT, json=chat("say hi"))
     assert json.loads(watcher.stdout.readline())["type"] == "queued"
     watcher.send_signal(signal.SIGINT)
-    _, complaint = watcher.communicate(timeout=20)
+    _, complaint = watcher.communicate(timeout=CEILING_S)
     assert (watcher.returncode, complaint.strip()) == (130, "")
 
 
@@ -388,7 +388,7 @@ def test_steps_are_shown_to_whoever_wants_them(
         line = watcher.stdout.readline()
         seen.setdefault(line.split()[1], line)
     watcher.send_signal(signal.SIGINT)
-    watcher.communicate(timeout=20)
+    watcher.communicate(timeout=CEILING_S)
     assert ("step" in seen) == bool(flags)
     assert f"request_id={answer['id']} " in seen["finished"]
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 from dialogue import chat, sse_data, sse_text, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine
@@ -69,7 +68,7 @@ def test_a_stream_ends_well_while_new_requests_are_refused() -> None:
         answer = stream.read_answer()
         assert sse_text(answer.body) == "hello there"
         assert all("error" not in event for event in sse_data(answer.body))
-        assert daemon.join(3)
+        assert daemon.join(CEILING_S)
         assert daemon.error is None
 
 
@@ -93,7 +92,7 @@ def test_what_waits_is_finished_too() -> None:
         gate.open()
         assert running.read_answer().json()["usage"]["completion_tokens"] == 5000
         assert waiting.read_answer().json()["choices"][0]["message"]["content"] == "patience"
-        assert daemon.join(3)
+        assert daemon.join(CEILING_S)
 
 
 def test_at_the_deadline_open_requests_are_ended() -> None:
@@ -118,7 +117,7 @@ def test_at_the_deadline_open_requests_are_ended() -> None:
         assert late.status == 503
         assert late.json()["error"]["code"] in ("drain_deadline", "draining")
         gate.open()
-        assert daemon.join(3)
+        assert daemon.join(CEILING_S)
         assert daemon.error is None
 
 
@@ -137,10 +136,9 @@ def test_a_whole_answer_is_ended_at_the_deadline() -> None:
         assert answer.status == 503
         assert answer.json()["error"]["code"] == "drain_deadline"
         gate.open()
-        assert daemon.join(3)
+        assert daemon.join(CEILING_S)
 
 
-@limits_in_seconds
 def test_a_second_stop_ends_at_once() -> None:
     """The second stop does not wait for the deadline: open streams end with the error event."""
     gate = StepGate(at_decode)
@@ -156,7 +154,7 @@ def test_a_second_stop_ends_at_once() -> None:
         assert clock.monotonic_s() - start_s < 0.5
         assert sse_data(answer.body)[-1]["error"]["code"] == "drain_deadline"
         gate.open()
-        assert daemon.join(2)
+        assert daemon.join(CEILING_S)
         assert daemon.error is None
 
 
@@ -172,12 +170,11 @@ def test_a_second_stop_does_not_wait_for_a_client_that_reads_nothing() -> None:
         daemon.stop()
         _wait_until_draining(daemon.url)
         daemon.stop()
-        has_ended = daemon.join(7)  # the server grants 5 s for what is being written
+        has_ended = daemon.join(CEILING_S)  # the server grants 5 s for what is being written
         slow.reset()
         assert has_ended
 
 
-@limits_in_seconds
 def test_an_idle_daemon_stops_within_a_second() -> None:
     """Without work, neither idle connections nor half-sent requests delay the end."""
     clock = SystemClock()
@@ -192,18 +189,17 @@ def test_an_idle_daemon_stops_within_a_second() -> None:
         assert not silent.is_answered
         start_s = clock.monotonic_s()
         daemon.stop()
-        assert daemon.join(5)
+        assert daemon.join(CEILING_S)
         assert clock.monotonic_s() - start_s < 1.0
         assert daemon.error is None
 
 
-@limits_in_seconds
 def test_a_daemon_that_loads_stops_at_once() -> None:
     """A stop does not wait for a model that is still loading."""
     may_load = threading.Event()
 
     def load() -> FakeEngine:
-        may_load.wait(30)
+        may_load.wait(CEILING_S)
         return FakeEngine()
 
     clock = SystemClock()
@@ -211,7 +207,7 @@ def test_a_daemon_that_loads_stops_at_once() -> None:
         wait_until(lambda: scrape(daemon.url, "machd_state", state="loading") == 1, "it loads")
         start_s = clock.monotonic_s()
         daemon.stop()
-        has_ended = daemon.join(10)
+        has_ended = daemon.join(CEILING_S)
         took_s = clock.monotonic_s() - start_s
         may_load.set()
         assert has_ended
@@ -230,7 +226,7 @@ def test_the_address_is_free_again_after_the_end() -> None:
         assert client.read_answer().status == 200
         port = httpx.URL(first.url).port
         first.stop()
-        assert first.join(5)
+        assert first.join(CEILING_S)
         with RunningDaemon(flags={"server.port": port}) as second:
             assert second.url == first.url
             assert httpx.get(f"{second.url}/health/ready").status_code == 200

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from polling import CEILING_S
 from service_daemon import ServiceDaemon
 
 _ENTRY = """
@@ -39,7 +40,10 @@ def _entry(module: str, number: int, *arguments: str, seconds: float = 0.0) -> l
 def test_stop_while_importing_ends_the_process_with_code_0(module: str) -> None:
     """SIGTERM is handled before the first module of a library is imported."""
     ended = subprocess.run(
-        _entry(module, signal.SIGTERM, seconds=60), capture_output=True, timeout=60, check=False
+        _entry(module, signal.SIGTERM, seconds=60),
+        capture_output=True,
+        timeout=CEILING_S,
+        check=False,
     )
 
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -48,7 +52,10 @@ def test_stop_while_importing_ends_the_process_with_code_0(module: str) -> None:
 def test_interrupt_while_importing_ends_the_process_with_code_0() -> None:
     """Ctrl-C during the start leaves no traceback."""
     ended = subprocess.run(
-        _entry("click", signal.SIGINT, seconds=60), capture_output=True, timeout=60, check=False
+        _entry("click", signal.SIGINT, seconds=60),
+        capture_output=True,
+        timeout=CEILING_S,
+        check=False,
     )
 
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -74,7 +81,7 @@ main()
         [sys.executable, "-c", code.format(path=path)],
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
-        timeout=120,
+        timeout=CEILING_S,
         check=False,
     )
 
@@ -93,7 +100,7 @@ def test_reload_while_importing_is_done_once_the_daemon_can() -> None:
         try:
             assert any('"settings.changed"' in line for line in process.stderr)
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=CEILING_S)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -108,7 +115,7 @@ def test_reload_that_hangs_does_not_keep_the_daemon(tmp_path: Path) -> None:
         daemon.process.send_signal(signal.SIGHUP)
         assert daemon.read_url() == "reloading"
         daemon.terminate()
-        assert daemon.wait(60) == 0
+        assert daemon.wait(CEILING_S) == 0
 
 
 def test_stop_does_not_wait_for_a_busy_loading_thread() -> None:
@@ -116,7 +123,7 @@ def test_stop_does_not_wait_for_a_busy_loading_thread() -> None:
     with ServiceDaemon(environ={"LOAD_BUSY": "1"}) as daemon:
         _read_until(daemon, "daemon.listening")
         daemon.terminate()
-        assert daemon.wait(60) == 0
+        assert daemon.wait(CEILING_S) == 0
 
 
 def test_a_reload_while_the_model_loads_is_taken(tmp_path: Path) -> None:

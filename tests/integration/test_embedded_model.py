@@ -12,12 +12,11 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from polling import CEILING_S
 from serve_process import ServeProcess
-from wall_clock import limits_in_seconds
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(name="server", scope="module")
@@ -176,7 +175,6 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(client: openai
     assert "8193" in caught.value.message
 
 
-@limits_in_seconds
 def test_health_answers_while_a_long_prompt_is_tokenised(
     server: ServeProcess, client: openai.OpenAI
 ) -> None:
@@ -212,7 +210,7 @@ def test_a_term_signal_lets_the_stream_finish(embedded_model_path: Path) -> None
     with ServeProcess() as server:
         lines = []
         with httpx.stream(
-            "POST", f"{server.url}/v1/chat/completions", json=body, timeout=60
+            "POST", f"{server.url}/v1/chat/completions", json=body, timeout=CEILING_S
         ) as response:
             for line in response.iter_lines():
                 lines.append(line)
@@ -221,7 +219,7 @@ def test_a_term_signal_lets_the_stream_finish(embedded_model_path: Path) -> None
                     server.wait_for("daemon.draining")
                     refused.append(httpx.post(f"{server.url}/v1/chat/completions", json=body))
                     refused.append(httpx.get(f"{server.url}/health/ready"))
-        exit_code = server.process.wait(20)
+        exit_code = server.process.wait(CEILING_S)
 
     assert [line for line in lines if line][-1] == "data: [DONE]"
     assert '"completion_tokens":40' in [line for line in lines if line][-2]

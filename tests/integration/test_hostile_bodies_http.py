@@ -10,7 +10,6 @@ from dialogue import chat
 from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
 from running_daemon import RunningDaemon
 from scraping import scrape
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 
@@ -24,7 +23,6 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-@limits_in_seconds
 @pytest.mark.parametrize("hostile", HOSTILE_CHAT_BODIES, ids=lambda hostile: hostile[0])
 def test_a_hostile_body_is_refused_and_forgotten(http: httpx.Client, hostile: HostileBody) -> None:
     """It gets an allowed 4xx in the envelope, soon, and the next good request is served."""

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from hostile_templates import ENDLESS, UNINTERRUPTIBLE
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from serve_process import ServeProcess
 from unit.engine.tiny_llama import TOKENS, TinyLlama
 
@@ -38,8 +38,6 @@ _TEMPLATE = (
 _SECONDS = 2.0
 """A hostile render takes 5 s at least, and held ``/health`` for as long."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 
 @pytest.fixture(name="daemon", scope="module")
 def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
@@ -52,12 +50,12 @@ def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 def _chat(url: str, content: str) -> httpx.Response:
     body = {**_MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
-    return httpx.post(url + _CHAT, json=body, timeout=120)
+    return httpx.post(url + _CHAT, json=body, timeout=CEILING_S)
 
 
 def _complete(url: str) -> httpx.Response:
     body = {**_MODEL, "prompt": "hello", "max_tokens": 2}
-    return httpx.post(url + "/v1/completions", json=body, timeout=120)
+    return httpx.post(url + "/v1/completions", json=body, timeout=CEILING_S)
 
 
 class _Health:
@@ -72,7 +70,7 @@ def _watched(url: str) -> Iterator[_Health]:
     health, is_over = _Health(), threading.Event()
 
     def watch() -> None:
-        with httpx.Client(timeout=120) as client:
+        with httpx.Client(timeout=CEILING_S) as client:
             while not is_over.wait(0.01):
                 before_s = time.monotonic()
                 assert client.get(url + "/health").status_code == 200
@@ -139,8 +137,8 @@ def test_a_template_that_is_hostile_at_once_is_a_note_at_the_start(tmp_path: Pat
         children = psutil.Process(daemon.process.pid).children(recursive=True)
         assert children
         daemon.terminate()
-        assert daemon.process.wait(60) == 0
-        _, alive = psutil.wait_procs(children, timeout=60)
+        assert daemon.process.wait(CEILING_S) == 0
+        _, alive = psutil.wait_procs(children, timeout=CEILING_S)
         assert not alive
 
 
@@ -162,7 +160,7 @@ def test_a_tokenizer_that_panics_is_a_500_in_the_envelope(
     panicking: ServeProcess, path: str, body: dict[str, object]
 ) -> None:
     """On every endpoint that encodes; the log has its traceback, once a second at most."""
-    answer = httpx.post(panicking.url + path, json={**_MODEL, **body}, timeout=120)
+    answer = httpx.post(panicking.url + path, json={**_MODEL, **body}, timeout=CEILING_S)
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"]["message"] == "the server failed to answer this request"
@@ -198,15 +196,17 @@ def test_a_decoder_that_panics_ends_its_stream_with_an_error(tmp_path: Path) -> 
     forced = TOKENS.index("h")
     body = {**_MODEL, "prompt": "hello", "max_tokens": 8, "logit_bias": {str(forced): 100}}
     with ServeProcess(str(tiny.path)) as daemon:
-        whole = httpx.post(daemon.url + "/v1/completions", json=body, timeout=120)
+        whole = httpx.post(daemon.url + "/v1/completions", json=body, timeout=CEILING_S)
         assert whole.status_code == 500
         assert whole.json()["error"]["code"] == "row_fault"
-        detokenised = httpx.post(daemon.url + "/detokenize", json={"tokens": [forced]}, timeout=120)
+        detokenised = httpx.post(
+            daemon.url + "/detokenize", json={"tokens": [forced]}, timeout=CEILING_S
+        )
         assert detokenised.status_code == 500
         assert detokenised.json()["error"]["code"] == "fault"
         for _ in range(3):
             stream = httpx.post(
-                daemon.url + "/v1/completions", json={**body, "stream": True}, timeout=120
+                daemon.url + "/v1/completions", json={**body, "stream": True}, timeout=CEILING_S
             )
             assert '"error"' in stream.text
         assert httpx.get(daemon.url + "/health").status_code == 200

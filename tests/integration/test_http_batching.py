@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from dialogue import completion, sse_data, sse_text, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
@@ -72,7 +72,7 @@ def _head(client: RawClient) -> dict[str, str]:
 
 
 def _answer(daemon: RunningDaemon, body: dict[str, object], **headers: str) -> httpx.Response:
-    return httpx.post(f"{daemon.url}{_PATH}", json=body, headers=headers, timeout=20)
+    return httpx.post(f"{daemon.url}{_PATH}", json=body, headers=headers, timeout=CEILING_S)
 
 
 def _capabilities(daemon: RunningDaemon) -> dict[str, Any]:
@@ -292,8 +292,8 @@ def test_clients_with_different_keys_share_nothing(tmp_path: Path) -> None:
             "all three run",
         )
         gate.open()
-        first.result(20)
-        alice, bob = (other.result(20) for other in others)
+        first.result(CEILING_S)
+        alice, bob = (other.result(CEILING_S) for other in others)
 
     assert "x-coalesced" in alice.headers
     assert "x-coalesced" not in bob.headers

@@ -11,6 +11,7 @@ import pytest
 from dialogue import chat, told
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 
 from machd.engine.fake import FakeEngine
@@ -44,7 +45,9 @@ def daemon() -> Iterator[RunningDaemon]:
 @pytest.fixture(scope="module")
 def client(daemon: RunningDaemon) -> Iterator[OpenAI]:
     """OpenAI's client, which never tries again."""
-    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=10) as opened:
+    with OpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
+    ) as opened:
         yield opened
 
 
@@ -113,7 +116,7 @@ async def test_the_asynchronous_client_reads_the_same(
     fields = {"seed": 3, **fields}
     content = fields.pop("content")
     async with AsyncOpenAI(
-        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=10
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
     ) as client:
         whole = await client.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": content}], **fields

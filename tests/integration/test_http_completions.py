@@ -10,6 +10,7 @@ import pytest
 from dialogue import completion, sse_data, told
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from openai.types import Completion
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 
 from machd.engine.fake import FakeEngine
@@ -41,7 +42,9 @@ def daemon() -> Iterator[RunningDaemon]:
 @pytest.fixture(scope="module")
 def client(daemon: RunningDaemon) -> Iterator[OpenAI]:
     """OpenAI's client, which never tries again."""
-    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=10) as opened:
+    with OpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
+    ) as opened:
         yield opened
 
 
@@ -85,7 +88,7 @@ def test_a_completion_streams_what_it_says_whole(client: OpenAI, fields: dict[st
 async def test_the_asynchronous_client_reads_equal_completions(daemon: RunningDaemon) -> None:
     """The asynchronous client gets equal text and usage from a stream and from a whole answer."""
     async with AsyncOpenAI(
-        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=10
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
     ) as client:
         whole = await client.completions.create(model="fake", prompt="say 🍣 and more")
         stream = await client.completions.create(

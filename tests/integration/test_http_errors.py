@@ -13,13 +13,12 @@ import pytest
 from dialogue import chat, completion, sse_data, sse_text, told
 from litestar import Litestar
 from openai import APIError, InternalServerError, OpenAI
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
-from wall_clock import limits_in_seconds
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS
 from machd.clock import SystemClock
@@ -647,7 +646,7 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
     may_load = threading.Event()
 
     def load() -> FakeEngine:
-        assert may_load.wait(30)
+        assert may_load.wait(CEILING_S)
         return FakeEngine()
 
     bodies = {
@@ -802,7 +801,6 @@ def test_openais_client_raises_on_an_error_event() -> None:
         assert whole.value.code == "row_fault"
 
 
-@limits_in_seconds
 @pytest.mark.parametrize(("step", "stream"), [(0, False), (2, False), (0, True)])
 def test_an_engine_fault_is_answered_and_survived(step: int, stream: bool) -> None:  # noqa: FBT001
     """A step that raises answers its request within a second; the next request is served."""
@@ -818,7 +816,6 @@ def test_an_engine_fault_is_answered_and_survived(step: int, stream: bool) -> No
         assert httpx.get(f"{daemon.url}/health/live").status_code == 200
 
 
-@limits_in_seconds
 def test_an_engine_fault_mid_stream_is_an_event() -> None:
     """A running stream ends with the event; a request that waits meanwhile is served."""
     gate = StepGate(at_decode)
@@ -865,7 +862,7 @@ def test_three_faults_in_a_row_end_the_daemon() -> None:
         for _ in range(3):
             answer = httpx.post(f"{daemon.url}{_CHAT}", json=chat("say ok"))
             _check(answer, 503, "engine_fault")
-        assert daemon.join(10)
+        assert daemon.join(CEILING_S)
         assert isinstance(daemon.error, EngineFaultError)
         assert daemon.error.exit_code == 70
 
@@ -876,7 +873,7 @@ def test_a_reset_that_fails_ends_the_daemon() -> None:
     with RunningDaemon(lambda: FakeEngine(told, faults=faults)) as daemon:
         answer = httpx.post(f"{daemon.url}{_CHAT}", json=chat("say ok"))
         _check(answer, 503, "engine_fault")
-        assert daemon.join(10)
+        assert daemon.join(CEILING_S)
         assert isinstance(daemon.error, EngineFaultError)
 
 
@@ -910,7 +907,7 @@ def test_a_dead_engine_is_not_alive() -> None:
             "reason": "the engine has stopped",
         }
         _check(refused, 503, "engine_fault")
-        assert daemon.join(10)
+        assert daemon.join(CEILING_S)
         assert isinstance(daemon.error, EngineFaultError)
 
 

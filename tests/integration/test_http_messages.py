@@ -12,13 +12,12 @@ import httpx
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from dialogue import chat, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import scrape
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
@@ -70,7 +69,7 @@ def daemon() -> Iterator[RunningDaemon]:
 @pytest.fixture(scope="module")
 def client(daemon: RunningDaemon) -> Iterator[Anthropic]:
     """Anthropic's client, which never tries again."""
-    with Anthropic(base_url=daemon.url, api_key="none", max_retries=0, timeout=10) as opened:
+    with Anthropic(base_url=daemon.url, api_key="none", max_retries=0, timeout=CEILING_S) as opened:
         yield opened
 
 
@@ -131,7 +130,7 @@ def test_a_stream_says_what_the_whole_answer_says(
 async def test_the_asynchronous_client_reads_the_same(daemon: RunningDaemon) -> None:
     """The asynchronous client gets the same text from a stream and from a whole answer."""
     async with AsyncAnthropic(
-        base_url=daemon.url, api_key="none", max_retries=0, timeout=10
+        base_url=daemon.url, api_key="none", max_retries=0, timeout=CEILING_S
     ) as opened:
         whole = await opened.messages.create(**_body("say Hello"))
         async with opened.messages.stream(**_body("say Hello")) as stream:
@@ -206,7 +205,7 @@ def test_silence_is_filled_with_pings() -> None:
     flags = {"streaming.keepalive_s": 0.05}
     with RunningDaemon(lambda: FakeEngine(told, before_step=gate), flags) as slow, gate:
         body = _body("say ab", stream=True)
-        with httpx.stream("POST", f"{slow.url}{_MESSAGES}", json=body, timeout=10) as answer:
+        with httpx.stream("POST", f"{slow.url}{_MESSAGES}", json=body, timeout=CEILING_S) as answer:
             seen = ""
             for text in answer.iter_text():
                 seen += text
@@ -355,7 +354,6 @@ _HOSTILE = {
 }
 
 
-@limits_in_seconds
 @pytest.mark.parametrize("name", _HOSTILE)
 @pytest.mark.parametrize("path", [_MESSAGES, _COUNT])
 def test_hostile_bodies(http: httpx.Client, path: str, name: str) -> None:

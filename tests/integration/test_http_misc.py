@@ -12,7 +12,7 @@ import httpx
 import pytest
 from dialogue import chat, completion, sse_data, sse_text, told
 from openai import NotFoundError, OpenAI
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from raw_client import RawClient
 from running_daemon import RunningDaemon
@@ -176,7 +176,7 @@ def test_health_while_loading() -> None:
     may_load = threading.Event()
 
     def load() -> FakeEngine:
-        assert may_load.wait(30)
+        assert may_load.wait(CEILING_S)
         return FakeEngine()
 
     with RunningDaemon(load, wait_until_ready=False) as daemon:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from polling import CEILING_S
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
@@ -115,9 +116,9 @@ def test_a_hung_step_ends_the_daemon_and_everyone_is_told() -> None:
         lambda: FakeEngine(before_step=gate), flags={"engine.stall_timeout_s": 1}
     )
     with daemon:
-        answer = httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=20)
+        answer = httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=CEILING_S)
         gate.open()
-        assert daemon.join(20)
+        assert daemon.join(CEILING_S)
 
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_fault"
@@ -162,13 +163,13 @@ def test_an_engine_that_hangs_during_a_drain_ends_it_at_once() -> None:
     )
     with daemon, ThreadPoolExecutor(1) as pool:
         open_request = pool.submit(
-            httpx.post, f"{daemon.url}/v1/completions", json=body, timeout=30
+            httpx.post, f"{daemon.url}/v1/completions", json=body, timeout=CEILING_S
         )
         gate.wait_until_held()
         daemon.stop()
         answer = open_request.result()
         gate.open()
-        assert daemon.join(20)
+        assert daemon.join(CEILING_S)
 
     assert answer.status_code == 503
     assert isinstance(daemon.error, EngineFaultError)

@@ -18,10 +18,10 @@ from openai.types.responses import (
     ResponseFunctionToolCall,
     ResponseReasoningItem,
 )
+from polling import CEILING_S
 from pydantic import BaseModel
 from running_daemon import RunningDaemon
 from scraping import scrape
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
@@ -64,7 +64,7 @@ def client(daemon: RunningDaemon) -> Iterator[OpenAI]:
 
 
 def _client(daemon: RunningDaemon, key: str = "none") -> OpenAI:
-    return OpenAI(base_url=f"{daemon.url}/v1", api_key=key, max_retries=0, timeout=10)
+    return OpenAI(base_url=f"{daemon.url}/v1", api_key=key, max_retries=0, timeout=CEILING_S)
 
 
 def _post(daemon: RunningDaemon, **fields: object) -> httpx.Response:
@@ -93,7 +93,7 @@ async def test_the_asynchronous_client_reads_the_same(daemon: RunningDaemon) -> 
     """``AsyncOpenAI`` streams to the same end."""
     async with (
         AsyncOpenAI(
-            base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=10
+            base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
         ) as client,
         client.responses.stream(model="fake", input="say hello") as stream,
     ):
@@ -453,7 +453,6 @@ _HOSTILE: list[tuple[str, bytes]] = [
 ]
 
 
-@limits_in_seconds
 @pytest.mark.parametrize(("name", "body"), _HOSTILE, ids=[name for name, _ in _HOSTILE])
 def test_hostile_bodies_are_refused_soon(daemon: RunningDaemon, name: str, body: bytes) -> None:
     """400 in the envelope within a second, and the next request is served."""

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from dialogue import chat, completion, sse_text, told
 from openai import BadRequestError, OpenAI
+from polling import CEILING_S
 from pydantic import BaseModel
 from running_daemon import RunningDaemon
 
@@ -58,14 +59,16 @@ def daemon() -> Iterator[RunningDaemon]:
 @pytest.fixture(scope="module")
 def http(daemon: RunningDaemon) -> Iterator[httpx.Client]:
     """A client of that daemon."""
-    with httpx.Client(base_url=daemon.url, timeout=20) as client:
+    with httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def client(daemon: RunningDaemon) -> Iterator[OpenAI]:
     """OpenAI's client, which never tries again."""
-    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=20) as opened:
+    with OpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
+    ) as opened:
         yield opened
 
 

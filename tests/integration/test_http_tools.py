@@ -12,6 +12,7 @@ from dialogue import chat, sse_data, told
 from openai import BadRequestError, OpenAI
 from openai.lib.streaming._deltas import accumulate_delta
 from openai.types.chat import ChatCompletion
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 
 from machd.engine.fake import FakeEngine, spelled
@@ -45,14 +46,16 @@ def daemon() -> Iterator[RunningDaemon]:
 @pytest.fixture(scope="module")
 def http(daemon: RunningDaemon) -> Iterator[httpx.Client]:
     """A client of that daemon."""
-    with httpx.Client(base_url=daemon.url, timeout=20) as client:
+    with httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def client(daemon: RunningDaemon) -> Iterator[OpenAI]:
     """OpenAI's client, which never tries again."""
-    with OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=20) as opened:
+    with OpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
+    ) as opened:
         yield opened
 
 
@@ -201,7 +204,7 @@ def test_thoughts_are_told_from_the_answer(ask: Any) -> None:
     """Both names hold the thoughts, and the content has none of them."""
     with (
         RunningDaemon(lambda: FakeEngine(spelled("<think>hm, well</think>so"))) as thinker,
-        httpx.Client(base_url=thinker.url, timeout=20) as http,
+        httpx.Client(base_url=thinker.url, timeout=CEILING_S) as http,
     ):
         message = ask(http, "hi")["message"]
     assert message["reasoning_content"] == message["reasoning"] == "hm, well"

@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 from dialogue import completion, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from step_gate import StepGate
 
@@ -29,7 +29,7 @@ class _Counts:
     def wait_for_looks(self) -> None:
         """Wait for three further looks: what was under way before the first of them is over."""
         until = self.looks + 3
-        wait_until(lambda: self.looks >= until, "the daemon looks at its heap", within_s=60)
+        wait_until(lambda: self.looks >= until, "the daemon looks at its heap")
 
 
 @pytest.fixture(name="counts")
@@ -53,15 +53,15 @@ def test_heap_is_trimmed_between_requests_and_not_while_one_is_open(counts: _Cou
     """Trims stop while an answer is computed, and go on after it."""
     gate = StepGate()
     with RunningDaemon(lambda: FakeEngine(told, before_step=gate)) as daemon, gate:
-        wait_until(lambda: counts.trims > 0, "the ready daemon is trimmed", within_s=60)
+        wait_until(lambda: counts.trims > 0, "the ready daemon is trimmed")
         url = f"{daemon.url}/v1/completions"
         client = threading.Thread(target=httpx.post, args=(url,), kwargs={"json": completion()})
         client.start()
-        gate.wait_until_held(60)
+        gate.wait_until_held()
         counts.wait_for_looks()
         trims = counts.trims
         counts.wait_for_looks()
         assert counts.trims == trims
         gate.open()
-        client.join(60)
-        wait_until(lambda: counts.trims > trims, "the idle daemon is trimmed", within_s=60)
+        client.join(CEILING_S)
+        wait_until(lambda: counts.trims > trims, "the idle daemon is trimmed")

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from dialogue import chat, completion, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from serve_process import ServeProcess
 from step_gate import StepGate, at_decode
@@ -58,7 +58,7 @@ def _limited(tmp_path: Path, gate: StepGate | None = None, **limits: int) -> Ite
         RunningDaemon(
             lambda: FakeEngine(told, before_step=gate or StepGate(_never)), flags
         ) as daemon,
-        httpx.Client(base_url=daemon.url, timeout=20) as client,
+        httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
         gate or StepGate(_never),
     ):
         yield client
@@ -158,7 +158,7 @@ def test_requests_that_are_turned_away_cost_nothing(tmp_path: Path) -> None:
     long = completion("word " * 60, max_tokens=2)
     with (
         RunningDaemon(lambda: FakeEngine(before_step=_slow), flags) as daemon,
-        httpx.Client(base_url=daemon.url, timeout=20) as client,
+        httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
         ExitStack() as waiting,
     ):
         with client.stream("POST", "/v1/completions", json=endless, headers=_as(QUIET)):
@@ -185,7 +185,7 @@ def _sent(url: str, body: dict[str, object], key: str) -> Iterator[Any]:
     """A request on a thread of its own."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(
-            httpx.post, f"{url}/v1/completions", json=body, headers=_as(key), timeout=30
+            httpx.post, f"{url}/v1/completions", json=body, headers=_as(key), timeout=CEILING_S
         )
 
 
@@ -219,7 +219,7 @@ def test_those_who_share_a_decode_pay_for_themselves(tmp_path: Path) -> None:
     with (
         RunningDaemon(lambda: FakeEngine(before_step=gate), flags) as daemon,
         gate,
-        httpx.Client(base_url=daemon.url, headers=_as(NOISY), timeout=20) as client,
+        httpx.Client(base_url=daemon.url, headers=_as(NOISY), timeout=CEILING_S) as client,
         client.stream("POST", "/v1/completions", json=body) as first,
         _sent(daemon.url, body, NOISY) as second,
     ):
@@ -244,13 +244,12 @@ def test_without_keys_everyone_shares_the_limits() -> None:
 # Rotation
 
 
-@pytest.mark.slow
 def test_keys_are_rotated_while_requests_run(tmp_path: Path) -> None:
     """SIGHUP: a removed key ends at its next request, on the same connection; a new one begins."""
     path = _key_file(tmp_path)
     with (
         ServeProcess("--auth-api-keys-file", str(path), "--admin-listen", "off") as daemon,
-        httpx.Client(base_url=daemon.url, timeout=30) as client,
+        httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
     ):
         body = completion("Once upon a time", max_tokens=24, stream=True)
         models = client.get("/v1/models", headers=_as(NOISY)).json()

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from polling import CEILING_S
 from serve_process import ServeProcess
 from tiny_checkpoint import write_tiny_llama
 
@@ -75,7 +76,10 @@ def _bodies() -> list[dict[str, object]]:
 
 
 def _answers(url: str, bodies: list[dict[str, object]], *, clients: int) -> list[httpx.Response]:
-    with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(clients) as pool:
+    with (
+        httpx.Client(base_url=url, timeout=CEILING_S) as client,
+        ThreadPoolExecutor(clients) as pool,
+    ):
         return list(pool.map(lambda body: client.post("/v1/chat/completions", json=body), bodies))
 
 
@@ -83,7 +87,6 @@ def _text(answer: httpx.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_load_beyond_a_memory_limit_is_answered_or_refused(checkpoint: Path) -> None:

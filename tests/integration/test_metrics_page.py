@@ -11,7 +11,7 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
 from dialogue import chat
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from prometheus_server import PROMTOOL
 from running_daemon import RunningDaemon
 from scraping import scrape
@@ -121,7 +121,7 @@ def test_promtool_finds_nothing_to_say(daemon: AdminDaemon) -> None:
         input=daemon.http.get("/metrics").content,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=CEILING_S,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 

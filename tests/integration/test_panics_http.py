@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from dialogue import chat, completion, sse_data
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from scraping import is_idle
 from structlog.testing import capture_logs
@@ -92,7 +92,7 @@ def test_a_panic_is_a_500_in_the_envelope_of_the_path(
 ) -> None:
     """It is logged once with its traceback, and no request stays open."""
     with capture_logs() as logged:
-        answer = httpx.post(daemon.url + path, json=body, timeout=120)
+        answer = httpx.post(daemon.url + path, json=body, timeout=CEILING_S)
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"]
@@ -100,10 +100,10 @@ def test_a_panic_is_a_500_in_the_envelope_of_the_path(
     (failed,) = [one for one in logged if one["event"] == "request.failed"]
     assert isinstance(failed["exc_info"], _Panic)
     well = httpx.post(
-        daemon.url + "/v1/completions", json=completion("hi", max_tokens=2), timeout=120
+        daemon.url + "/v1/completions", json=completion("hi", max_tokens=2), timeout=CEILING_S
     )
     assert well.status_code == 200
-    wait_until(lambda: is_idle(daemon.url), "no request is open", within_s=60)
+    wait_until(lambda: is_idle(daemon.url), "no request is open")
 
 
 @pytest.mark.usefixtures("panics_over_tokens")
@@ -112,7 +112,7 @@ def test_a_panic_of_a_detokeniser_ends_its_row(daemon: RunningDaemon, *, is_stre
     """With an error event after the text before it, or with a 500; the daemon goes on."""
     body = completion("hi", stream=is_stream, max_tokens=20)
     with capture_logs() as logged:
-        answer = httpx.post(daemon.url + "/v1/completions", json=body, timeout=120)
+        answer = httpx.post(daemon.url + "/v1/completions", json=body, timeout=CEILING_S)
     if is_stream:
         assert sse_data(answer.content)[-1]["error"]["code"] == "row_fault"
         assert answer.content.endswith(b"data: [DONE]\n\n")
@@ -121,7 +121,7 @@ def test_a_panic_of_a_detokeniser_ends_its_row(daemon: RunningDaemon, *, is_stre
         assert answer.json()["error"]["code"] == "row_fault"
     assert [one["event"] for one in logged if one.get("exc_info")] == ["row.failed"]
     assert httpx.get(daemon.url + "/health").status_code == 200
-    wait_until(lambda: is_idle(daemon.url), "no request is open", within_s=60)
+    wait_until(lambda: is_idle(daemon.url), "no request is open")
 
 
 async def _raise_before(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_panic_of_the_grammar_compiler_is_the_schemas_fault(
     matcher = SimpleNamespace(grammar_from_json_schema=panic)
     monkeypatch.setattr(grammar, "LLMatcher", matcher)
     body = chat("hi", response_format={"type": "json_object"})
-    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=120)
+    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=CEILING_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_grammar"
     assert httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}).status_code == 200
@@ -194,16 +194,16 @@ def test_a_text_that_takes_too_long_to_tokenise_is_a_503(
     gate = threading.Event()
 
     def wait(*_: object, **__: object) -> list[int]:
-        gate.wait(120)
+        gate.wait(CEILING_S)
         return []
 
     monkeypatch.setattr("machd.serving.service._PREPARATION_LIMIT_S", 0.5)
     with monkeypatch.context() as patched:
         patched.setattr(_PanickingTokenizer, "encode", wait)
-        answer = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=120)
+        answer = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=CEILING_S)
     gate.set()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "overloaded"
     assert answer.headers["retry-after"]
-    again = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=120)
+    again = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=CEILING_S)
     assert again.status_code == 200

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon
 from dialogue import chat, completion, sse_data, told
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import scrape
@@ -79,7 +79,7 @@ def _stats(daemon: AdminDaemon) -> dict[str, Any]:
 
 
 def _warm(daemon: AdminDaemon, *prompts: object, status: int = 200, **fields: object) -> Any:
-    answer = daemon.admin.post(_WARM, json={"prompts": list(prompts), **fields}, timeout=30)
+    answer = daemon.admin.post(_WARM, json={"prompts": list(prompts), **fields}, timeout=CEILING_S)
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -192,7 +192,7 @@ def test_a_salt_keeps_decodes_apart(tmp_path: Path) -> None:
 
         def ask(**fields: object) -> None:
             body = chat("say hello", temperature=0, **fields)
-            answers.append(httpx.post(daemon.daemon.url + _CHAT, json=body, timeout=30))
+            answers.append(httpx.post(daemon.daemon.url + _CHAT, json=body, timeout=CEILING_S))
 
         threads = [
             threading.Thread(target=ask, kwargs=fields)
@@ -203,7 +203,7 @@ def test_a_salt_keeps_decodes_apart(tmp_path: Path) -> None:
         wait_until(lambda: daemon.status["open_requests"] == 4, "all are open")
         gate.open()
         for thread in threads:
-            thread.join(30)
+            thread.join(CEILING_S)
         assert [one.status_code for one in answers] == [200] * 4
         assert sum("x-coalesced" in one.headers for one in answers) == 1
 

@@ -20,7 +20,7 @@ import pytest
 from cached_answers import Answer, Asked, ask, ask_all, prefix_stats, stats
 from common_words import WORDS
 from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from tiny_checkpoint import write_tiny_llama
 
 from machd.errors import SettingsError
@@ -41,8 +41,6 @@ _KILL_FLAGS = (
     "--cache-memory-mb", "1",  # 2,000 tokens of this model, so that blocks are read all the time
     "--cache-disk-budget-gb", "0.004",  # and some are forgotten, too
 )  # fmt: skip
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 if _TRIALS == 4 else 3600)]
 
 
 def _texts() -> list[str]:
@@ -175,11 +173,11 @@ class _Load:
 
     def wait(self, answers: int) -> None:
         """Until there are so many."""
-        wait_until(lambda: len(self.answers) >= answers, "it answers", within_s=60)
+        wait_until(lambda: len(self.answers) >= answers, "it answers")
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(60)
+            thread.join(CEILING_S)
             assert not thread.is_alive(), "a dead daemon answers nobody"
 
 

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.skipif(
 _STEP_S = 0.004
 _WINDOW = "5s"
 """Of rates: many scrapes, and no longer than the load has run when it is looked at."""
-_SEEN_WITHIN_S = 20.0
 _ANSWERED_WITHIN_S = 6.0
 
 EXPRESSIONS = [
@@ -83,7 +82,7 @@ def _prometheus(daemon: RunningDaemon) -> Iterator[PrometheusServer]:
         ' and on () sum(machd_requests_total{finish_reason="length"}) > 1'
     )
     with PrometheusServer(daemon.url, interval="500ms") as prometheus:
-        wait_until(lambda: prometheus.query(awaited) != [], awaited, within_s=_SEEN_WITHIN_S)
+        wait_until(lambda: prometheus.query(awaited) != [], awaited)
         yield prometheus
 
 
@@ -103,9 +102,7 @@ def test_every_panel_has_a_picture(prometheus: PrometheusServer, expr: str) -> N
     """Each expression of the dashboard gives a number for a daemon at work."""
     asked = expr.replace("$__rate_interval", _WINDOW).replace("$instance", ".*")
     assert "$" not in asked
-    wait_until(
-        lambda: _has_number(prometheus, asked), f"{asked} has data", within_s=_ANSWERED_WITHIN_S
-    )
+    wait_until(lambda: _has_number(prometheus, asked), f"{asked} has data")
 
 
 @pytest.mark.parametrize("variable", [one["name"] for one in _DASHBOARD["templating"]["list"][1:]])
@@ -129,9 +126,7 @@ def test_every_alert_has_its_numbers(prometheus: PrometheusServer, name: str) ->
     asked, thresholds = _COMPARISON.subn("", rule["query"])
     assert thresholds >= 1
     asked = re.sub(r"\[\d+[mh]\]", f"[{_WINDOW}]", asked)
-    wait_until(
-        lambda: _has_number(prometheus, asked), f"{asked} has data", within_s=_ANSWERED_WITHIN_S
-    )
+    wait_until(lambda: _has_number(prometheus, asked), f"{asked} has data")
     wait_until(lambda: _health(prometheus, name) == "ok", f"{name} is evaluated")
 
 

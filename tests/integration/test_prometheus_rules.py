@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from polling import CEILING_S
 from prometheus_server import ALERTS, PROMTOOL
 
 from machd.errors import SettingsError
@@ -42,7 +43,7 @@ def _promtool(*arguments: str) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=60,
+        timeout=CEILING_S,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -29,8 +29,6 @@ _TOPICS = ("rivers", "stones", "gardens", "windows", "paper", "travel", "engines
 _LEAST_SAVED = {"affine8": 2.5, "turboquant": 5.0}
 """How many times fewer bytes; of heads of 16, whose scales weigh more than those of 64."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-
 
 @pytest.fixture(name="model", scope="module")
 def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:

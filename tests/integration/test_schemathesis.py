@@ -16,6 +16,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
 from msgspec import Struct
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -33,7 +34,6 @@ from machd.api.endpoints import EVENTS, PUBLIC_ENDPOINTS, Endpoint
 from machd.engine.fake import FakeEngine
 
 _MODEL = "fake"
-_TIMEOUT_S = 20.0
 _LIMITS: dict[str, object] = {"limits.max_tokens_default": 4, "limits.max_n": 4}
 _CHECKS = [
     not_a_server_error,
@@ -69,7 +69,7 @@ def _url() -> Iterator[str]:
 @pytest.fixture(name="document", scope="module")
 def _document(url: str) -> dict[str, Any]:
     """What the daemon says of itself."""
-    document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=_TIMEOUT_S).json()
+    document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=CEILING_S).json()
     return document
 
 
@@ -104,7 +104,7 @@ def test_every_answer_is_one_that_is_described(
     def ask(case: Case[Any], rng: random.Random) -> None:
         if endpoint.request is not None:
             _tame(case, endpoint.request, rng)
-        answer = case.call(base_url=url, timeout=_TIMEOUT_S)
+        answer = case.call(base_url=url, timeout=CEILING_S)
         statuses[answer.status_code] += 1
         _check(case, answer, document, endpoint)
 
@@ -119,7 +119,7 @@ def test_what_is_there_is_answered_as_described(
 ) -> None:
     """Paths with an id that exists: a model, and a response that is read and then forgotten."""
     body = {"model": _MODEL, "input": "hi"}
-    stored = requests.post(f"{url}/v1/responses", json=body, timeout=_TIMEOUT_S).json()["id"]
+    stored = requests.post(f"{url}/v1/responses", json=body, timeout=CEILING_S).json()["id"]
     for method, path, id_ in (
         ("get", "/v1/models/{id}", _MODEL),
         ("get", "/v1/responses/{id}", stored),
@@ -127,7 +127,7 @@ def test_what_is_there_is_answered_as_described(
     ):
         endpoint = next(one for one in PUBLIC_ENDPOINTS if (one.method, one.path) == (method, path))
         case = schema[path][method].Case(path_parameters={"id": id_})
-        answer = case.call(base_url=url, timeout=_TIMEOUT_S)
+        answer = case.call(base_url=url, timeout=CEILING_S)
         assert answer.status_code == 200
         _check(case, answer, document, endpoint)
 

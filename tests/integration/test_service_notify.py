@@ -13,14 +13,11 @@ import httpx
 import pytest
 from dialogue import chat
 from notify_socket import NotifySocket
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from scraping import scrape
 from service_daemon import ServiceDaemon
-from wall_clock import limits_in_seconds
 
 from machd.clock import SystemClock
-
-pytestmark = pytest.mark.slow
 
 _CHAT = "/v1/chat/completions"
 _INTERVAL_S = 2.0
@@ -38,7 +35,7 @@ def _environ(ear: NotifySocket, **more: str) -> dict[str, str]:
 
 
 def _ask(url: str, content: str, **fields: object) -> httpx.Response:
-    return httpx.post(url + _CHAT, json=chat(content, **fields), timeout=60)
+    return httpx.post(url + _CHAT, json=chat(content, **fields), timeout=CEILING_S)
 
 
 def test_from_loading_to_the_end(ear: NotifySocket) -> None:
@@ -82,7 +79,6 @@ def test_ready_comes_when_the_first_request_would_be_answered(
             assert answer.json()["choices"][0]["message"]["content"] == "at once"
 
 
-@limits_in_seconds
 def test_a_stalled_engine_stops_the_watchdog(tmp_path: Path) -> None:
     """Signs of life come every quarter, and none later than half the interval after a stall.
 
@@ -113,7 +109,7 @@ def test_a_stalled_engine_stops_the_watchdog(tmp_path: Path) -> None:
 
         stall.unlink()
         wait_until(lambda: ear.all_of("WATCHDOG")[-1].at_s > last_s, "the engine lives again")
-        asking.join(10)
+        asking.join(CEILING_S)
 
 
 def test_a_reload_is_reported_whatever_comes_of_it(ear: NotifySocket, tmp_path: Path) -> None:
@@ -155,7 +151,7 @@ def test_the_status_follows_the_work(ear: NotifySocket) -> None:
         daemon.terminate()
         ear.wait_for("STATUS", "draining, 3 requests open")
         for thread in asking:
-            thread.join(60)
+            thread.join(CEILING_S)
         assert daemon.wait() == 0
     told = [one.at_s for one in ear.heard if set(one.fields) == {"STATUS"}]
     assert all(b - a > 0.8 for a, b in itertools.pairwise(told))

@@ -18,11 +18,9 @@ import httpx
 import pytest
 from dialogue import chat
 from notify_socket import NotifySocket
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from service_daemon import ServiceDaemon, socket_activated
-
-pytestmark = pytest.mark.slow
 
 _LINES = 2
 _RESTARTS = 20 if os.environ.get("MACHD_LONG_TESTS") else 6
@@ -113,7 +111,6 @@ def _restart(times: int) -> tuple[Counter[str], list[int]]:
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
 )
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_restarts_under_load_refuse_nobody() -> None:
     """No connection is refused or cut, and every request gets an answer or a 503.
 
@@ -146,7 +143,10 @@ def test_who_connects_while_it_drains_is_answered_by_the_next_one() -> None:
                 ear.wait_for("STOPPING", "1")
                 with ThreadPoolExecutor(1) as pool:
                     late = pool.submit(
-                        httpx.post, f"{url}/v1/chat/completions", json=chat("say late"), timeout=60
+                        httpx.post,
+                        f"{url}/v1/chat/completions",
+                        json=chat("say late"),
+                        timeout=CEILING_S,
                     )
                     assert open_.read_answer().body.endswith(b"data: [DONE]\n\n")
                     assert old.wait() == 0

@@ -7,11 +7,8 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
+from polling import CEILING_S
 from serve_process import ServeProcess, run_machd
-from wall_clock import limits_in_seconds
-
-pytestmark = pytest.mark.slow
 
 
 def assert_one_helpful_line(stderr: str, *words: str) -> None:
@@ -82,7 +79,6 @@ def test_origins_name_file_variable_and_flag(tmp_path: Path) -> None:
     assert "port" in lines["port"]
 
 
-@limits_in_seconds
 def test_a_term_signal_while_loading_is_obeyed_at_once(embedded_model_path: Path) -> None:
     """A daemon that is still loading leaves within a second, with exit code 0."""
     assert embedded_model_path.is_file()
@@ -91,7 +87,7 @@ def test_a_term_signal_while_loading_is_obeyed_at_once(embedded_model_path: Path
         server.wait_for("daemon.listening")
         start_s = time.monotonic()
         server.terminate()
-        exit_code = server.process.wait(10)
+        exit_code = server.process.wait(CEILING_S)
 
     assert exit_code == 0
     assert time.monotonic() - start_s < 3
@@ -111,7 +107,7 @@ def test_a_second_signal_does_not_wait_for_the_stream(embedded_model_path: Path)
     with ServeProcess() as server:
         lines: list[str] = []
         with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, timeout=60
+            "POST", f"{server.url}/v1/completions", json=body, timeout=CEILING_S
         ) as response:
             for line in response.iter_lines():
                 lines.append(line)
@@ -119,7 +115,7 @@ def test_a_second_signal_does_not_wait_for_the_stream(embedded_model_path: Path)
                     server.terminate()
                     server.wait_for("daemon.draining")
                     server.terminate()
-        exit_code = server.process.wait(10)
+        exit_code = server.process.wait(CEILING_S)
 
     data = [line for line in lines if line]
     assert exit_code == 0

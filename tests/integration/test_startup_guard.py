@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from dialogue import completion, told
+from polling import CEILING_S
 from running_daemon import RunningDaemon
 from scraping import scrape
 from serve_process import ServeProcess
@@ -135,7 +136,7 @@ def _capabilities(daemon: RunningDaemon) -> dict[str, Any]:
 
 def _ask(daemon: RunningDaemon, prompt: str = "say hello", **fields: object) -> httpx.Response:
     body = completion(prompt, **({"temperature": 0, "max_tokens": 20} | fields))
-    return httpx.post(f"{daemon.url}{_PATH}", json=body, timeout=60)
+    return httpx.post(f"{daemon.url}{_PATH}", json=body, timeout=CEILING_S)
 
 
 def _text(answer: httpx.Response) -> str:
@@ -306,18 +307,18 @@ def test_health_answers_and_a_stop_works_while_it_is_measured() -> None:
 
     def slow(_engine: Engine) -> tuple[ProbeResult, ...]:
         began.set()
-        assert may_end.wait(60)
+        assert may_end.wait(CEILING_S)
         return _PASSED
 
     daemon = _GuardedDaemon(lambda: _Model(*_UNKNOWN), slow, wait_until_ready=False)
     try:
         with daemon:
-            assert began.wait(20)
+            assert began.wait(CEILING_S)
             live = httpx.get(f"{daemon.url}/health")
             ready = httpx.get(f"{daemon.url}/health/ready")
             refused = _ask(daemon)
             daemon.stop()
-            has_stopped = daemon.join(10)
+            has_stopped = daemon.join(CEILING_S)
     finally:
         may_end.set()
 
@@ -543,7 +544,6 @@ def test_a_blocked_architecture_is_served_one_at_a_time_and_says_why(tmp_path: P
     assert [_text(answer) for answer in answers] == alone
 
 
-@pytest.mark.slow
 def test_a_signal_ends_a_process_that_measures(tmp_path: Path, embedded_model_path: Path) -> None:
     """SIGTERM while the model is probed: exit 0, no core dump, and nothing half written."""
     arguments = ("--continuous-batching", "--probe-on-start", "measure", str(embedded_model_path))
@@ -551,7 +551,7 @@ def test_a_signal_ends_a_process_that_measures(tmp_path: Path, embedded_model_pa
     with serve.started():
         serve.wait_for("probe.started")
         serve.terminate()
-        serve.process.wait(20)
+        serve.process.wait(CEILING_S)
 
     assert serve.process.returncode == 0
     assert not [event for event in serve.events if event["event"] == "daemon.ready"]

@@ -14,11 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
+from polling import CEILING_S
 from scraping import scrape
 from serve_process import ServeProcess
 from shaped_requests import ShapedRequest, shaped_requests
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _MODEL = "smollm2-135m-instruct"
 _MAX_TOKENS = 56
@@ -100,7 +99,7 @@ def test_every_finished_answer_has_its_shape_and_neighbours_are_not_touched(
     done = threading.Event()
     numbers = itertools.count()
     with (
-        httpx.Client(base_url=server.url, timeout=120) as client,
+        httpx.Client(base_url=server.url, timeout=CEILING_S) as client,
         ThreadPoolExecutor(_CLIENTS - plain_clients) as shaped,
         ThreadPoolExecutor(plain_clients) as plain,
     ):

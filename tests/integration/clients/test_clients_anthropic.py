@@ -10,11 +10,11 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import MessageParam, ToolParam
 from client_transcript import transcript
+from polling import CEILING_S
 from pydantic import BaseModel
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
-pytestmark = pytest.mark.slow
 
 
 class Capital(BaseModel):
@@ -41,7 +41,7 @@ def recorded(url: str, name: str, *, is_scripted: bool) -> Iterator[Anthropic]:
     """The client, which never tries again; what it sends and gets is compared at the end."""
     with (
         transcript(url, f"anthropic_{name}", is_scripted=is_scripted) as wire,
-        Anthropic(base_url=wire.url, api_key="none", max_retries=0, timeout=60) as client,
+        Anthropic(base_url=wire.url, api_key="none", max_retries=0, timeout=CEILING_S) as client,
     ):
         yield client
 

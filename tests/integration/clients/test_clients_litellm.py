@@ -15,7 +15,6 @@ from pydantic import BaseModel
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
 pytestmark = [
-    pytest.mark.slow,
     # pydantic's word on a type of LiteLLM's own, once, where that is used first
     pytest.mark.filterwarnings(
         "ignore:Item 'summary' on TypedDict class 'ChatCompletionReasoningItem':UserWarning"

@@ -12,11 +12,11 @@ from client_transcript import transcript
 from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
+from polling import CEILING_S
 from pydantic import BaseModel
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
-pytestmark = pytest.mark.slow
 
 
 class Capital(BaseModel):
@@ -40,7 +40,9 @@ def recorded(url: str, name: str, *, is_scripted: bool) -> Iterator[OpenAI]:
     """The client, which never tries again; what it sends and gets is compared at the end."""
     with (
         transcript(url, f"openai_{name}", is_scripted=is_scripted) as wire,
-        OpenAI(base_url=f"{wire.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        OpenAI(
+            base_url=f"{wire.url}/v1", api_key="none", max_retries=0, timeout=CEILING_S
+        ) as client,
     ):
         yield client
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from client_transcript import transcript
+from polling import CEILING_S
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.messages import ModelResponse, ThinkingPart
@@ -19,7 +20,6 @@ from pydantic_ai.settings import ModelSettings
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
 _GREEDY = ModelSettings(temperature=0, max_tokens=64, parallel_tool_calls=False)
-pytestmark = pytest.mark.slow
 
 
 class Capital(BaseModel):
@@ -33,7 +33,7 @@ class Capital(BaseModel):
 async def recorded(url: str, name: str, *, is_scripted: bool) -> AsyncIterator[OpenAIProvider]:
     """The library's way to the daemon; what it sends and gets is compared at the end."""
     with transcript(url, f"pydantic_ai_{name}", is_scripted=is_scripted) as wire:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx.AsyncClient(timeout=CEILING_S) as http:
             yield OpenAIProvider(base_url=f"{wire.url}/v1", api_key="none", http_client=http)
 
 

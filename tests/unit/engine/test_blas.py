@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from polling import CEILING_S
 
 from machd.clock import ManualClock
 from machd.engine import blas
@@ -20,7 +21,11 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="chosen on Linux
 def _in_fresh_process(program: str) -> dict[str, object]:
     """Run a program that prints one JSON object, in a process that has not imported mlx."""
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=CEILING_S,
     )
     answer = json.loads(done.stdout)
     assert isinstance(answer, dict)

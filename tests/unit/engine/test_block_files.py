@@ -27,7 +27,7 @@ from block_samples import (
     is_same_content,
     saved_block,
 )
-from polling import wait_until
+from polling import CEILING_S, wait_until
 
 from machd.clock import ManualClock
 from machd.engine import block_scan
@@ -641,7 +641,7 @@ class _SlowDirectory(KeyDirectory):
 
     def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
         self.begun.set()
-        assert self.may_end.wait(20)
+        assert self.may_end.wait(CEILING_S)
         return super().write(digest, pieces, used_unix_s)
 
 
@@ -664,7 +664,7 @@ def test_a_slow_disk_takes_no_memory(slow: _SlowDirectory) -> None:
     """What is queued has a limit; what comes on top is dropped, and let in again when there is room."""
     writer = _writer(slow)
     writer.put(saved_block(0), content_of(saved_block(0)))
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(CEILING_S)
     hundred = MAX_QUEUED_BYTES // 5 * 2
     for number in (1, 2, 3, 4):
         writer.put(saved_block(number), _big(hundred))
@@ -691,7 +691,7 @@ def test_what_is_saved_once_more_is_not_unsaved(slow: _SlowDirectory) -> None:
     writer = _writer(slow)
     blocks = [saved_block(number) for number in range(5)]
     writer.put(blocks[0], content_of(blocks[0]))
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(CEILING_S)
     writer.put(blocks[1], _big(MAX_QUEUED_BYTES - 100_000))
     for saved in blocks[2:]:
         writer.put(saved, _big(200_000))
@@ -719,12 +719,12 @@ def test_closing_waits_no_longer_than_it_may(slow: _SlowDirectory) -> None:
     writer = BlockWriter(slow, KEY, {}, ManualClock(), ended.set)
     for number in range(3):
         writer.put(saved_block(number), content_of(saved_block(number)))
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(CEILING_S)
     writer.close(0.05)
     assert writer.dropped == 2
     assert not ended.is_set(), "the directory is still written to"
     slow.may_end.set()
-    assert ended.wait(10)
+    assert ended.wait(CEILING_S)
     assert writer.written == 1
 
 
@@ -733,7 +733,7 @@ def test_forgetting_what_is_being_written(slow: _SlowDirectory, tmp_path: Path) 
     writer = _writer(slow)
     saved, other = saved_block(1), saved_block(2)
     writer.put(saved, content_of(saved))
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(CEILING_S)
     writer.forget([saved.digest])
     assert writer.find(saved.digest) is None
     writer.put(other, content_of(other))
@@ -753,7 +753,7 @@ def test_saving_again_what_is_being_written(slow: _SlowDirectory) -> None:
     writer = _writer(slow)
     saved = saved_block(1)
     writer.put(saved, content_of(saved))
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(CEILING_S)
     writer.put(saved, content_of(saved))
     slow.may_end.set()
     wait_until(lambda: writer.written == 1, "it is written")
@@ -761,7 +761,7 @@ def test_saving_again_what_is_being_written(slow: _SlowDirectory) -> None:
     slow.may_end.clear()
     writer.forget([saved.digest])
     writer.put(saved, content_of(saved))
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(CEILING_S)
     writer.forget([saved.digest])
     writer.put(saved, content_of(saved))
     slow.may_end.set()

@@ -32,6 +32,7 @@ import_mlx_lm()
 
 from mlx_lm.models.cache import RotatingKVCache  # noqa: E402
 from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
+from polling import CEILING_S  # noqa: E402
 
 GIB = 1024**3
 
@@ -383,7 +384,11 @@ def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
         "print(json.dumps([given, resource.getrlimit(resource.RLIMIT_NOFILE)]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=CEILING_S,
     )
     given, kept = json.loads(done.stdout)
     assert kept == given

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from block_samples import content_of, file_of, saved_block
+from polling import CEILING_S
 from structlog.testing import capture_logs
 from unit.engine.tiny_llama import TinyLlama
 
@@ -41,7 +42,7 @@ def test_a_directory_without_a_cache_is_warned_of(
     # A process of its own, because preparing for mlx chooses a BLAS for the whole process.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, prefix, path, str(tmp_path)],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=CEILING_S,
     )  # fmt: skip
     is_warned = "blocks.not_used" in done.stdout + done.stderr
     assert is_warned is ((prefix, directory) == ("off", "b"))

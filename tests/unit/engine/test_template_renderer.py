@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
-from polling import wait_until
+from polling import CEILING_S, wait_until
 
 from machd.engine.gguf_header import read_gguf_header
 from machd.engine.gguf_tokenizer import build_tokenizer
@@ -27,8 +27,6 @@ USER: dict[str, object] = {"role": "user", "content": "hi"}
 PLAIN = "{{ messages[0].content }}"
 BOUNDS = RenderBounds(limit_s=1.0)
 _MIB = 1 << 20
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(name="renderer", scope="module")
@@ -133,7 +131,7 @@ def test_a_process_that_dies_is_replaced(renderer: TemplateRenderer) -> None:
     assert _render(renderer, PLAIN) == "hi"
     for child in _children():
         child.kill()
-        child.wait(60)
+        child.wait(CEILING_S)
     assert _render(renderer, PLAIN) == "hi"
 
 
@@ -165,7 +163,7 @@ def test_a_process_ends_when_its_parent_is_killed() -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         assert child.is_running()
         parent.kill()
-    wait_until(lambda: not child.is_running(), "its child has ended", within_s=60)
+    wait_until(lambda: not child.is_running(), "its child has ended")
 
 
 def test_text_has_a_limit_that_grows_with_the_conversation(renderer: TemplateRenderer) -> None:

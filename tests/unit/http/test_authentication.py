@@ -89,7 +89,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "not UTF-8" in binary
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "large", "nul"])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     """Whoever reads the keys is never kept waiting, and never reads for ever."""
@@ -150,7 +149,6 @@ def test_the_setting_wins_over_the_service_manager(tmp_path: Path) -> None:
     assert not ApiKeys.of(bare, {"CREDENTIALS_DIRECTORY": str(tmp_path / "none")}).is_required
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", ["pipe", "folder", "dangling"])
 def test_a_credential_that_is_no_file_opens_nothing(tmp_path: Path, kind: str) -> None:
     """Something of that name is there, so keys are meant to be."""

@@ -14,11 +14,10 @@ import pytest
 from engine_thread import (
     CHUNK_TOKENS,
     STOPPED,
-    WITHIN_S,
     Thread,
     running_thread,
 )
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, batching_of, request_of
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
@@ -97,7 +96,7 @@ def test_the_model_is_loaded_on_the_engine_thread() -> None:
         return engine
 
     with running_thread(load=load) as thread:
-        assert thread.loop.loaded.result(WITHIN_S) is engine
+        assert thread.loop.loaded.result(CEILING_S) is engine
         assert thread.loop.is_alive
         thread.submit(request_of(max_tokens=2))
         thread.published.ends()
@@ -111,9 +110,9 @@ def test_the_model_is_loaded_on_the_engine_thread() -> None:
 def test_a_load_that_fails_is_told_and_ends_the_thread(error: BaseException) -> None:
     """Whatever the loader raises reaches ``loaded``; no thread is left behind it."""
     with running_thread(load=_raises(error)) as thread:
-        assert thread.loop.loaded.exception(WITHIN_S) is error
+        assert thread.loop.loaded.exception(CEILING_S) is error
         assert thread.fault() is None
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -124,7 +123,7 @@ def test_a_start_that_fails_after_loading_is_told_as_well() -> None:
         FakeEngine(),
         make_scheduler=make_scheduler,  # type: ignore[arg-type]  # it returns nothing at all
     ) as thread:
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
         assert thread.loop.loaded.done(), "who waits for the model waits for ever"
         assert isinstance(thread.loop.loaded.exception(0), OSError)
         assert thread.loop.finished.done()
@@ -199,7 +198,7 @@ def test_a_message_wakes_an_idle_thread() -> None:
     """A request on an idle daemon does not wait for the idle heartbeat."""
     clock = SystemClock()
     with running_thread(clock=clock) as thread:
-        thread.loop.loaded.result(WITHIN_S)
+        thread.loop.loaded.result(CEILING_S)
         waits_s = []
         for number in range(5):
             start_s = clock.monotonic_s()
@@ -273,7 +272,7 @@ def test_an_engine_that_fails_three_times_in_a_row_is_given_up(logged: list[Even
 
         assert isinstance(fault, EngineFaultError)
         assert fault.__cause__ is planted
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
     assert list(ends) == [f"s{number}" for number in range(5)]
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
@@ -324,7 +323,7 @@ def test_a_reset_that_fails_ends_the_thread() -> None:
         thread.submit(request_of("running"), request_of("waiting"))
         ends = thread.published.ends(2)
         assert thread.fault() is reset_error
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
 
@@ -352,7 +351,7 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
         thread.submit(request_of("a", max_tokens=1))
         fault = thread.fault()
         assert isinstance(fault, AssertionError)
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
 
 class _ForgetsASlot(SingleFlightScheduler):
@@ -374,7 +373,7 @@ def test_books_are_looked_through_while_steps_run() -> None:
         thread.published.wait_for(TokenGenerated)
         thread.abort("a")
         assert isinstance(thread.fault(), AssertionError)
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
 
 def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -> None:
@@ -407,7 +406,7 @@ def test_the_thread_never_ends_in_silence() -> None:
     """Even when ending everybody fails too, ``finished`` tells that the thread is gone."""
     with running_thread(make_scheduler=lambda _engine: _BrokenScheduler(LIMITS)) as thread:
         thread.submit(request_of("a"))
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
         assert thread.loop.finished.done(), "nobody learns that the engine is dead"
         assert isinstance(thread.loop.finished.exception(0), AssertionError)
 
@@ -422,7 +421,7 @@ def test_an_idle_thread_waits_for_company_and_no_longer() -> None:
     with running_thread(
         make_scheduler=lambda _engine: ContinuousScheduler(LIMITS, batching), clock=clock
     ) as thread:
-        thread.loop.loaded.result(WITHIN_S)
+        thread.loop.loaded.result(CEILING_S)
         start_s = clock.monotonic_s()
         thread.submit(request_of("a", max_tokens=1, arrived_s=start_s))
         (admitted,) = thread.published.wait_for(SequenceAdmitted)
@@ -487,7 +486,7 @@ def test_a_stop_ends_everything_with_its_error() -> None:
         gate.open()
         ends = thread.published.ends(2)
         assert thread.fault() is None
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
     assert {name: end.error for name, end in ends.items()} == {"running": error, "waiting": error}
     assert ends["running"].completion_tokens == 2
@@ -503,9 +502,9 @@ def test_a_stop_wakes_an_idle_thread_and_closes_the_engine() -> None:
             closed_on.append(threading.current_thread().name)
 
     with running_thread(_Closing()) as thread:
-        thread.loop.loaded.result(WITHIN_S)
+        thread.loop.loaded.result(CEILING_S)
         thread.loop.stop(STOPPED)
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
         assert thread.fault() is None
 
     assert closed_on == ["machd-engine"]
@@ -530,7 +529,7 @@ def test_the_heartbeat_stays_fresh_while_idle() -> None:
     """However far time moves, an idle thread beats again without anybody asking."""
     clock = ManualClock()
     with running_thread(clock=clock) as thread:
-        thread.loop.loaded.result(WITHIN_S)
+        thread.loop.loaded.result(CEILING_S)
         for _ in range(2):
             clock.advance(1000)
             wait_until(lambda: thread.loop.heartbeat_age_s < 1, "a heartbeat of the idle thread")
@@ -568,7 +567,7 @@ def test_the_idle_snapshot_is_not_touched_while_a_generation_runs() -> None:
     clock, gate = ManualClock(), StepGate(at_decode)
     engine = FakeEngine(before_step=gate)
     with running_thread(engine, clock=clock, gate=gate) as thread:
-        thread.loop.loaded.result(WITHIN_S)
+        thread.loop.loaded.result(CEILING_S)
         before = thread.loop.idle_snapshot
         for _ in range(5):
             clock.advance(2)  # a memory reading is due in each step
@@ -597,7 +596,7 @@ def test_an_engine_whose_every_decode_fails_is_given_up() -> None:
         thread.submit(*(request_of(f"s{number}", max_tokens=3) for number in range(5)))
         ends = thread.published.ends(5)
         assert isinstance(thread.fault(), EngineFaultError)
-        assert thread.loop.join(WITHIN_S)
+        assert thread.loop.join(CEILING_S)
 
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
     assert len(thread.published.of(EngineFaulted)) == 3

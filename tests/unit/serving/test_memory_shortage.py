@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from engine_thread import running_thread
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, batching_of, only, request_of
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -103,7 +103,7 @@ def test_memory_readings_that_fail_leave_the_last_one_marked_as_stale(
     engine = FakeEngine(faults=faults)
     engine.memory_bytes = 1_000_000
     with running_thread(engine) as thread:
-        thread.loop.loaded.result(60)
+        thread.loop.loaded.result(CEILING_S)
         wait_until(lambda: thread.loop.snapshot.memory.step_bytes == 1_000_000, "a reading")
         faults.memory_error = OSError(24, "Too many open files")
         thread.submit(request_of("a"))

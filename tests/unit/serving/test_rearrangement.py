@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from engine_thread import STOPPED, WITHIN_S, Thread, running_thread
-from polling import wait_until
+from engine_thread import STOPPED, Thread, running_thread
+from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, batching_of, request_of
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
@@ -67,7 +67,7 @@ class _ScriptedProbe:
         self.count += 1
         assert engine.memory().kv_used_bytes == 0, "measured on an engine with rows"
         self.is_reached.set()
-        assert self.may_end.wait(WITHIN_S)
+        assert self.may_end.wait(CEILING_S)
         if self.error is not None:
             raise self.error
         return PROBED
@@ -78,7 +78,7 @@ class _SteppingProbe(_ScriptedProbe):
 
     def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
         """Measure."""
-        deadline_s = SystemClock().monotonic_s() + WITHIN_S
+        deadline_s = SystemClock().monotonic_s() + CEILING_S
         while not (self.is_reached.is_set() and self.may_end.is_set()):
             self.is_reached.set()
             with contextlib.suppress(Exception):
@@ -96,7 +96,7 @@ def _measuring(
     scheduler = scheduler or SchedulerCore(single_flight(LIMITS))
     with running_thread(probe=probe, clock=clock, make_scheduler=lambda _: scheduler) as thread:
         done = _rearrange(thread, _batched(), measure=True)
-        assert probe.is_reached.wait(WITHIN_S)
+        assert probe.is_reached.wait(CEILING_S)
         try:
             yield thread, done
         finally:
@@ -141,7 +141,7 @@ def test_what_runs_is_finished_and_what_waits_goes_on_in_the_new_way() -> None:
         before = thread.loop.snapshot
         assert not done.done()
         gate.open()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         after = thread.loop.snapshot
         ends = thread.published.ends(3)
     assert (before.mode, after.mode) == (DecodeMode.SINGLE, DecodeMode.BATCHED)
@@ -162,7 +162,7 @@ def test_an_idle_thread_switches_at_once_and_back() -> None:
             (DecodeMode.BATCHED, _batched(3)),
             (DecodeMode.SINGLE, single_flight(LIMITS)),
         ):
-            _rearrange(thread, arrangement).result(WITHIN_S)
+            _rearrange(thread, arrangement).result(CEILING_S)
             assert thread.loop.snapshot.mode is mode
             assert thread.loop.snapshot.slot_count == arrangement.shape.slot_count
             assert thread.loop.idle_snapshot.mode is mode
@@ -186,7 +186,7 @@ def test_nobody_is_admitted_while_rows_run_although_slots_are_free() -> None:
             gate.wait_until_held()
         assert _admissions(thread) == [("a", DecodeMode.BATCHED)]
         gate.open()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         thread.published.ends(2)
 
 
@@ -195,14 +195,14 @@ def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
     may_load = threading.Event()
 
     def load() -> Engine:
-        assert may_load.wait(WITHIN_S)
+        assert may_load.wait(CEILING_S)
         return FakeEngine()
 
     with running_thread(load=load) as thread:
         done = _rearrange(thread, _batched(3))
         thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
         may_load.set()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         thread.submit(*(request_of(one, group_id="g") for one in "abcd"))
         ends = thread.published.ends(4)
     assert thread.loop.snapshot.slot_count == 3
@@ -256,7 +256,7 @@ def test_the_later_wish_wins_and_both_are_told() -> None:
         futures = [thread.loop.rearrange(first, measure=True), _rearrange(thread, _batched(3))]
         gate.open()
         for future in futures:
-            future.result(WITHIN_S)
+            future.result(CEILING_S)
         assert thread.loop.snapshot.slot_count == 3
     assert (asked, probe.count) == ([], 1)
     assert thread.loop.probe_results == PROBED
@@ -276,7 +276,7 @@ def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -
         assert isinstance(thread.published.ends(1)["c"].error, QueueFullError)
         thread.abort("a", "b")
         gate.open()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         thread.submit(*(request_of(one, group_id="g") for one in "def"))
         ends = thread.published.ends(6)
     assert {type(ends[one].error) for one in "def"} == {QueueFullError}
@@ -305,7 +305,7 @@ def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
         thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
         done = _rearrange(thread, _batched(1))
         gate.open()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         thread.submit(request_of("b", group_id="g"), request_of("c", group_id="g"))
         ends = thread.published.ends(3)
     assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
@@ -320,7 +320,7 @@ def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
         done.add_done_callback(
             lambda _done: seen.extend([thread.loop.snapshot, thread.loop.idle_snapshot])
         )
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         thread.published.ends(1)
     assert [(one.slot_count, one.is_rearranging) for one in seen] == [(3, False)] * 2
 
@@ -344,7 +344,7 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
         futures.append(_rearrange(thread, _batched(4)))
         gate.step_until(lambda: len(_admissions(thread)) > 1, "b is admitted")
         for future in futures:
-            future.result(WITHIN_S)
+            future.result(CEILING_S)
         assert not thread.loop.is_rearranging
         assert not thread.loop.snapshot.is_rearranging
         assert not thread.published.of(SequenceFinished)
@@ -401,7 +401,7 @@ def test_what_is_not_in_force_or_to_be_measured_is_not_taken_back(
         assert not futures[1].done()
         gate.open()
         for future in futures:
-            future.result(WITHIN_S)
+            future.result(CEILING_S)
     assert probe.count == first_is_measured
 
 
@@ -424,7 +424,7 @@ def test_who_waits_is_looked_after_while_the_model_is_measured() -> None:
         assert thread.loop.snapshot.is_rearranging
         assert not done.done()
         probe.may_end.set()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         assert thread.published.ends(3)["served"].reason is FinishReason.LENGTH
     assert _admissions(thread) == [("served", DecodeMode.BATCHED)]
 
@@ -439,9 +439,9 @@ def test_what_is_asked_for_meanwhile_is_made_afterwards(is_failing: bool) -> Non
         thread.submit(request_of("a"))
         thread.published.wait_for(SequenceQueued)
         probe.may_end.set()
-        assert first.exception(WITHIN_S) is error
+        assert first.exception(CEILING_S) is error
         for one in newer:
-            one.result(WITHIN_S)
+            one.result(CEILING_S)
         assert thread.loop.snapshot.slot_count == 3
         thread.published.ends(1)
     assert _admissions(thread) == [("a", DecodeMode.BATCHED)]
@@ -454,7 +454,7 @@ def test_a_stop_does_not_wait_for_a_measurement_between_two_steps() -> None:
         thread.submit(request_of("a"))
         thread.published.wait_for(SequenceQueued)
         thread.loop.stop(STOPPED)
-        assert thread.loop.join(WITHIN_S / 2)
+        assert thread.loop.join(CEILING_S)
         assert done.exception(0) is STOPPED
         assert thread.fault() is None
         assert thread.published.ends(1)["a"].error is STOPPED
@@ -482,7 +482,7 @@ def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
     with _measuring(_SteppingProbe(), _Broken(single_flight(LIMITS))) as (thread, done):
         thread.submit(request_of("a"))
         assert isinstance(thread.fault(), ArithmeticError)
-        assert isinstance(done.exception(WITHIN_S), EngineFaultError)
+        assert isinstance(done.exception(CEILING_S), EngineFaultError)
 
 
 def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
@@ -496,7 +496,7 @@ def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
             seen.append(thread.loop.probe_results)
             return _batched()
 
-        thread.loop.rearrange(arrange, measure=True).result(WITHIN_S)
+        thread.loop.rearrange(arrange, measure=True).result(CEILING_S)
     assert seen == [PROBED]
 
 
@@ -506,7 +506,7 @@ def test_measuring_is_no_stall_until_it_takes_far_too_long() -> None:
     probe.may_end.clear()
     with running_thread(clock=clock, probe=probe) as thread:
         done = _rearrange(thread, _batched(), measure=True)
-        assert probe.is_reached.wait(WITHIN_S)
+        assert probe.is_reached.wait(CEILING_S)
         try:
             assert thread.loop.snapshot.is_rearranging
             clock.advance(100.0)
@@ -515,7 +515,7 @@ def test_measuring_is_no_stall_until_it_takes_far_too_long() -> None:
             old_s = thread.loop.heartbeat_age_s
         finally:
             probe.may_end.set()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         assert thread.loop.heartbeat_age_s == 0.0
     assert (young_s, old_s) == (0.0, 80.0)
 
@@ -539,10 +539,10 @@ def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
     with running_thread(probe=probe) as thread:
         done = thread.loop.rearrange(arrange, measure=is_probe)
         thread.submit(request_of("a"))
-        assert done.exception(WITHIN_S) is error
+        assert done.exception(CEILING_S) is error
         assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
         assert not thread.loop.snapshot.is_rearranging
-        _rearrange(thread, _batched()).result(WITHIN_S)
+        _rearrange(thread, _batched()).result(CEILING_S)
     assert _admissions(thread) == [("a", DecodeMode.SINGLE)]
     assert [one["event"] for one in logged].count("scheduler.not_rearranged") == 1
     assert thread.loop.probe_results == ()
@@ -561,7 +561,7 @@ def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
 
     with running_thread(probe=_Leaves()) as thread:
         done = _rearrange(thread, _batched(), measure=True)
-        assert isinstance(done.exception(WITHIN_S), OSError)
+        assert isinstance(done.exception(CEILING_S), OSError)
         thread.submit(request_of("a"))
         assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
 
@@ -571,7 +571,7 @@ def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
     engine = FakeEngine(faults=FakeFaults(reset_error=OSError("planted")))
     with running_thread(engine, probe=_ScriptedProbe(ValueError("planted"))) as thread:
         done = _rearrange(thread, _batched(), measure=True)
-        assert isinstance(done.exception(WITHIN_S), EngineFaultError)
+        assert isinstance(done.exception(CEILING_S), EngineFaultError)
         assert isinstance(thread.fault(), OSError)
 
 
@@ -591,9 +591,9 @@ def test_a_thread_that_ends_tells_all_who_wait_for_a_switch(is_stop: bool) -> No
             thread.loop.stop(STOPPED)
         futures.append(_rearrange(thread, _batched()))
         gate.open()
-        errors = [one.exception(WITHIN_S) for one in futures]
-        assert thread.loop.join(WITHIN_S)
-        errors.append(_rearrange(thread, _batched()).exception(WITHIN_S))
+        errors = [one.exception(CEILING_S) for one in futures]
+        assert thread.loop.join(CEILING_S)
+        errors.append(_rearrange(thread, _batched()).exception(CEILING_S))
     assert {type(one) for one in errors} == {type(STOPPED) if is_stop else EngineFaultError}
 
 
@@ -602,14 +602,14 @@ def test_a_model_that_does_not_load_leaves_nobody_waiting_for_a_switch() -> None
     may_load = threading.Event()
 
     def load() -> Engine:
-        assert may_load.wait(WITHIN_S)
+        assert may_load.wait(CEILING_S)
         raise ModelFormatError("planted")
 
     with running_thread(load=load) as thread:
         before = _rearrange(thread, _batched())
         may_load.set()
-        assert isinstance(before.exception(WITHIN_S), EngineFaultError)
-        assert isinstance(_rearrange(thread, _batched()).exception(WITHIN_S), EngineFaultError)
+        assert isinstance(before.exception(CEILING_S), EngineFaultError)
+        assert isinstance(_rearrange(thread, _batched()).exception(CEILING_S), EngineFaultError)
 
 
 def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
@@ -621,7 +621,7 @@ def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
         done = _rearrange(thread, _batched())
         assert not done.cancel()
         gate.open()
-        done.result(WITHIN_S)
+        done.result(CEILING_S)
         assert thread.loop.is_alive
 
 

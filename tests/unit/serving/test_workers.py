@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from polling import CEILING_S
 
 from machd.serving.workers import Workers
 
@@ -22,7 +23,14 @@ def test_workers_need_no_thread_after_the_start(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert [workers.submit(pow, 2, one).result(60) for one in range(6)] == [1, 2, 4, 8, 16, 32]
+    assert [workers.submit(pow, 2, one).result(CEILING_S) for one in range(6)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+    ]
     workers.shutdown()
 
 
@@ -35,8 +43,8 @@ def test_shutdown_does_not_wait_for_a_call_that_never_returns() -> None:
         is_over.wait()
 
     stuck = workers.submit(hang)
-    assert has_begun.wait(60)
+    assert has_begun.wait(CEILING_S)
     workers.shutdown()
     assert not stuck.done()
     is_over.set()
-    stuck.result(60)
+    stuck.result(CEILING_S)

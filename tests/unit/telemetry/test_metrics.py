@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from polling import CEILING_S
 from prometheus_client import ProcessCollector
 from scraping import Page
 
@@ -272,7 +273,7 @@ def test_promtool_finds_nothing_to_say(metrics: Metrics) -> None:
         input=metrics.render(),
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=CEILING_S,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 

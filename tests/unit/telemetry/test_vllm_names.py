@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from polling import CEILING_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from machd.engine.protocol import SampledToken
@@ -248,7 +249,7 @@ def test_promtool_reads_them() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=CEILING_S,
     )
     said = [line.partition(" ")[::2] for line in (done.stdout + done.stderr).splitlines()]
     spelling = [one for one in said if one[1] != "metric names should not contain ':'"]

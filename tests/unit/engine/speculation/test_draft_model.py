@@ -203,7 +203,6 @@ def test_logits_that_are_not_numbers_are_a_fault() -> None:
         _guess(_proposer(model).open(PROMPT, SAMPLED), 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_embedded_model_is_its_own_draft(
     embedded_engine: Engine, embedded_model: LoadedModel, params: SamplingParams
