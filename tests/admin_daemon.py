@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -64,11 +65,16 @@ class AdminDaemon:
         self.http = httpx.Client(base_url=self.daemon.url)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
         """Stop."""
         self.admin.close()
         self.http.close()
-        self.daemon.__exit__(*error)
+        self.daemon.__exit__(kind, error, traceback)
 
     @property
     def status(self) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from daemon_reports import daemon_reports
 from httpx import _config as httpx_config
 from hypothesis import HealthCheck, settings
 from polling import CEILING_S
@@ -38,6 +39,15 @@ settings.load_profile("machd")
 # httpx's own five seconds would judge how busy the machine is.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx_config.DEFAULT_TIMEOUT_CONFIG, _phase, CEILING_S)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure what the daemons that still run have logged, and their state."""
+    report = yield
+    if report.failed:
+        report.sections += [("a daemon that runs", one) for one in daemon_reports()]
+    return report
 
 
 @pytest.fixture(name="embedded_model_path", scope="session")

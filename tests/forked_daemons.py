@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 import psutil
+from daemon_reports import reported
 from polling import CEILING_S
 
 __all__ = ["DaemonParent", "ForkedDaemon", "daemon_parent"]
@@ -62,6 +63,10 @@ class ForkedDaemon:
                 break
             time.sleep(_LOOK_EVERY_S)
         raise AssertionError(f"no {event}:\n{self.log.read_text()}")
+
+    def log_tail(self, lines: int) -> Sequence[str]:
+        """The last lines of its log."""
+        return self.log.read_text().splitlines()[-lines:]
 
     @property
     def admin(self) -> httpx.Client:
@@ -124,7 +129,8 @@ class DaemonParent:
         daemon = self.start(*arguments, max_file_bytes=max_file_bytes)
         try:
             assert daemon.url
-            yield daemon
+            with reported(daemon):
+                yield daemon
         finally:
             if daemon.status is None:
                 daemon.stop()

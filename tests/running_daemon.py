@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
+from daemon_reports import reported
 from polling import CEILING_S
 
 from machd.daemon import Daemon
@@ -17,6 +19,10 @@ from machd.engine.protocol import Engine
 from machd.settings.sources import SettingsSources
 
 __all__ = ["RunningDaemon"]
+
+
+_DRAIN_S = 2.0
+"""What requests of a test that is over may take; then they are ended."""
 
 
 class RunningDaemon:
@@ -57,12 +63,20 @@ class RunningDaemon:
         assert self._ready.wait(CEILING_S), "the daemon did not become ready"
         if self.error is not None:
             raise self.error
+        self._reported = reported(self)
+        self._reported.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
         """Stop, at once if need be."""
+        self._reported.__exit__(kind, error, traceback)
         self.stop()
-        self._thread.join(CEILING_S)
+        self._thread.join(_DRAIN_S)
         if self._thread.is_alive():
             self.stop()
         self._thread.join(CEILING_S)
@@ -73,6 +87,10 @@ class RunningDaemon:
         if self._event_loop is not None and self._daemon is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just closed
                 self._event_loop.call_soon_threadsafe(self._daemon.request_stop)
+
+    def log_tail(self, lines: int) -> Sequence[str]:  # noqa: ARG002 - of the protocol
+        """Nothing: pytest captures what this process writes."""
+        return ()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; returns whether it came."""

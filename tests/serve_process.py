@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
 from typing import Self
 
+from daemon_reports import reported
 from polling import CEILING_S
 
 __all__ = ["ServeProcess", "run_machd"]
@@ -50,28 +52,36 @@ class ServeProcess:
 
     def __enter__(self) -> Self:
         """Start and wait until requests are taken."""
-        self._start()
-        self.url = str(self.wait_for("daemon.ready")["url"])
+        with ExitStack() as until_ready:
+            until_ready.enter_context(self.started())
+            self.url = str(self.wait_for("daemon.ready")["url"])
+            self._running = until_ready.pop_all()
         return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Stop, by force if it must be."""
+        self._running.__exit__(kind, error, traceback)
 
     @contextmanager
     def started(self) -> Iterator[Self]:
         """Start without waiting for the model."""
-        self._start()
-        try:
-            yield self
-        finally:
-            self.__exit__()
-
-    def _start(self) -> None:
         self.process = subprocess.Popen(
             self._command, env=self._environ, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        try:
+            with reported(self):
+                yield self
+        finally:
+            self._stop()
 
-    def __exit__(self, *_: object) -> None:
-        """Stop, by force if it must be."""
+    def _stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -83,17 +93,28 @@ class ServeProcess:
         assert self.process.stderr is not None
         self.process.stderr.close()
 
+    def log_tail(self, lines: int) -> Sequence[str]:
+        """The last lines of what it wrote to stderr."""
+        return self.output[-lines:]
+
     @property
     def admin_url(self) -> str:
         """Where operators are answered; read once the daemon is ready."""
         events = (one for one in self.events if one["event"] == "daemon.listening")
         return str(next(events)["admin_url"])
 
-    def wait_for(self, event: str, timeout_s: float = CEILING_S) -> dict[str, object]:
-        """The first log line of that event that has not been passed yet."""
+    def wait_for(self, event: str) -> dict[str, object]:
+        """The first log line of that event that has not been passed yet.
+
+        Raises:
+            AssertionError: The daemon ended first, or ``CEILING_S`` passed without a line.
+        """
         while True:
-            line = self._lines.get(timeout=timeout_s)
-            assert line is not None, "the daemon ended:\n" + "".join(self.output)
+            try:
+                line = self._lines.get(timeout=CEILING_S)
+            except queue.Empty:
+                raise AssertionError(f"no {event} within {CEILING_S:g} s") from None
+            assert line is not None, f"the daemon ended before {event}"
             if line["event"] == event:
                 return line
 

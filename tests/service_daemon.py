@@ -45,7 +45,7 @@ _FLAGS: dict[str, object] = {
     "continuous_batching.max_b": 8,
     "continuous_batching.window_ms": 0,
 }
-_EXIT_S = 30.0
+_LOG_CHARACTERS = 4000
 
 
 class ServiceDaemon:
@@ -91,11 +91,13 @@ class ServiceDaemon:
         """Already started."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End it, however it is."""
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """End it, however it is; an error gets a note of what it logged."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=CEILING_S)
+        log = self.process.communicate(timeout=CEILING_S)[1]
+        if error is not None:
+            error.add_note(f"The daemon's log:\n{log[-_LOG_CHARACTERS:]}")
 
     def read_url(self) -> str:
         """Where it listens; said once it is ready."""
@@ -106,13 +108,13 @@ class ServiceDaemon:
 
     def read_error(self) -> str:
         """What it said at its end."""
-        return self.process.communicate(timeout=_EXIT_S)[1]
+        return self.process.communicate(timeout=CEILING_S)[1]
 
     def terminate(self) -> None:
         """What a service manager does first."""
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s: float = _EXIT_S) -> int:
+    def wait(self, timeout_s: float = CEILING_S) -> int:
         """Its exit code."""
         return self.process.wait(timeout_s)
 

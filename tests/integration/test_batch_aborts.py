@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -143,11 +144,16 @@ class _Scene:
         self._daemon.__enter__()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.gate.open()
         for client in self._clients:
             client.close()
-        self._daemon.__exit__(*raised)
+        self._daemon.__exit__(kind, error, traceback)
 
     def ask(self, body: dict[str, object]) -> RawClient:
         """A client whose request has arrived; the engine learns of it after the held step."""

@@ -78,7 +78,7 @@ def _spans(*records: RequestRecord) -> list[ReadableSpan]:
     requests = RequestSpans(exporter, ManualClock(1000.0))
     for record in records:
         requests.on_request(record)
-    requests.close(within_s=5)
+    requests.close(within_s=CEILING_S)
     assert exporter.is_shut_down
     return exporter.spans
 
@@ -196,7 +196,7 @@ def test_the_event_loop_never_waits_for_the_exporter() -> None:
         slowest_s = max(slowest_s, time.thread_time() - before_s)
     with capture_logs() as lines:
         exporter.gate.set()
-        requests.close(within_s=10)
+        requests.close(within_s=CEILING_S)
 
     assert slowest_s < 0.1
     assert MAX_QUEUED_SPANS <= len(exporter.spans) <= MAX_QUEUED_SPANS + 512
@@ -242,7 +242,7 @@ def test_failures_are_reported_once_in_a_while(failure: SpanExportResult | Excep
         clock.advance(61)
         fail_again()
         wait_until(lambda: len(lines) == 2, "the second report")
-        requests.close(within_s=5)
+        requests.close(within_s=CEILING_S)
 
     assert first_count == 1
     assert {line["event"] for line in lines} == {"spans.lost"}
