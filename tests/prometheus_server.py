@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from installed_programs import path_of
 from polling import CEILING_S, wait_until
 
-__all__ = ["ALERTS", "PROMETHEUS", "PROMTOOL", "PrometheusServer", "query_range"]
+__all__ = ["ALERTS", "PrometheusServer", "query_range"]
 
-PROMETHEUS = shutil.which("prometheus")
-PROMTOOL = shutil.which("promtool")
 ALERTS = Path(__file__).resolve().parents[1] / "config" / "prometheus" / "alerts.yml"
 
 
@@ -33,7 +31,6 @@ class PrometheusServer:
 
     def __enter__(self) -> Self:
         """Start, and wait for the first scrape."""
-        assert PROMETHEUS is not None, "the caller looks"
         folder = Path(self._folder.name)
         (folder / "prometheus.yml").write_text(
             json.dumps(self._config()), "utf-8"
@@ -43,7 +40,7 @@ class PrometheusServer:
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             [
-                PROMETHEUS,
+                path_of("prometheus"),
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address={address}",

@@ -28,7 +28,7 @@ class ServeProcess:
         *arguments: str,
         environ: Mapping[str, str] | None = None,
         ulimit: str | None = None,
-        program: Sequence[str] = ("-m", "machd"),
+        program: Sequence[str] = (sys.executable, "-m", "machd"),
     ) -> None:
         """Prepare ``machd serve`` with more arguments and variables.
 
@@ -36,12 +36,12 @@ class ServeProcess:
             arguments: Added to the command line.
             environ: Added to this process's variables.
             ulimit: A limit for the process, as the shell's ``ulimit`` takes it: ``-n 256``.
-            program: What Python runs as machd.
+            program: The command that is machd.
         """
         limited = ["sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh"] if ulimit else []
         self._command = [
             *limited,
-            sys.executable, *program, "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
+            *program, "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
             "--logging-format", "json", *arguments,
         ]  # fmt: skip
         self._environ = {**_clean_environ(), **(environ or {})}

@@ -5,7 +5,6 @@ They are run where they are installed, and passed over elsewhere.
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from installed_programs import needs_programs, path_of
 from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from shown_sessions import fenced_blocks
@@ -97,13 +97,10 @@ def takes_connections(port: int) -> bool:
 @contextmanager
 def nginx(address: str, folder: Path) -> Iterator[int]:
     """Nginx with the page's server block and a certificate of its own."""
-    program = shutil.which("nginx")
-    if program is None:
-        pytest.skip("nginx is not installed")
     port = free_port()
     certificate = ["-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem"]
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}", *certificate],
+        [path_of("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}", *certificate],
         check=True, capture_output=True,
     )  # fmt: skip
     server = substituted(
@@ -115,16 +112,13 @@ def nginx(address: str, folder: Path) -> Iterator[int]:
     )
     config = folder / "nginx.conf"
     config.write_text(MAIN.format(folder=folder, server=server))
-    with running([program, "-p", str(folder), "-c", str(config)], port):
+    with running([path_of("nginx"), "-p", str(folder), "-c", str(config)], port):
         yield port
 
 
 @contextmanager
 def caddy(address: str, folder: Path) -> Iterator[int]:
     """Caddy with the page's site block and a certificate of its own."""
-    program = shutil.which("caddy")
-    if program is None:
-        pytest.skip("caddy is not installed")
     port = free_port()
     site = substituted(
         example("caddy"),
@@ -134,11 +128,19 @@ def caddy(address: str, folder: Path) -> Iterator[int]:
     config = folder / "Caddyfile"
     options = f"admin off\nskip_install_trust\nauto_https disable_redirects\nstorage file_system {folder}/data\n"
     config.write_text(f"{{\n{options}}}\n{site}")
-    with running([program, "run", "--config", str(config), "--adapter", "caddyfile"], port):
+    with running(
+        [path_of("caddy"), "run", "--config", str(config), "--adapter", "caddyfile"], port
+    ):
         yield port
 
 
-@pytest.mark.parametrize("proxy", [nginx, caddy], ids=["nginx", "caddy"])
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        pytest.param(nginx, marks=needs_programs("nginx", "openssl"), id="nginx"),
+        pytest.param(caddy, marks=needs_programs("caddy"), id="caddy"),
+    ],
+)
 def test_a_stream_arrives_piece_by_piece(proxy: object, tmp_path: Path) -> None:
     """A client behind the page's proxy has the first piece while the second is not made yet."""
     assert callable(proxy)

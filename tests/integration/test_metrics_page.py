@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
 from dialogue import chat
+from installed_programs import needs_programs, path_of
 from polling import CEILING_S, wait_until
-from prometheus_server import PROMTOOL
 from running_daemon import RunningDaemon
 from scraping import scrape
 
@@ -108,16 +107,12 @@ def test_open_requests_are_counted(daemon: AdminDaemon) -> None:
         assert _value(daemon, "machd_http_requests_in_flight") == 2
 
 
-@pytest.mark.skipif(
-    PROMTOOL is None and not os.environ.get("CI"),
-    reason="promtool is not installed: scripts/setup --dev installs it",
-)
+@needs_programs("promtool")
 def test_promtool_finds_nothing_to_say(daemon: AdminDaemon) -> None:
     """Prometheus's own linter accepts the page of a daemon that has answered."""
-    assert PROMTOOL is not None
     daemon.http.post("/v1/chat/completions", json=chat("hi", max_tokens=4)).raise_for_status()
     done = subprocess.run(
-        [PROMTOOL, "check", "metrics"],
+        [path_of("promtool"), "check", "metrics"],
         input=daemon.http.get("/metrics").content,
         capture_output=True,
         check=False,

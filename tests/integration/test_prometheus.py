@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from guessing_engine import guessing_engine
+from installed_programs import needs_programs
 from mixed_load import MixedLoad
 from polling import wait_until
-from prometheus_server import ALERTS, PROMETHEUS, PROMTOOL, PrometheusServer
+from prometheus_server import ALERTS, PrometheusServer
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
@@ -24,16 +24,11 @@ from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 _DASHBOARD = json.loads((CONFIG / "grafana" / "machd.json").read_text("utf-8"))
 
-# On CI they have to be there: without them this file would prove nothing, in silence.
-pytestmark = pytest.mark.skipif(
-    (PROMETHEUS is None or PROMTOOL is None) and not os.environ.get("CI"),
-    reason="prometheus is not installed: scripts/setup --dev installs it",
-)
+pytestmark = needs_programs("prometheus")
 
 _STEP_S = 0.004
 _WINDOW = "5s"
 """Of rates: many scrapes, and no longer than the load has run when it is looked at."""
-_ANSWERED_WITHIN_S = 6.0
 
 EXPRESSIONS = [
     pytest.param(target["expr"], id=f"{panel['title']}-{target['refId']}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from installed_programs import needs_programs, path_of
 from polling import CEILING_S
-from prometheus_server import ALERTS, PROMTOOL
+from prometheus_server import ALERTS
 
 from machd.errors import SettingsError
 from machd.settings.sources import load_settings
@@ -27,17 +27,13 @@ RULES = {
 """Each alert's own lines by its name."""
 _PAGES = ("monitor.md", "metrics.md", "troubleshoot.md")
 
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None and not os.environ.get("CI"),
-    reason="promtool is not installed: scripts/setup --dev installs it",
-)
+needs_promtool = needs_programs("promtool")
 each_alert = pytest.mark.parametrize("name", RULES)
 
 
 def _promtool(*arguments: str) -> str:
-    assert PROMTOOL is not None, "skipped otherwise"
     done = subprocess.run(
-        [PROMTOOL, *arguments],
+        [path_of("promtool"), *arguments],
         cwd=FOLDER,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -229,7 +230,11 @@ def _run(
     """Put a daemon under load for so long."""
     soak = _Soak()
     socket_path = directory / "observer.sock"
-    program = (str(Path(__file__).parents[1] / "observed_daemon.py"), str(socket_path))
+    program = (
+        sys.executable,
+        str(Path(__file__).parents[1] / "observed_daemon.py"),
+        str(socket_path),
+    )
     with ServeProcess(str(model), *_ARGUMENTS, environ=environ, program=program) as server:
         load = SoakLoad(server.url, model.name, seed=20)
         load.learn_answers()

@@ -9,14 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from installed_programs import needs_programs
 
 from machd.cli.launchd_plists import LABEL, agent_plist, daemon_plist
 from machd.cli.service_units import Installation, UnitFile, cuda_drop_in, system_units, user_units
 
 _SHIPPED = Path(__file__).parents[3] / "systemd"
-_needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing"
-)
+_needs_systemd = needs_programs("systemd-analyze")
 
 
 def _write(folder: Path, *units: UnitFile) -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from installed_programs import needs_programs, path_of
 from polling import CEILING_S
 from prometheus_client import ProcessCollector
 from scraping import Page
@@ -38,8 +38,6 @@ from machd.serving.lifecycle import State
 from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec, metrics_markdown
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
-
-PROMTOOL = shutil.which("promtool")
 
 CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_build_info": ("version", "mlx", "mlx_lm", "python"),
@@ -264,12 +262,11 @@ def test_the_page_parses_and_shows_the_whole_table(metrics: Metrics) -> None:
     assert len([name for name in families if not name.startswith(NOT_OURS)]) == len(METRICS)
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@needs_programs("promtool")
 def test_promtool_finds_nothing_to_say(metrics: Metrics) -> None:
     """Prometheus's own linter accepts the page."""
-    assert PROMTOOL is not None, "skipped otherwise"
     done = subprocess.run(
-        [PROMTOOL, "check", "metrics"],
+        [path_of("promtool"), "check", "metrics"],
         input=metrics.render(),
         capture_output=True,
         check=False,

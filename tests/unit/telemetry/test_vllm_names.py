@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from installed_programs import needs_programs, path_of
 from polling import CEILING_S
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,7 +19,6 @@ from machd.telemetry.metric_table import METRICS
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName, vllm_names_markdown
 
-PROMTOOL = shutil.which("promtool")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operating" / "metrics.md"
 
 RECORD = RequestRecord(
@@ -239,12 +238,11 @@ def test_the_page_lists_them() -> None:
     assert vllm_names_markdown() in PAGE.read_text("utf-8")
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: scripts/setup --dev")
+@needs_programs("promtool")
 def test_promtool_reads_them() -> None:
     """All that Prometheus's linter has to say is about how vLLM spells."""
-    assert PROMTOOL is not None, "skipped otherwise"
     done = subprocess.run(
-        [PROMTOOL, "check", "metrics"],
+        [path_of("promtool"), "check", "metrics"],
         input=_at_work().render().decode(),
         capture_output=True,
         text=True,
