@@ -43,9 +43,9 @@ def goals_of(report: BenchReport) -> list[Goal]:
     goals = list(_scenario_goals(report))
     if report.speculation is not None:
         goals += _speculation_goals(report.speculation)
+    goals += [one.as_goal for one in report.guarantees]
     for figures in report.prefix:
         goals += _prefix_goals(figures)
-    goals += [one.as_goal for one in report.guarantees]
     return goals
 
 

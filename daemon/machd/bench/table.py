@@ -59,7 +59,7 @@ def _parts(report: BenchReport) -> list[RenderableType]:
     prefix = chain.from_iterable(map(prefix_tables, report.prefix))
     speculation = speculation_tables(report.speculation) if report.speculation else ()
     guarantees = guarantee_tables(report.guarantees) if report.guarantees else ()
-    parts = (sweep, scenario_tables(report), speculation, prefix, guarantees)
+    parts = (sweep, scenario_tables(report), speculation, guarantees, prefix)
     return [_heading(report), *chain.from_iterable(parts)]
 
 
