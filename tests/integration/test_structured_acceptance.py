@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import threading
 from collections import Counter
@@ -78,17 +77,7 @@ def _plain_until(
     ("count", "plain_clients"),
     [
         (24, 4),
-        pytest.param(
-            200,
-            2,
-            marks=[
-                pytest.mark.long,
-                pytest.mark.skipif(
-                    "MACHD_LONG_TESTS" not in os.environ,
-                    reason="takes over two minutes; set MACHD_LONG_TESTS=1",
-                ),
-            ],
-        ),
+        pytest.param(200, 2, marks=pytest.mark.long),
     ],
 )
 def test_every_finished_answer_has_its_shape_and_neighbours_are_not_touched(

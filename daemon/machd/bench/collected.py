@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
 from machd.bench.ceiling import CeilingAnswer
 from machd.bench.coalescing import CoalescingFigures
 from machd.bench.figures import LevelFigures, ceilings_of
+from machd.bench.goals import goals_of
+from machd.bench.guarantees.figures import GuaranteeFigures
 from machd.bench.level import LevelTimings
 from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
@@ -57,6 +61,7 @@ class Collected:
     structured: list[StructuredFigures] = field(default_factory=list)
     prefix: list[PrefixFigures] = field(default_factory=list)
     speculation: SpeculationFigures | None = None
+    guarantees: list[GuaranteeFigures] = field(default_factory=list)
     servers: list[ServerFigures] = field(default_factory=list)
 
     def add_server(self, mode: Mode, server: ServerProcess, target: Target) -> None:
@@ -92,7 +97,7 @@ class Collected:
         workload, dialect = plan.workload, self.subject.dialect
         ceilings = ceilings_of(self.bare)
         started_at = datetime.fromtimestamp(self.started_unix_s, UTC)
-        return BenchReport(
+        report = BenchReport(
             started_at=started_at.isoformat(timespec="seconds"),
             url=url,
             machine=self.machine,
@@ -113,8 +118,11 @@ class Collected:
             structured=self.structured,
             prefix=self.prefix,
             speculation=self.speculation,
+            guarantees=self.guarantees,
+            goals=[],
             servers=self.servers,
         )
+        return replace(report, goals=goals_of(report))
 
 
 def _less(rss_bytes: int, weights_bytes: int | None) -> int | None:

@@ -44,6 +44,9 @@
                                     "on_ttft": D, "guesses": G | null, "different_texts",
                                     "prompts": [{"prompt", "prompt_tokens", "ratio",
                                                  "guesses": G | null, "different_texts"}]}]} | null,
+     "guarantees": [{"guarantee", "goal_s", "tries", "p50_s" | null, "worst_s" | null, "verdict",
+                     "reason" | null}],
+     "goals":    [{"name", "bound", "goal", "unit", "figure" | null, "verdict"}],
      "servers":  [{"mode", "decode_mode", "decode_mode_reason", "start_to_ready_s",
                    "ready_rss_bytes", "end_rss_bytes", "ready_beyond_weights_bytes",
                    "end_beyond_weights_bytes"}]}
@@ -55,7 +58,7 @@
          "accepted_by_position", "cycles" | null, "fallbacks" | null, "tokens_per_pass"}
 
 The classes here, in ``figures``, ``machine``, ``model_facts``, in the modules of the scenarios, in
-``prefix`` and in ``speculation`` say what each field means. Levels of the mode ``static`` are
+``prefix``, ``speculation`` and ``guarantees`` and in ``goal`` say what each field means. Levels of the mode ``static`` are
 mlx-lm's ``batch_generate`` without a server; ``machd.bench.static`` says how their times are defined.
 Seconds, bytes and tokens throughout, unrounded. ``schema_version`` grows when a field is renamed or
 changes its meaning; fields may be added at any time. What is not known is null.
@@ -67,6 +70,8 @@ from msgspec import Struct
 
 from machd.bench.coalescing import CoalescingFigures
 from machd.bench.figures import CeilingFigures, LevelFigures
+from machd.bench.goal import Goal
+from machd.bench.guarantees.figures import GuaranteeFigures
 from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
 from machd.bench.model_facts import ModelFacts
@@ -131,6 +136,8 @@ class BenchReport(Struct, frozen=True, kw_only=True):
         staggered: One entry for each mode that ran this scenario; so are the three that follow.
         prefix: One entry for each mode of which the prefix cache was measured.
         speculation: Null unless guessing ahead was measured.
+        guarantees: One entry for each promise in seconds; empty unless they were measured.
+        goals: Every goal of the run, whatever was measured.
         servers: One entry for each mode that has a server; empty with ``url``.
     """
 
@@ -148,4 +155,6 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     structured: list[StructuredFigures]
     prefix: list[PrefixFigures]
     speculation: SpeculationFigures | None
+    guarantees: list[GuaranteeFigures]
+    goals: list[Goal]
     servers: list[ServerFigures]

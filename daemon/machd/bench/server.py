@@ -49,6 +49,7 @@ class ServerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._follower: asyncio.Task[None] | None = None
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._was_killed = False
         self.url = ""
         self.start_to_ready_s = 0.0
         self.ready_rss_bytes = 0
@@ -85,7 +86,7 @@ class ServerProcess:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Stop as a supervisor would.
+        """Stop as a supervisor would, unless ``end_within`` has killed it.
 
         Raises:
             EngineFaultError: The server did not leave with exit code 0; not raised on top of
@@ -95,8 +96,9 @@ class ServerProcess:
         if kind is not None:
             await self._kill()
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        if self._was_killed:
+            return
+        self.terminate()
         try:
             async with asyncio.timeout(_STOP_S):
                 code = await self._process.wait()
@@ -109,6 +111,22 @@ class ServerProcess:
         await self._join_follower()
         if code != 0:
             raise EngineFaultError(f"the server stopped with exit code {code}: {self._last_words}")
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless the process has ended."""
+        assert self._process is not None, "entered"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    async def end_within(self, timeout_s: float) -> None:
+        """Wait for the end of a process that was told to stop; kill it after ``timeout_s``."""
+        assert self._process is not None, "entered"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        except TimeoutError:
+            self._was_killed = True
+            await self._kill()
 
     @property
     def pid(self) -> int:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from machd.bench.cells import NONE, columns, number, percentiles, plain_table
 from machd.bench.figures import CeilingFigures, LevelFigures
+from machd.bench.guarantees.table import guarantee_tables
 from machd.bench.modes import CONTINUOUS, STATIC
 from machd.bench.prefix.table import prefix_tables
 from machd.bench.report import BenchReport, ServerFigures
@@ -57,7 +58,9 @@ def _parts(report: BenchReport) -> list[RenderableType]:
     sweep = (_latencies(report), _throughput(report)) if report.levels else ()
     prefix = chain.from_iterable(map(prefix_tables, report.prefix))
     speculation = speculation_tables(report.speculation) if report.speculation else ()
-    return [_heading(report), *sweep, *scenario_tables(report), *speculation, *prefix]
+    guarantees = guarantee_tables(report.guarantees) if report.guarantees else ()
+    parts = (sweep, scenario_tables(report), speculation, guarantees, prefix)
+    return [_heading(report), *chain.from_iterable(parts)]
 
 
 def _heading(report: BenchReport) -> RenderableType:
@@ -68,7 +71,7 @@ def _heading(report: BenchReport) -> RenderableType:
         f"{machine.cpu}, {machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB",
         work.endpoint or "no server",
     ]
-    if not report.prefix and report.speculation is None:
+    if not report.prefix and not report.guarantees and report.speculation is None:
         lines[-1] += f", {_workload(report)}"
     if report.url is not None:
         lines.insert(0, report.url)

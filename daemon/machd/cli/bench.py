@@ -9,6 +9,8 @@ import click
 import msgspec
 from rich.console import Console
 
+from machd.bench.goal import Goal, Verdict
+from machd.bench.guarantees.run import GuaranteesBench
 from machd.bench.long_prompt import LongPromptLoad
 from machd.bench.modes import CONTINUOUS, MODES, REMOTE, Mode
 from machd.bench.plan import BenchPlan
@@ -28,9 +30,12 @@ from machd.bench.table import ReportPrinter
 from machd.bench.target import TargetHints
 from machd.bench.workload import Workload
 from machd.cli.bench_options import (
+    check_goals,
+    check_guarantees,
     check_prefix,
     check_scenarios,
     check_speculation,
+    guarantees_option,
     prefix_options,
     read_concurrencies,
     read_fields,
@@ -50,6 +55,7 @@ from machd.settings.sources import LoadedSettings, process_environ
 __all__ = ["bench"]
 
 _NO_SERVER = 69
+_GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _file_type = click.Path(path_type=Path)
 
@@ -117,6 +123,13 @@ _file_type = click.Path(path_type=Path)
 )
 @prefix_options
 @speculation_options
+@guarantees_option
+@click.option(
+    "--check",
+    "is_check",
+    is_flag=True,
+    help="Exit with code 1 if a goal of the run is missed, and name each on standard error.",
+)
 @click.option(
     "--model-id",
     metavar="NAME",
@@ -164,6 +177,8 @@ def bench(
     is_speculation: bool,
     speculation_tokens: int,
     speculation_rounds: int,
+    is_guarantees: bool,
+    is_check: bool,
     model_id: str | None,
     extra: dict[str, object] | None,
     json_file: Path | None,
@@ -186,23 +201,25 @@ def bench(
 
     With --speculation it starts two daemons, one that guesses ahead as the settings say and one
     that does not, and asks both in turns for answers that copy much of their prompts, and little.
+
+    With --guarantees it starts daemons and measures what machd promises in seconds.
+
+    With --check a missed goal of the run makes the exit code 1.
     """
     arguments = forwarded_arguments(loaded)
     hints = (model_id, extra)
-    if url is not None and (modes or arguments):
-        raise click.UsageError(
-            "--url measures a server that runs already: MODEL, --compare and settings are not its"
-        )
-    if url is None and any(hint is not None for hint in hints):
-        raise click.UsageError("--model-id and --extra-body are for a server at --url")
+    _check_url(url, hints, has_own=bool(modes or arguments))
     guessing_mode = loaded.settings.speculation.mode
+    has_prefix = is_prefix or bool(kv_formats)
     if is_speculation:
-        has_prefix = is_prefix or bool(kv_formats)
         check_speculation(guessing_mode, modes, scenarios, url, has_prefix=has_prefix)
+    if is_guarantees:
+        check_guarantees(modes, scenarios, url, has_others=has_prefix or is_speculation)
     modes = modes or ((CONTINUOUS,) if is_prefix else MODES[:1])
     _check_measured((REMOTE,) if url else modes, scenarios, kv_formats, is_prefix=is_prefix)
-    if plot_file is not None:
-        _check_plot(scenarios)
+    if is_check and not (is_prefix or is_speculation or is_guarantees):
+        check_goals(scenarios, (REMOTE,) if url else modes)
+    _check_plot(plot_file, scenarios, is_guarantees=is_guarantees)
     clock = SystemClock()
     workload = Workload(requests, prompt_tokens, max_tokens, seed=int(clock.unix_s()))
     plan = BenchPlan(
@@ -221,15 +238,30 @@ def bench(
             run = PrefixBench(
                 prefix_plan, workload, clock=clock, progress=progress, show=printer.show
             )
-        if is_speculation:
-            pair = SpeculationBench(speculation_plan, workload, clock=clock, progress=progress)
-            report = run_stoppable(pair.measure(arguments))
-        elif url is None:
-            report = run_stoppable(run.measure_modes(modes, arguments))
-        else:
+        pair = SpeculationBench(speculation_plan, workload, clock=clock, progress=progress)
+        promises = GuaranteesBench(workload, clock=clock, progress=progress)
+        if url is not None:
             report = _run_remote(run, url, *hints)
+        elif is_guarantees:
+            report = run_stoppable(promises.measure(arguments))
+        elif is_speculation:
+            report = run_stoppable(pair.measure(arguments))
+        else:
+            report = run_stoppable(run.measure_modes(modes, arguments))
     printer.finish(report)
     _write(report, json_file, plot_file)
+    _tell_goals(report.goals if is_check else [])
+
+
+def _check_url(
+    url: str | None, hints: tuple[str | None, dict[str, object] | None], *, has_own: bool
+) -> None:
+    if url is not None and has_own:
+        raise click.UsageError(
+            "--url measures a server that runs already: MODEL, --compare and settings are not its"
+        )
+    if url is None and any(hint is not None for hint in hints):
+        raise click.UsageError("--model-id and --extra-body are for a server at --url")
 
 
 def _check_measured(
@@ -245,7 +277,13 @@ def _check_measured(
         check_scenarios(scenarios, modes)
 
 
-def _check_plot(scenarios: Sequence[Scenario]) -> None:
+def _check_plot(
+    plot_file: Path | None, scenarios: Sequence[Scenario], *, is_guarantees: bool
+) -> None:
+    if plot_file is None:
+        return
+    if is_guarantees:
+        raise click.UsageError("--guarantees has no plot: leave --plot out")
     if not can_plot():
         raise click.UsageError("--plot needs matplotlib: pip install 'machd[plot]'")
     if Scenario.SWEEP not in scenarios:
@@ -261,6 +299,15 @@ def _write(report: BenchReport, json_file: Path | None, plot_file: Path | None) 
             return
         draw = write_prefix_plot if report.prefix else write_plot
         draw(report, plot_file)
+
+
+def _tell_goals(goals: Sequence[Goal]) -> None:
+    """Name each goal that is not reached, or not shown to be; a missed one is exit code 1."""
+    for goal in goals:
+        if goal.verdict is not Verdict.PASS:
+            click.echo(f"machd: {goal}", err=True)
+    if any(goal.verdict is Verdict.MISSED for goal in goals):
+        raise click.exceptions.Exit(_GOAL_MISSED)
 
 
 def forwarded_arguments(loaded: LoadedSettings) -> list[str]:

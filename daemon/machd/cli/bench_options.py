@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from machd.bench.connection import ServerAddress
+from machd.bench.goals import has_goals
 from machd.bench.modes import CONTINUOUS, MODES, STATIC, Mode, modes_named
 from machd.bench.prefix.kv_formats import KV_STREAMS, formats_named
 from machd.bench.prefix.plan import PrefixPlan
@@ -20,9 +21,12 @@ from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS, SpeculationPlan
 from machd.bench.speculation.run import OFF
 
 __all__ = [
+    "check_goals",
+    "check_guarantees",
     "check_prefix",
     "check_scenarios",
     "check_speculation",
+    "guarantees_option",
     "prefix_options",
     "read_concurrencies",
     "read_fields",
@@ -176,6 +180,38 @@ def check_speculation(
         )
 
 
+def check_guarantees(
+    modes: Sequence[Mode], scenarios: Sequence[Scenario], url: str | None, *, has_others: bool
+) -> None:
+    """Refuse what ``--guarantees`` cannot be combined with.
+
+    Args:
+        modes: What ``--compare`` names.
+        scenarios: What ``--scenarios`` names.
+        url: A server that runs already.
+        has_others: Whether ``--prefix``, ``--kv`` or ``--speculation`` is there, too.
+    """
+    if has_others:
+        raise click.UsageError(
+            "--guarantees measures neither the prefix cache nor speculation: name one of them"
+        )
+    if url is not None:
+        raise click.UsageError("--guarantees stops daemons of the bench's own: leave --url out")
+    if modes:
+        raise click.UsageError("--guarantees compares no modes: leave --compare out")
+    if tuple(scenarios) != (Scenario.SWEEP,):
+        raise click.UsageError("--guarantees has no scenarios: leave --scenarios out")
+
+
+def check_goals(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> None:
+    """Refuse ``--check`` for a run of scenarios that has no goal."""
+    if not has_goals(scenarios, modes):
+        raise click.UsageError(
+            "--check needs a goal, and this run has none: add --guarantees, --prefix,"
+            " --speculation or a scenario with a goal, such as --scenarios structured"
+        )
+
+
 def prefix_options(command: _Command) -> _Command:
     """What there is for ``--prefix``."""
     for option in reversed(_PREFIX_OPTIONS):
@@ -189,6 +225,14 @@ def speculation_options(command: _Command) -> _Command:
         command = option(command)
     return command
 
+
+guarantees_option = click.option(
+    "--guarantees",
+    "is_guarantees",
+    is_flag=True,
+    help="Measure what machd promises in seconds instead: health under bad requests, refusals,"
+    " a cancelled stream, SIGTERM. Takes minutes.",
+)
 
 _PREFIX_OPTIONS = (
     click.option(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from unit.bench.speculation_samples import made_speculation
 
 from machd.api.capabilities import Versions
 from machd.bench.ceiling import CeilingAnswer
 from machd.bench.coalescing import CoalescingFigures
 from machd.bench.figures import LevelFigures, ceilings_of
+from machd.bench.goals import goals_of
+from machd.bench.guarantees.figures import GuaranteeFigures
 from machd.bench.level import Level, LevelTimings
 from machd.bench.long_prompt import LongPromptFigures
 from machd.bench.machine import MachineFacts
@@ -26,7 +29,7 @@ from machd.bench.statistics import Distribution
 from machd.bench.structured import StructuredFigures, StructuredRound
 from machd.bench.timing import RequestTiming
 
-__all__ = ["made_prefix", "made_report", "made_timing"]
+__all__ = ["made_guarantees", "made_prefix", "made_report", "made_timing"]
 
 
 def made_timing(sent_s: float, *, first_s: float, gap_s: float, tokens: int) -> RequestTiming:
@@ -52,7 +55,7 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
         [] if url else [CeilingAnswer(width, 10, 0.5, [0.05, 0.04, 0.06]) for width in (1, 4, 16)]
     )
     ceilings = ceilings_of(bare)
-    return BenchReport(
+    report = BenchReport(
         started_at="2026-01-01T00:00:00+00:00",
         url=url,
         machine=MachineFacts.read(),
@@ -91,6 +94,8 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
         structured=[_structured(slowness)],
         prefix=[] if url else [made_prefix(slowness)],
         speculation=None if url else made_speculation(slowness),
+        guarantees=[] if url else made_guarantees(slowness),
+        goals=[],
         servers=[]
         if url
         else [
@@ -107,6 +112,16 @@ def made_report(*, url: str | None = None, slowness: float = 1.0) -> BenchReport
             for mode in ("single", "continuous")
         ],
     )
+    return replace(report, goals=goals_of(report))
+
+
+def made_guarantees(slowness: float = 1.0) -> list[GuaranteeFigures]:
+    """One that is kept, one that its worst try misses, and one that was not measured."""
+    return [
+        GuaranteeFigures.of("a bad body is refused", 2.0, [0.5 * slowness] * 3),
+        GuaranteeFigures.of("SIGTERM ends a daemon", 1.0, [0.3, 0.2, 1.2 * slowness]),
+        GuaranteeFigures.of("a chat is answered", 5.0, [], "the model has no chat template"),
+    ]
 
 
 def _staggered(slowness: float) -> list[StaggeredFigures]:

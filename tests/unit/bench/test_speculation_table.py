@@ -29,7 +29,7 @@ def report_of(figures: SpeculationFigures) -> BenchReport:
     return msgspec.structs.replace(
         made_report(),
         **{name: [] for name in ("levels", "ceilings", "staggered", "long_prompt")},
-        **{name: [] for name in ("coalescing", "structured", "prefix")},
+        **{name: [] for name in ("coalescing", "structured", "prefix", "guarantees")},
         speculation=figures,
     )
 

@@ -22,6 +22,7 @@ from machd.bench.statistics import Distribution
 from machd.bench.workload import Workload
 
 __all__ = [
+    "JUDGED_FORMAT",
     "KV_ROUNDS",
     "KV_ROWS_GOAL",
     "KV_SPEED_GOAL",
@@ -40,6 +41,9 @@ KV_ROWS_GOAL = 1.8
 
 _FORMATS = ("none", "affine8", "affine4", "turboquant")
 """Values of ``cache.kv_quantization``."""
+
+JUDGED_FORMAT = "affine8"
+"""The format that the goals are for."""
 
 KV_STREAMS = 16
 KV_ROUNDS = 3

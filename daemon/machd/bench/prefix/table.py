@@ -11,7 +11,12 @@ from rich.text import Text
 from machd.bench.cells import NONE, number, plain_table
 from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.prefix.full_cache import FULL_CACHE_GOAL, FullCacheFigures
-from machd.bench.prefix.kv_formats import KV_ROWS_GOAL, KV_SPEED_GOAL, KvFormatFigures
+from machd.bench.prefix.kv_formats import (
+    JUDGED_FORMAT,
+    KV_ROWS_GOAL,
+    KV_SPEED_GOAL,
+    KvFormatFigures,
+)
 from machd.bench.prefix.latency import (
     LEAST_JUDGED_TOKENS,
     RESTARTED_GOAL,
@@ -25,8 +30,6 @@ from machd.bench.statistics import Distribution
 __all__ = ["prefix_tables"]
 
 _MB = 1_000_000
-_JUDGED_FORMAT = "affine8"
-"""The format that there are goals for; the others are shown beside it."""
 
 
 def prefix_tables(figures: PrefixFigures) -> Iterable[RenderableType]:
@@ -149,7 +152,7 @@ def _full_cache(full: FullCacheFigures) -> RenderableType:
 def _kv_formats(rows: Sequence[KvFormatFigures]) -> RenderableType:
     first = rows[0]
     title = (
-        f"{first.streams} streams, keys and values in other formats (goals of {_JUDGED_FORMAT}: "
+        f"{first.streams} streams, keys and values in other formats (goals of {JUDGED_FORMAT}: "
         f"{KV_SPEED_GOAL:g} x, {KV_ROWS_GOAL:g} x)"
     )
     table = _right_aligned(
@@ -169,7 +172,7 @@ def _kv_formats(rows: Sequence[KvFormatFigures]) -> RenderableType:
             *(f"{row.speed_ratio:.2f} x", _p50_ms(row.itl)),
             NONE if row.bytes_per_token is None else f"{row.bytes_per_token:,}",
             NONE if rows_ratio is None else f"{rows_ratio:.2f} x",
-            _verdict(is_reached=_is_reached(row)) if row.format == _JUDGED_FORMAT else "",
+            _verdict(is_reached=_is_reached(row)) if row.format == JUDGED_FORMAT else "",
         )
     return _titled(title, table)
 

@@ -1,0 +1,85 @@
+"""One goal of a bench, the figure that is held against it, and the verdict."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from msgspec import Struct
+
+__all__ = ["Bound", "Goal", "Verdict"]
+
+
+class Verdict(StrEnum):
+    """Whether a goal is reached."""
+
+    PASS = "PASS"  # noqa: S105 - no password
+    MISSED = "MISSED"
+    NOT_SHOWN = "NOT SHOWN"
+    """The figure is missing, or proves neither."""
+
+
+class Bound(StrEnum):
+    """On which side of its goal a figure has to lie; the goal itself is reached."""
+
+    AT_MOST = "at most"
+    AT_LEAST = "at least"
+
+
+class Goal(Struct, frozen=True, kw_only=True):
+    """A goal and the figure of this run.
+
+    Attributes:
+        name: The subject of the figure, with the mode where several are compared.
+        unit: Of the goal and of the figure: ``s``, ``x`` (a ratio) or ``steps``.
+        figure: Null if it was not measured.
+    """
+
+    name: str
+    bound: Bound
+    goal: float
+    unit: str
+    figure: float | None
+    verdict: Verdict
+
+    @classmethod
+    def at_most(
+        cls, name: str, goal: float, figure: float | None, unit: str = "x", *, shown: bool = True
+    ) -> Self:
+        """Judge a figure that must not exceed its goal.
+
+        Args:
+            name: The subject of the figure.
+            goal: The largest figure that passes.
+            figure: None if it was not measured.
+            unit: Of both.
+            shown: False if the figure proves nothing, such as one of prompts that are too short.
+        """
+        is_reached = figure is not None and figure <= goal
+        verdict = _verdict(is_reached=is_reached, is_shown=shown and figure is not None)
+        return cls(
+            name=name, bound=Bound.AT_MOST, goal=goal, unit=unit, figure=figure, verdict=verdict
+        )
+
+    @classmethod
+    def at_least(
+        cls, name: str, goal: float, figure: float | None, unit: str = "x", *, shown: bool = True
+    ) -> Self:
+        """Judge a figure that must not fall below its goal; the arguments are those of ``at_most``."""
+        is_reached = figure is not None and figure >= goal
+        verdict = _verdict(is_reached=is_reached, is_shown=shown and figure is not None)
+        return cls(
+            name=name, bound=Bound.AT_LEAST, goal=goal, unit=unit, figure=figure, verdict=verdict
+        )
+
+    def __str__(self) -> str:
+        """One line with the verdict, the goal and the figure."""
+        figure = "not measured" if self.figure is None else f"{self.figure:.3g} {self.unit}"
+        goal = f"{self.bound.value} {self.goal:g} {self.unit}"
+        return f"{self.verdict.value}: {self.name}: {figure}, goal {goal}"
+
+
+def _verdict(*, is_reached: bool, is_shown: bool) -> Verdict:
+    if not is_shown:
+        return Verdict.NOT_SHOWN
+    return Verdict.PASS if is_reached else Verdict.MISSED

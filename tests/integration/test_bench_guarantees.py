@@ -1,0 +1,38 @@
+"""``machd bench --guarantees`` on real processes: what it measures, not how fast this machine is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_checkpoint import write_tiny_llama
+
+from machd.bench.guarantees.run import OF_REQUESTS, OF_STOPS, GuaranteesBench
+from machd.bench.progress import BenchProgress
+from machd.bench.workload import Workload
+from machd.clock import SystemClock
+
+
+async def test_every_guarantee_has_a_figure(tmp_path: Path) -> None:
+    """One try of each, on processes of a tiny model; all of them have ended afterwards."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    model = await asyncio.to_thread(write_tiny_llama, tmp_path / "tiny-llama")
+    workload = Workload(1, 1, 1, seed=1)
+    bench = GuaranteesBench(workload, clock=SystemClock(), progress=BenchProgress(), tries=1)
+
+    report = await bench.measure([str(model)])
+
+    rows = report.guarantees
+    names = [one.name for one in OF_REQUESTS] + [one.name for one in OF_STOPS]
+    assert [one.guarantee for one in rows] == names
+    assert [(one.guarantee, one.reason) for one in rows if one.reason is not None] == []
+    for one in rows:
+        assert one.tries == 1
+        assert one.p50_s is not None
+        assert one.p50_s == one.worst_s
+    assert [one.figure for one in report.goals] == [one.worst_s for one in rows]
+    (server,) = report.servers
+    assert server.mode == "guarantees"
+    assert not [one for one in psutil.Process().children() if "serve" in one.cmdline()]
