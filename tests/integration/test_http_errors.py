@@ -21,7 +21,7 @@ from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS
-from machd.clock import SystemClock
+from machd.clock import ManualClock, SystemClock
 from machd.compose import installed_versions
 from machd.engine.fake import FakeEngine, FakeFaults
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError
@@ -577,14 +577,13 @@ def test_a_prompt_too_long_for_the_queue_is_refused() -> None:
         running.reset()
 
 
-def test_waiting_too_long_is_told_as_such() -> None:
+def test_waiting_request_is_503_when_its_queue_timeout_has_passed() -> None:
     """After ``limits.queue_timeout_s`` a waiting request gets 503 with Retry-After."""
-    gate = StepGate()
-    flags = {"limits.queue_timeout_s": 0.5}
+    gate, clock = StepGate(), ManualClock()
+    flags = {"limits.queue_timeout_s": 900}
+    engine = FakeEngine(told, before_step=gate, context_tokens=1_000_000)
     with (
-        RunningDaemon(
-            lambda: FakeEngine(told, before_step=gate, context_tokens=1_000_000), flags
-        ) as daemon,
+        RunningDaemon(lambda: engine, flags, clock=clock) as daemon,
         RawClient(daemon.url) as running,
         RawClient(daemon.url) as waiting,
         gate,
@@ -592,6 +591,9 @@ def test_waiting_too_long_is_told_as_such() -> None:
         running.post_json(_CHAT, chat("hi", max_tokens=900_000, stream=True))
         gate.wait_until_held()
         waiting.post_json(_CHAT, chat(_CANARY, stream=True))
+        gate.step_until(lambda: scrape(daemon.url, "machd_requests_waiting") == 1, "it waits")
+        assert not waiting.is_answered
+        clock.advance(901)
         gate.step_until(lambda: waiting.is_answered, "the waiting request is turned away")
         answer = waiting.read_answer()
         assert answer.status == 503
@@ -600,20 +602,20 @@ def test_waiting_too_long_is_told_as_such() -> None:
         running.reset()
 
 
-def test_running_too_long_is_a_gateway_timeout() -> None:
+def test_running_request_is_504_when_its_request_timeout_has_passed() -> None:
     """After ``limits.request_timeout_s`` a whole answer is 504, and a stream ends with the error."""
-    gate = StepGate()
-    flags = {"limits.request_timeout_s": 0.3}
-    with (
-        RunningDaemon(
-            lambda: FakeEngine(told, before_step=gate, context_tokens=1_000_000), flags
-        ) as daemon,
-        gate,
-    ):
+    gate, clock = StepGate(), ManualClock()
+    flags = {"limits.request_timeout_s": 3600}
+    engine = FakeEngine(told, before_step=gate, context_tokens=1_000_000)
+    with RunningDaemon(lambda: engine, flags, clock=clock) as daemon, gate:
         for stream in (False, True):
             with RawClient(daemon.url) as client:
                 client.post_json(_CHAT, chat(_CANARY, max_tokens=900_000, stream=stream))
                 gate.wait_until_held()
+                if stream:
+                    gate.step_until(lambda client=client: client.is_answered, "it begins")  # type: ignore[misc]
+                assert client.is_answered is stream
+                clock.advance(3601)
                 if stream:
                     gate.step_until(
                         lambda client=client: _drained(client).endswith(b"0\r\n\r\n"),  # type: ignore[misc]
