@@ -1,23 +1,25 @@
-"""Bodies of two megabytes that are nothing but structure; whatever comes of them, others go on."""
+"""Bodies of two megabytes that are nothing but structure: they are looked at off the event loop."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 from dialogue import chat
-from polling import CEILING_S
+from held_call import HeldCall
 from running_daemon import RunningDaemon
 
-from machd.clock import SystemClock
+from machd.api import raw_json
+from machd.engine.fake_tokenizer import FakeTokenizer
 
 _DEEP = "[" * 60 + "]" * 60
 _FLAT_OBJECTS = '{"a":[' + ",".join(["{}"] * 600_000) + "]}"
 _DEEP_LISTS = '{"a":[' + ",".join([_DEEP] * 16_000) + "]}"
-_WORST_S = 0.75
-"""Far more than a health check takes on a busy machine, and far less than these bodies once did."""
+_MAX_CONTAINERS = 20_000
+"""Objects and arrays that one request may have in parts that stay JSON text."""
 
 
 def _call(arguments: str) -> dict[str, object]:
@@ -40,55 +42,60 @@ def url() -> Iterator[str]:
         yield daemon.url
 
 
-class _HealthChecks:
-    """Asks for the daemon's health again and again, and keeps the longest wait."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
-        self.worst_s = 0.0
-
-    def __enter__(self) -> _HealthChecks:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(CEILING_S)
-
-    def _ask(self) -> None:
-        clock = SystemClock()
-        with httpx.Client(base_url=self._url, timeout=CEILING_S) as http:
-            while not self._stop.wait(0.005):
-                start_s = clock.monotonic_s()
-                http.get("/health/live")
-                self.worst_s = max(self.worst_s, clock.monotonic_s() - start_s)
+def _answer_while_held(url: str, held: HeldCall, path: str, body: object) -> httpx.Response:
+    """Post a body, see that health is answered while the call is held, and return the body's answer."""
+    with ThreadPoolExecutor(1) as pool, held:
+        answer = pool.submit(httpx.post, url + path, json=body)
+        held.wait_until_reached()
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        assert not answer.done()
+        held.may_go.set()
+        return answer.result()
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    "body",
     [
-        ("/v1/chat/completions", _chat_history(_call(_FLAT_OBJECTS))),
-        ("/v1/chat/completions", _chat_history(_call(_DEEP_LISTS))),
-        ("/v1/chat/completions", _chat_history(*[_call(_DEEP_LISTS[:19_400] + "]}")] * 95)),
-        ("/v1/chat/completions", _chat_history(*[_call('{"a":1}')] * 19_000)),
-        ("/tokenize", {"prompt": "ab " * 600_000, "return_token_strs": True}),
+        _chat_history(_call(_FLAT_OBJECTS)),
+        _chat_history(_call(_DEEP_LISTS)),
+        _chat_history(*[_call(_DEEP_LISTS[:19_400] + "]}")] * 95),
+        _chat_history(*[_call('{"a":1}')] * 19_000),
     ],
-    ids=["flat objects", "deep lists", "deep lists in many calls", "small calls", "token texts"],
+    ids=["flat objects", "deep lists", "deep lists in many calls", "small calls"],
 )
-def test_a_branched_body_holds_nobody_up(url: str, path: str, body: dict[str, object]) -> None:
-    """Health is told all the while, and the body's own answer comes soon."""
-    with httpx.Client(base_url=url, timeout=CEILING_S) as http, _HealthChecks(url) as checks:
-        answer = http.post(path, json=body)
-    assert answer.status_code == (200 if path == "/tokenize" else 400)
-    assert checks.worst_s < _WORST_S
-    assert answer.elapsed.total_seconds() < 5
+def test_branched_body_is_refused_off_the_event_loop(
+    url: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health is answered while its parts are counted, and no more of them become objects than may."""
+    accepted: list[str] = []
+    held = HeldCall(raw_json.Allowance.take)
+
+    def take(allowance: raw_json.Allowance, raw: str, **kwargs: Any) -> None:
+        held(allowance, raw, **kwargs)
+        accepted.append(raw)  # and not refused: it is decoded next
+
+    monkeypatch.setattr(raw_json.Allowance, "take", take)
+    answer = _answer_while_held(url, held, "/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert sum(one.count("{") + one.count("[") for one in accepted) <= _MAX_CONTAINERS
+
+
+def test_token_texts_of_a_long_prompt_are_made_off_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health is answered while the prompt's tokens become texts; the answer has all of them."""
+    prompt = "ab " * 600_000
+    held = HeldCall(FakeTokenizer.token_bytes)
+    monkeypatch.setattr(FakeTokenizer, "token_bytes", held.as_method())
+    body = {"prompt": prompt, "return_token_strs": True}
+    answer = _answer_while_held(url, held, "/tokenize", body)
+    assert answer.status_code == 200
+    assert len(answer.json()["token_strs"]) == answer.json()["count"] == len(prompt)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/completions"])
-def test_the_model_is_looked_at_before_what_is_said(url: str, path: str) -> None:
-    """A request for another model is told so, whatever else is wrong with it."""
+def test_unknown_model_is_told_before_other_mistakes(url: str, path: str) -> None:
+    """A request for another model is a 404, whatever else is wrong with it."""
     body = {
         "model": "other",
         "max_tokens": 1,

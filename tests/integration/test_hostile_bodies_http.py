@@ -11,8 +11,6 @@ from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
 from running_daemon import RunningDaemon
 from scraping import scrape
 
-from machd.clock import SystemClock
-
 _CHAT = "/v1/chat/completions"
 
 
@@ -24,13 +22,10 @@ def http() -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE_CHAT_BODIES, ids=lambda hostile: hostile[0])
-def test_a_hostile_body_is_refused_and_forgotten(http: httpx.Client, hostile: HostileBody) -> None:
-    """It gets an allowed 4xx in the envelope, soon, and the next good request is served."""
+def test_hostile_body_is_refused(http: httpx.Client, hostile: HostileBody) -> None:
+    """A hostile body gets a short 4xx in the envelope, and the next good request is served."""
     _, body, allowed = hostile
-    clock = SystemClock()
-    start_s = clock.monotonic_s()
     answer = http.post(_CHAT, content=body, headers={"Content-Type": "application/json"})
-    assert clock.monotonic_s() - start_s < 5.0
     assert answer.status_code in allowed
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from hostile_templates import ENDLESS, UNINTERRUPTIBLE
 from polling import CEILING_S, wait_until
-from serve_process import ServeProcess
+from running_daemon import RunningDaemon
 from unit.engine.tiny_llama import TOKENS, TinyLlama
+
+from machd.engine.protocol import Engine
+from machd.engine.template_renderer import RenderBounds, TemplateRenderer
+from machd.engine.tokenizer import MlxTokenizer
 
 _CHAT = "/v1/chat/completions"
 _MODEL = {"model": "tiny"}
@@ -35,109 +40,119 @@ _TEMPLATE = (
     )
     + "{% else %}{{ c }}{% endif %}"
 )
-_SECONDS = 2.0
-"""A hostile render takes 5 s at least, and held ``/health`` for as long."""
+_STRICT = RenderBounds(limit_s=0.3)
+_PATIENT = RenderBounds(limit_s=CEILING_S)
 
 
-@pytest.fixture(name="daemon", scope="module")
-def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """A tiny model whose template does what the last message says."""
+@dataclass(frozen=True)
+class _Templated:
+    """A daemon in this process whose model's template does what the last message says."""
+
+    url: str
+    renderer: TemplateRenderer
+
+    @contextmanager
+    def strict(self) -> Iterator[None]:
+        """Hold templates to short bounds; outside, they take as long as a busy machine needs."""
+        self.renderer._bounds = _STRICT
+        try:
+            yield
+        finally:
+            self.renderer._bounds = _PATIENT
+
+
+@pytest.fixture(name="templated", scope="module")
+def _templated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Templated]:
     tiny = TinyLlama.save(tmp_path_factory.mktemp("model") / "tiny")
     (tiny.path / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-    with ServeProcess(str(tiny.path)) as daemon:
-        yield daemon
+    renderers: list[TemplateRenderer] = []
+
+    def make_engine() -> Engine:
+        from machd.engine.loader import load_model  # noqa: PLC0415 - mlx belongs to the engine thread
+        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - the same
+
+        model = load_model(tiny.source, dtype="float32")
+        assert isinstance(model.tokenizer, MlxTokenizer)
+        model.tokenizer._renderer._bounds = _PATIENT
+        renderers.append(model.tokenizer._renderer)
+        return MlxEngine(model)
+
+    with pytest.MonkeyPatch.context() as patch, RunningDaemon(make_engine) as daemon:
+        # Three conversations in a row wait for processes that are started anew.
+        patch.setattr("machd.serving.service._PREPARATION_LIMIT_S", 3600.0)
+        yield _Templated(daemon.url, renderers[0])
+
+
+@pytest.fixture(name="parent", scope="module")
+def _parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonParent]:
+    with daemon_parent(tmp_path_factory.mktemp("daemons")) as parent:
+        yield parent
 
 
 def _chat(url: str, content: str) -> httpx.Response:
     body = {**_MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
-    return httpx.post(url + _CHAT, json=body, timeout=CEILING_S)
+    return httpx.post(url + _CHAT, json=body)
 
 
 def _complete(url: str) -> httpx.Response:
     body = {**_MODEL, "prompt": "hello", "max_tokens": 2}
-    return httpx.post(url + "/v1/completions", json=body, timeout=CEILING_S)
-
-
-class _Health:
-    """How long ``/health`` took at most."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-
-
-@contextmanager
-def _watched(url: str) -> Iterator[_Health]:
-    health, is_over = _Health(), threading.Event()
-
-    def watch() -> None:
-        with httpx.Client(timeout=CEILING_S) as client:
-            while not is_over.wait(0.01):
-                before_s = time.monotonic()
-                assert client.get(url + "/health").status_code == 200
-                health.longest_s = max(health.longest_s, time.monotonic() - before_s)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield health
-    finally:
-        is_over.set()
-        thread.join()
+    return httpx.post(url + "/v1/completions", json=body)
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_hostile_template_is_a_400_and_holds_nothing(daemon: ServeProcess, kind: str) -> None:
-    """Health and completions are answered meanwhile, and the next conversation after it."""
-    answers: list[httpx.Response] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(_chat(daemon.url, kind))) for _ in range(3)
-    ]
-    with _watched(daemon.url) as health:
-        for thread in threads:
-            thread.start()
-        assert _complete(daemon.url).status_code == 200
-        for thread in threads:
-            thread.join()
+def test_hostile_template_is_a_400(templated: _Templated, kind: str) -> None:
+    """Each of three conversations at once is refused, and the next one is rendered."""
+    with templated.strict(), ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(_chat, [templated.url] * 3, [kind] * 3))
     assert [one.status_code for one in answers] == [400] * 3
     for one in answers:
         error = one.json()["error"]
         assert error["code"] == ("invalid_request" if kind == "refusal" else "template_limit")
         assert "chat template" in error["message"]
         assert len(error["message"]) < 700
-    assert health.longest_s < _SECONDS
-    assert _chat(daemon.url, "hello").status_code == 200
+    assert _chat(templated.url, "hello").status_code == 200
 
 
-def test_plain_prompts_wait_for_no_template(daemon: ServeProcess) -> None:
-    """More conversations than there are threads for them leave those for prompts alone."""
-    threads = [threading.Thread(target=_chat, args=(daemon.url, "loops")) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.5)
-    for _ in range(3):
-        assert _complete(daemon.url).status_code == 200
-    assert any(thread.is_alive() for thread in threads), (
-        "completions came before the templates' ends"
-    )
-    for thread in threads:
-        thread.join()
+def test_health_and_plain_prompts_wait_for_no_template(templated: _Templated) -> None:
+    """More endless conversations than there are threads for them leave those for prompts alone."""
+    with ThreadPoolExecutor(3) as pool:
+        chats = [pool.submit(_chat, templated.url, "loops") for _ in range(3)]
+        try:
+            wait_until(lambda: _is_rendering(templated.renderer), "a template is rendered")
+            for _ in range(3):
+                assert _complete(templated.url).status_code == 200
+                assert httpx.get(f"{templated.url}/health").status_code == 200
+            assert not any(one.done() for one in chats)
+        finally:
+            with templated.strict():  # for the other two
+                child = templated.renderer._child
+                assert child is not None
+                child._process.kill()
+                statuses = {one.result().status_code for one in chats}
+    assert statuses == {400}
 
 
-def test_a_template_that_is_hostile_at_once_is_a_note_at_the_start(tmp_path: Path) -> None:
+def _is_rendering(renderer: TemplateRenderer) -> bool:
+    child = renderer._child
+    return renderer._lock.locked() and child is not None and child._is_ready
+
+
+def test_template_that_is_hostile_at_once_is_a_note_at_the_start(
+    parent: DaemonParent, tmp_path: Path
+) -> None:
     """The daemon starts, says that conversations are refused, and serves completions."""
     tiny = TinyLlama.save(tmp_path / "tiny")
     (tiny.path / "chat_template.jinja").write_text(ENDLESS, encoding="utf-8")
-    with ServeProcess(str(tiny.path)) as daemon:
+    with parent.running(str(tiny.path)) as daemon:
         notes = [str(one["note"]) for one in daemon.events if one["event"] == "model.note"]
         assert any("conversations are refused" in note for note in notes)
         assert _complete(daemon.url).status_code == 200
         refused = _chat(daemon.url, "hello")
         assert refused.status_code == 400
         assert "longer than 5 s" in refused.json()["error"]["message"]
-        children = psutil.Process(daemon.process.pid).children(recursive=True)
+        children = psutil.Process(daemon.process_id).children(recursive=True)
         assert children
-        daemon.terminate()
-        assert daemon.process.wait(CEILING_S) == 0
+        assert daemon.stop() == 0
         _, alive = psutil.wait_procs(children, timeout=CEILING_S)
         assert not alive
 
@@ -157,10 +172,10 @@ def test_a_template_that_is_hostile_at_once_is_a_note_at_the_start(tmp_path: Pat
     ],
 )
 def test_a_tokenizer_that_panics_is_a_500_in_the_envelope(
-    panicking: ServeProcess, path: str, body: dict[str, object]
+    panicking: ForkedDaemon, path: str, body: dict[str, object]
 ) -> None:
     """On every endpoint that encodes; the log has its traceback, once a second at most."""
-    answer = httpx.post(panicking.url + path, json={**_MODEL, **body}, timeout=CEILING_S)
+    answer = httpx.post(panicking.url + path, json={**_MODEL, **body})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"]["message"] == "the server failed to answer this request"
@@ -175,19 +190,23 @@ def test_a_tokenizer_that_panics_is_a_500_in_the_envelope(
 
 
 @pytest.fixture(name="panicking", scope="module")
-def _panicking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+def _panicking(
+    parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ForkedDaemon]:
     """A tiny model whose tokenizer panics over every text."""
     tiny = TinyLlama.save(tmp_path_factory.mktemp("panicking") / "tiny")
     path = tiny.path / "tokenizer.json"
     content = json.loads(path.read_text())
     content["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
     path.write_text(json.dumps(content), encoding="utf-8")
-    with ServeProcess(str(tiny.path)) as daemon:
+    with parent.running(str(tiny.path)) as daemon:
         yield daemon
 
 
-def test_a_decoder_that_panics_ends_its_stream_with_an_error(tmp_path: Path) -> None:
-    """One that is whole is a 500; the daemon serves on, and counts no request as open."""
+def test_decoder_that_panics_ends_its_stream_with_an_error(
+    parent: DaemonParent, tmp_path: Path
+) -> None:
+    """A whole answer is a 500, a stream ends with an error event, and the daemon serves on."""
     tiny = TinyLlama.save(tmp_path / "tiny")
     path = tiny.path / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -195,8 +214,8 @@ def test_a_decoder_that_panics_ends_its_stream_with_an_error(tmp_path: Path) -> 
     path.write_text(json.dumps(content), encoding="utf-8")
     forced = TOKENS.index("h")
     body = {**_MODEL, "prompt": "hello", "max_tokens": 8, "logit_bias": {str(forced): 100}}
-    with ServeProcess(str(tiny.path)) as daemon:
-        whole = httpx.post(daemon.url + "/v1/completions", json=body, timeout=CEILING_S)
+    with parent.running(str(tiny.path)) as daemon:
+        whole = httpx.post(daemon.url + "/v1/completions", json=body)
         assert whole.status_code == 500
         assert whole.json()["error"]["code"] == "row_fault"
         detokenised = httpx.post(
@@ -210,4 +229,4 @@ def test_a_decoder_that_panics_ends_its_stream_with_an_error(tmp_path: Path) -> 
             )
             assert '"error"' in stream.text
         assert httpx.get(daemon.url + "/health").status_code == 200
-        assert daemon.process.poll() is None
+        assert psutil.Process(daemon.process_id).status() != psutil.STATUS_ZOMBIE

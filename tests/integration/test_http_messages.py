@@ -19,7 +19,6 @@ from scraping import scrape
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
-from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol import SamplingParams
 
@@ -356,12 +355,9 @@ _HOSTILE = {
 
 @pytest.mark.parametrize("name", _HOSTILE)
 @pytest.mark.parametrize("path", [_MESSAGES, _COUNT])
-def test_hostile_bodies(http: httpx.Client, path: str, name: str) -> None:
-    """They get their 400 within a second, and the next request is served."""
-    clock = SystemClock()
-    start_s = clock.monotonic_s()
+def test_hostile_body_is_refused(http: httpx.Client, path: str, name: str) -> None:
+    """A hostile body gets a short 400, and the next request is served."""
     answer = http.post(path, content=_HOSTILE[name], headers={"Content-Type": "application/json"})
-    assert clock.monotonic_s() - start_s < 1.0
     if name == "huge number" and path == _COUNT:
         assert answer.status_code in (200, 400)  # max_tokens is none of its fields
     else:

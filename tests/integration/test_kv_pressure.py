@@ -18,7 +18,7 @@ import pytest
 from chaos_clients import Answer, Conduct, Errand, Town, answer_of
 from dialogue import completion, sse_text, told
 from gated_engine import GatedEngine
-from polling import wait_until
+from polling import CEILING_S, wait_until
 from raw_client import RawAnswer, RawClient
 from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
@@ -42,8 +42,8 @@ _FLAGS: dict[str, object] = {
     "continuous_batching.prefill_chunk_tokens": 32,
     "continuous_batching.kv_budget_gb": _BUDGET_BYTES / 1e9,
     "limits.max_queue": 512,
+    "limits.queue_timeout_s": 3600,
 }
-_MAX_S = 40.0
 _LETTERS = "etaoin shrdlu,.ETAOINSHRDLU0123456789"
 _FITTING = 40
 _NEVER = 4
@@ -165,7 +165,7 @@ def _run(
     url: str, groups: list[list[Errand]], max_clients: int
 ) -> list[tuple[Errand, RawAnswer | None]]:
     async def run() -> list[tuple[Errand, RawAnswer | None]]:
-        async with asyncio.timeout(_MAX_S):
+        async with asyncio.timeout(CEILING_S):
             return await Town(url, max_clients=max_clients).run(groups)
 
     return asyncio.run(run())
@@ -204,7 +204,7 @@ async def _all_asked(
             await asyncio.sleep(0.005)
         gate.open()
 
-    async with asyncio.timeout(_MAX_S):
+    async with asyncio.timeout(CEILING_S):
         pairs, _ = await asyncio.gather(
             Town(url, max_clients=len(errands)).run(errands), open_gate()
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +36,8 @@ from machd.errors import (
     ModelFormatError,
     ModelNotFoundError,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_inspections")
 
 import_mlx_lm()
 
@@ -184,15 +186,13 @@ def test_native_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_position_embeddings": 2**53 + 1}, "absurd"),
     ],
 )
-def test_an_absurd_configuration_is_an_error_at_once(
+def test_absurd_configuration_is_an_error_that_says_what_is_absurd(
     tiny: TinyLlama, changes: dict[str, object], words: str
 ) -> None:
-    """Whatever a field holds, a model error says what is wrong, soon and without much memory."""
+    """Whatever a field holds, a model error says what is wrong, and not that it took too long."""
     tiny.change_config(**changes)
-    started_s = time.monotonic()
     with pytest.raises((ModelFormatError, ModelArchitectureError), match=words):
         inspected(tiny.path)
-    assert time.monotonic() - started_s < 5
 
 
 def test_a_missing_field_is_an_error(tiny: TinyLlama) -> None:
@@ -338,7 +338,7 @@ def test_limits_hold_and_are_taken_back() -> None:
 
 
 def test_no_handler_outlasts_the_limit() -> None:
-    """Code that catches every Exception, or once everything, is ended all the same."""
+    """Code that catches every Exception, or once everything, is ended, and its timer with it."""
 
     def catch_exceptions() -> None:
         while True:
@@ -351,14 +351,12 @@ def test_no_handler_outlasts_the_limit() -> None:
         _loop_forever()
 
     for stubborn in (catch_exceptions, catch_everything_once):
-        started_s = time.monotonic()
         with (
             pytest.raises(ModelFormatError, match="longer than"),
             bounded("a loop", seconds=0.2, memory_bytes=1 << 30),
         ):
             stubborn()
-        assert time.monotonic() - started_s < 5
-    time.sleep(1.2)  # the timer does not go on
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "the timer does not go on"
 
 
 def test_every_number_of_layers_is_compared(tiny: TinyLlama) -> None:

@@ -15,6 +15,8 @@ from machd.engine.source import ModelSource, SourceKind
 from machd.engine.template_abilities import TemplateAbilities
 from machd.errors import ModelFormatError, SettingsError
 
+pytestmark = pytest.mark.usefixtures("quick_inspections")
+
 SMALL = {
     **CONFIG,
     "hidden_size": 64,
@@ -129,7 +131,7 @@ def test_a_hostile_template_is_a_row_that_says_so(
     tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A template may not take the process's time or memory, nor look behind the sandbox."""
-    monkeypatch.setattr("machd.engine.template_abilities._RENDER_LIMIT_S", 1.0)
+    monkeypatch.setattr("machd.engine.template_abilities._RENDER_LIMIT_S", 0.3)
     found = abilities(tmp_path / "hostile", template)
     assert found.present
     assert found.problem.startswith("the chat template fails:")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -25,13 +25,14 @@ from machd.errors import InvalidRequestError, OverloadedError, TemplateLimitErro
 
 USER: dict[str, object] = {"role": "user", "content": "hi"}
 PLAIN = "{{ messages[0].content }}"
-BOUNDS = RenderBounds(limit_s=1.0)
+BOUNDS = RenderBounds(limit_s=0.3)
+PATIENT = RenderBounds(limit_s=CEILING_S)
 _MIB = 1 << 20
 
 
 @pytest.fixture(name="renderer", scope="module")
 def _renderer() -> Iterator[TemplateRenderer]:
-    renderer = TemplateRenderer(BOUNDS)
+    renderer = TemplateRenderer(PATIENT)
     yield renderer
     renderer.close()
 
@@ -53,38 +54,30 @@ def _children() -> list[psutil.Process]:
     ]
 
 
-class _Heartbeat:
-    """The longest time for which a thread of this process did not get the interpreter's lock."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._beat)
-
-    def __enter__(self) -> _Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        before_s = time.monotonic()
-        while not self._is_over.wait(0.01):
-            now_s = time.monotonic()
-            self.longest_s, before_s = max(self.longest_s, now_s - before_s), now_s
+@contextmanager
+def _strict(renderer: TemplateRenderer) -> Iterator[None]:
+    """Hold the renderer to short bounds; outside, it renders as long as a busy machine takes."""
+    patient, renderer._bounds = renderer._bounds, BOUNDS
+    try:
+        yield
+    finally:
+        renderer._bounds = patient
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_stopped(renderer: TemplateRenderer, name: str) -> None:
-    """It raises an error about a limit, takes no memory here, and ends no process but its own."""
+def test_hostile_template_is_stopped(
+    renderer: TemplateRenderer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raises an error about a limit, in a process of its own, and takes no memory here."""
+
+    def render_here(*_: object) -> str:
+        raise AssertionError("rendered in this process, whose threads would all wait")
+
+    monkeypatch.setattr("machd.engine.template_renderer._rendered_here", render_here)
     own = psutil.Process()
     before_bytes = own.memory_info().rss
-    with _Heartbeat() as heartbeat, pytest.raises(TemplateLimitError, match="chat template"):
+    with _strict(renderer), pytest.raises(TemplateLimitError, match="chat template"):
         _render(renderer, HOSTILE[name])
-    # It would have been held for the whole render, which is stopped after 1 s, or for far longer.
-    assert heartbeat.longest_s < 0.9
     assert own.memory_info().rss - before_bytes < 100 * _MIB
     assert _render(renderer, PLAIN) == "hi"
     assert sum(child.memory_info().rss for child in _children()) < 700 * _MIB
@@ -103,12 +96,12 @@ def test_a_template_that_fails_is_refused_in_few_words(
 
 def test_a_template_that_no_signal_stops_is_killed_with_its_process() -> None:
     """Its process ends, and the next conversation gets another one."""
-    renderer = TemplateRenderer(BOUNDS)
+    renderer = TemplateRenderer(PATIENT)
     try:
         before = {one.pid for one in _children()}
         renderer.start()
         (first,) = [one for one in _children() if one.pid not in before]
-        with pytest.raises(TemplateLimitError, match="longer than 1 s"):
+        with _strict(renderer), pytest.raises(TemplateLimitError, match=r"longer than 0\.3 s"):
             _render(renderer, UNINTERRUPTIBLE)
         assert not first.is_running()
         assert _render(renderer, PLAIN) == "hi"
@@ -120,7 +113,7 @@ def test_memory_is_given_back_between_conversations(renderer: TemplateRenderer) 
     """Templates that take all the memory they may, one after another, take no more than one does."""
     grows = HOSTILE["namespace_list"]
     for _ in range(6):
-        with pytest.raises(TemplateLimitError):
+        with _strict(renderer), pytest.raises(TemplateLimitError):
             _render(renderer, grows)
     assert _render(renderer, PLAIN) == "hi"
     assert max(child.memory_info().rss for child in _children()) < 400 * _MIB
@@ -138,7 +131,7 @@ def test_a_process_that_dies_is_replaced(renderer: TemplateRenderer) -> None:
 def test_a_closed_renderer_leaves_no_process() -> None:
     """Neither closed by name nor dropped, also while a template runs."""
     before = {one.pid for one in _children()}
-    closed, dropped = TemplateRenderer(BOUNDS), TemplateRenderer(BOUNDS)
+    closed, dropped = TemplateRenderer(PATIENT), TemplateRenderer(PATIENT)
     for one in (closed, dropped):
         one.start()
     assert len({child.pid for child in _children()} - before) == 2
@@ -205,7 +198,7 @@ def test_no_room_for_a_process_is_a_busy_server(
     renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without file descriptors the client is told to come again; later it is served."""
-    fresh = TemplateRenderer(BOUNDS)
+    fresh = TemplateRenderer(PATIENT)
 
     def none_left(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
@@ -221,7 +214,7 @@ def test_a_process_that_cannot_start_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broken installation is a fault of the server's, with the reason in its log."""
-    fresh = TemplateRenderer(BOUNDS)
+    fresh = TemplateRenderer(PATIENT)
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers/__init__.py").write_text(
         "raise OSError('transformers is broken here')"
@@ -237,7 +230,7 @@ def test_a_known_template_needs_no_process(embedded_model_path: Path) -> None:
     assert template is not None
     assert is_known_template(template)
     assert not is_known_template(template + " ")
-    renderer = TemplateRenderer(BOUNDS)
+    renderer = TemplateRenderer(PATIENT)
     before = {one.pid for one in _children()}
     text = _render(renderer, template, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
