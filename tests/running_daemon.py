@@ -11,6 +11,7 @@ from typing import Self
 
 from polling import CEILING_S
 
+from machd.clock import Clock
 from machd.daemon import Daemon
 from machd.engine.fake import FakeEngine
 from machd.engine.protocol import Engine
@@ -29,13 +30,16 @@ class RunningDaemon:
         *,
         config_path: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
         wait_until_ready: bool = True,
     ) -> None:
         """Prepare a daemon on a free port; ``flags`` are settings by dotted key.
 
-        It has no admin listener unless ``flags`` name one.
+        It has no admin listener unless ``flags`` name one, and reads the machine's clocks unless
+        ``clock`` is given.
         """
         self._make_engine = make_engine
+        self._clock = clock
         self._sources = SettingsSources(
             config_path,
             environ or {},
@@ -93,6 +97,7 @@ class RunningDaemon:
             self._sources,
             self._loaded,
             self._make_engine,
+            clock=self._clock,
             on_ready=lambda _url, _engine: self._ready.set(),
         )
         self.url = self._daemon.url
