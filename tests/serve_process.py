@@ -145,7 +145,7 @@ class ServeProcess:
 def run_machd(
     arguments: Sequence[str],
     environ: Mapping[str, str] | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = CEILING_S,
     *,
     stdin: str | None = None,
 ) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,8 @@
 """A daemon with a scripted engine in a process of its own, as a service manager runs one.
 
 As a program it serves until a signal ends it, and takes settings by dotted key as JSON. Its model
-hangs for as long as the file ``$STALL_FILE`` is there, and takes ``$LOAD_S`` seconds to load, with
-``$LOAD_BUSY`` in a loop of Python that never ends. A reload says ``reloading`` and opens the pipe
+hangs for as long as the file ``$STALL_FILE`` is there, and loads for as long as the file ``$LOAD_FILE``
+is there, with ``$LOAD_BUSY`` in a loop of Python that never ends. A reload says ``reloading`` and opens the pipe
 ``$RELOAD_PIPE``, where it hangs in the system call as on a file system that does not answer.
 """
 
@@ -44,6 +44,8 @@ _FLAGS: dict[str, object] = {
     "continuous_batching.enabled": True,
     "continuous_batching.max_b": 8,
     "continuous_batching.window_ms": 0,
+    # Longer than any test waits: only a test that sets it shorter sees the deadline.
+    "limits.drain_timeout_s": 3600,
 }
 _LOG_CHARACTERS = 4000
 
@@ -71,6 +73,7 @@ class ServiceDaemon:
             activator: A program that starts it in its turn.
             config_path: Its settings file.
         """
+        self.url = ""
         program = [sys.executable, __file__, json.dumps(dict(flags or {})), str(config_path or "")]
         command, variables = [*activator, *program], dict(environ or {})
         if descriptors:
@@ -102,9 +105,9 @@ class ServiceDaemon:
     def read_url(self) -> str:
         """Where it listens; said once it is ready."""
         assert self.process.stdout is not None
-        url = self.process.stdout.readline().strip()
-        assert url, f"the daemon ended: {self.process.stderr and self.process.stderr.read()}"
-        return url
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, f"the daemon ended: {self.process.stderr and self.process.stderr.read()}"
+        return self.url
 
     def read_error(self) -> str:
         """What it said at its end."""
@@ -114,9 +117,9 @@ class ServiceDaemon:
         """What a service manager does first."""
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s: float = CEILING_S) -> int:
-        """Its exit code."""
-        return self.process.wait(timeout_s)
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self.process.wait(CEILING_S)
 
 
 def socket_activated(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -129,9 +132,7 @@ def socket_activated(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _pace(_plan: StepPlan) -> None:
     time.sleep(STEP_S)
-    stall_file = os.environ.get("STALL_FILE")
-    while stall_file and Path(stall_file).exists():
-        time.sleep(0.01)
+    _wait_while_there("STALL_FILE")
 
 
 class _HangingSources(SettingsSources):
@@ -146,10 +147,16 @@ class _HangingSources(SettingsSources):
         return super().load()
 
 
+def _wait_while_there(variable: str) -> None:
+    path = os.environ.get(variable)
+    while path and Path(path).exists():
+        time.sleep(0.01)
+
+
 def _load() -> FakeEngine:
     while os.environ.get("LOAD_BUSY"):
         pass
-    time.sleep(float(os.environ.get("LOAD_S", "0")))
+    _wait_while_there("LOAD_FILE")
     return FakeEngine(told, before_step=_pace, context_tokens=100_000)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import socket
 import threading
@@ -19,7 +18,6 @@ from serve_process import ServeProcess
 _CONNECTIONS = 2000
 _STREAMS = 8
 _MAX_LOG_BYTES = 1_000_000
-_OPEN_FILES = [256, 1024] if os.environ.get("MACHD_LONG_TESTS") else [256]
 _PARTS_OF_A_HEAD = [b"", b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"P"]
 
 
@@ -32,13 +30,9 @@ def _many_open_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("open_files", _OPEN_FILES)
+@pytest.mark.parametrize("open_files", [256, pytest.param(1024, marks=pytest.mark.long)])
 def test_streams_and_health_survive_a_flood_of_idle_connections(open_files: int) -> None:
-    """Every stream ends whole, the admin listener's health always answers, and the log stays small.
-
-    With a limit of 1,024 files as well with MACHD_LONG_TESTS.
-    """
+    """Every stream ends whole, the admin listener's health always answers, and the log stays small."""
     daemon = ServeProcess(
         "--continuous-batching-enabled",
         "--continuous-batching-max-b", str(_STREAMS),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 import psutil
 import pytest
 from admin_daemon import AdminDaemon
+from connection_ages import ConnectionAges
 from dialogue import chat, sse_text, told
 from polling import CEILING_S, wait_until
 from raw_client import RawClient
@@ -27,6 +27,13 @@ from machd.http.file_limit import SPARE_CONNECTIONS
 
 _CHAT = "/v1/chat/completions"
 _ENDLESS = 50_000
+_STALL_S = 30.0
+"""The default of limits.stall_timeout_s."""
+
+
+@pytest.fixture(name="ages")
+def _ages(monkeypatch: pytest.MonkeyPatch) -> ConnectionAges:
+    return ConnectionAges(monkeypatch)
 
 
 def _daemon(gate: StepGate | None = None, **flags: object) -> RunningDaemon:
@@ -135,7 +142,8 @@ def test_the_budget_changes_while_the_daemon_runs(tmp_path: Path) -> None:
 def test_a_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
     """A client that sends no request within limits.stall_timeout_s loses its connection."""
     with _daemon(limits__stall_timeout_s=0.5) as daemon, RawClient(daemon.url) as client:
-        client.send(sent)
+        with suppress(ConnectionError):  # it may be over already
+            client.send(sent)
         assert _read_to_end(client) == b""
 
 
@@ -144,44 +152,45 @@ def test_a_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
     [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"],
     ids=["first request", "second request"],
 )
-def test_a_head_that_drips_is_given_up(begun: bytes) -> None:
+def test_a_head_that_drips_is_given_up(begun: bytes, ages: ConnectionAges) -> None:
     """Sending a byte now and then does not keep a connection open."""
-    with _daemon(limits__stall_timeout_s=0.5) as daemon, RawClient(daemon.url) as client:
+    with _daemon() as daemon, RawClient(daemon.url) as client:
         client.send(begun)
         if begun:
             client.read_answer()
-        _drip(client, b"GET /health HTTP/1.1\r\nX-Long: ")
+        _drip(client, b"GET /health HTTP/1.1\r\nX-Long: ", ages)
 
 
-def test_a_body_that_drips_after_its_answer_is_given_up() -> None:
+def test_a_body_that_drips_after_its_answer_is_given_up(ages: ConnectionAges) -> None:
     """A request that was refused before its body was read keeps the connection no longer than a head."""
-    with _daemon(limits__stall_timeout_s=0.5) as daemon, RawClient(daemon.url) as client:
+    with _daemon() as daemon, RawClient(daemon.url) as client:
         client.request("POST", "/nowhere", b"", {"Content-Length": "1000000"})
         assert client.read_answer().status == 404
-        _drip(client, b"")
+        _drip(client, b"", ages)
 
 
-def _drip(client: RawClient, first: bytes) -> None:
-    """Send a byte at a time until the connection ends; fail if it does not."""
+def _drip(client: RawClient, first: bytes, ages: ConnectionAges) -> None:
+    """Send a byte at a time while the connection ages, until it ends; fail if it does not."""
 
     def has_ended() -> bool:
         with suppress(ConnectionError):
             client.send(b"a")
-        time.sleep(0.05)
+        ages.advance(_STALL_S / 10)
         return not client.is_open
 
     client.send(first)
     wait_until(has_ended, "the connection is closed")
 
 
-def test_an_idle_connection_stays_longer_than_a_head_may_take() -> None:
+def test_an_idle_connection_stays_longer_than_a_head_may_take(ages: ConnectionAges) -> None:
     """limits.stall_timeout_s is no limit for a client that keeps its connection between requests."""
-    with _daemon(limits__stall_timeout_s=0.2) as daemon, RawClient(daemon.url) as client:
+    with _daemon() as daemon, RawClient(daemon.url) as client:
         for _ in range(2):
             client.request("GET", "/health")
             assert client.read_answer().status == 200
             client.received = b""
-            time.sleep(1)
+            ages.advance(5 * _STALL_S)
+            ages.advance(5 * _STALL_S)
         assert client.is_open
 
 
@@ -189,33 +198,47 @@ def test_an_idle_connection_stays_longer_than_a_head_may_take() -> None:
 
 
 @pytest.mark.parametrize("characters", [60, 20_000], ids=["short", "long"])
-def test_a_stream_that_is_never_read_loses_its_connection(characters: int) -> None:
+def test_a_stream_that_is_never_read_loses_its_connection(
+    characters: int, ages: ConnectionAges
+) -> None:
     """What the client leaves unread is noticed below the kernel's buffers, after the last event as well."""
     process = psutil.Process()
     with (
-        _daemon(limits__stall_timeout_s=1) as daemon,
+        _daemon() as daemon,
         RawClient(daemon.url, receive_buffer_bytes=2048) as client,
     ):
         client.post_json(_CHAT, _long_chat(characters))
         client.read_until(b'"content":"')
         fds = process.num_fds()
-        wait_until(lambda: process.num_fds() < fds, "it is closed")
+
+        def is_closed() -> bool:
+            ages.advance(_STALL_S / 10)
+            return bool(process.num_fds() < fds)
+
+        wait_until(is_closed, "the connection is closed")
         wait_until(lambda: is_idle(daemon.url), "nothing runs and nothing waits")
         stalled = scrape(daemon.url, "machd_aborts_total", reason="client_stalled")
         assert stalled == (1 if characters == 20_000 else 0)
 
 
-def test_a_slow_reader_keeps_its_stream() -> None:
+def test_a_slow_reader_keeps_its_stream(ages: ConnectionAges) -> None:
     """A client that takes a little within each limits.stall_timeout_s gets the whole answer."""
+    aged_s = 0.0
     with (
-        _daemon(limits__stall_timeout_s=2) as daemon,
+        _daemon() as daemon,
         RawClient(daemon.url, receive_buffer_bytes=32_768) as client,
     ):
-        client.post_json(_CHAT, _long_chat(400))
+        client.post_json(_CHAT, _long_chat(800))
+        read_bytes = 0
         while b"[DONE]" not in client.received[-100:]:
             client.receive(8192)
-            time.sleep(0.1)
+            # Twice what the kernel holds here: its acknowledgements have come by then.
+            if len(client.received) >= read_bytes + 131_072:
+                read_bytes = len(client.received)
+                ages.advance(0.9 * _STALL_S)
+                aged_s += 0.9 * _STALL_S
         assert scrape(daemon.url, "machd_aborts_total", reason="client_stalled") == 0
+    assert aged_s > 2 * _STALL_S, "the answer took longer than a client may do nothing"
 
 
 def _long_chat(characters: int) -> dict[str, object]:
@@ -237,17 +260,18 @@ def _long_chat(characters: int) -> dict[str, object]:
 def test_a_client_that_closes_its_side_only_is_answered(
     stream: bool,  # noqa: FBT001
     holds: Callable[[StepPlan], bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A whole request is answered though its end of the connection is closed; then it is closed."""
+    monkeypatch.setattr("machd.http.connection._PROBED_S", 0.0)
     gate = StepGate(holds)
     with _daemon(gate) as daemon, RawClient(daemon.url) as client, gate:
         client.post_json(_CHAT, chat("say abc", stream=stream))
         client.half_close()
         gate.wait_until_held()
-        if not stream:
-            client.read_until(b"HTTP/1.1 102 Processing\r\n\r\n")
-        else:
-            time.sleep(0.3)
+        has_begun = stream and holds is at_decode
+        client.read_until(b": keep-alive" if has_begun else b"HTTP/1.1 102 Processing\r\n\r\n")
+        assert _disconnects(daemon.url) == 0, "the client was probed and is there"
         gate.open()
         received = _read_to_end(client)
         assert _disconnects(daemon.url) == 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
+from connection_ages import ConnectionAges
 from dialogue import chat, completion, sse_text, told
 from polling import wait_until
 from raw_client import RawClient
@@ -267,11 +268,13 @@ def _leave_somehow(url: str, number: int) -> None:
         leave(client)
 
 
-def test_a_client_that_reads_nothing_is_dropped() -> None:
+def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stalled reader loses its stream and its connection; another stream is whole."""
+    ages = ConnectionAges(monkeypatch)
+    stall_s = 30.0  # the default of limits.stall_timeout_s
     process = psutil.Process()
     with (
-        _start(_open_gate(), limits__stall_timeout_s=1) as daemon,
+        _start(_open_gate()) as daemon,
         RawClient(daemon.url, receive_buffer_bytes=4096) as slow,
         RawClient(daemon.url) as other,
     ):
@@ -284,10 +287,15 @@ def test_a_client_that_reads_nothing_is_dropped() -> None:
         )
         slow.read_until(b'"content":"')
         fds = process.num_fds()
-        text = "unhurried " * 100
+
+        def is_dropped() -> bool:
+            ages.advance(stall_s / 4)
+            return scrape(daemon.url, "machd_aborts_total", reason="client_stalled") == 1
+
+        text = "unhurried " * 20  # the kernel holds all of it while the test does not read
         other.post_json(_CHAT, chat(f"say {text}", stream=True))
+        wait_until(is_dropped, "the slow client is dropped")
         assert sse_text(other.read_answer().body) == text
-        assert scrape(daemon.url, "machd_aborts_total", reason="client_stalled") == 1
         wait_until(lambda: is_idle(daemon.url), "nothing runs and nothing waits")
         wait_until(
             lambda: process.num_fds() < fds,

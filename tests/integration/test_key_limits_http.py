@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -156,17 +155,22 @@ def test_requests_that_are_turned_away_cost_nothing(tmp_path: Path) -> None:
     }
     endless = completion("hi", max_tokens=2000, ignore_eos=True, stream=True)
     long = completion("word " * 60, max_tokens=2)
+    gate = StepGate(at_decode)
     with (
-        RunningDaemon(lambda: FakeEngine(before_step=_slow), flags) as daemon,
+        RunningDaemon(lambda: FakeEngine(before_step=gate), flags) as daemon,
+        gate,
         httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
         ExitStack() as waiting,
     ):
         with client.stream("POST", "/v1/completions", json=endless, headers=_as(QUIET)):
             waiting.enter_context(_sent(daemon.url, completion("other", max_tokens=2), QUIET))
-            wait_until(lambda: _metric(client, "machd_requests_waiting") == 1, "the queue is full")
-            refused = [
-                client.post("/v1/completions", json=long, headers=_as(NOISY)) for _ in range(4)
-            ]
+            gate.step_until(
+                lambda: _metric(client, "machd_requests_waiting") == 1, "the queue is full"
+            )
+            asked = [waiting.enter_context(_sent(daemon.url, long, NOISY)) for _ in range(4)]
+            gate.step_until(lambda: all(one.done() for one in asked), "four are refused")
+            refused = [one.result() for one in asked]
+        gate.open()
         wait_until(lambda: _metric(client, "machd_requests_waiting") == 0, "the queue is empty")
         again = client.post(
             "/v1/completions", json=completion("hi", max_tokens=2), headers=_as(NOISY)
@@ -174,10 +178,6 @@ def test_requests_that_are_turned_away_cost_nothing(tmp_path: Path) -> None:
 
     assert {_code(one) for one in refused} == {"queue_full"}
     assert again.status_code == 200
-
-
-def _slow(_plan: object) -> None:
-    time.sleep(0.01)
 
 
 @contextmanager

@@ -54,12 +54,7 @@ _ARGUMENTS = (
 )  # fmt: skip
 _REPORT = Path(__file__).parents[2] / "bench-results" / "soak"
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        "MACHD_LONG_TESTS" not in os.environ, reason="takes half an hour; set MACHD_LONG_TESTS=1"
-    ),
-]
+pytestmark = pytest.mark.long
 
 
 @dataclass

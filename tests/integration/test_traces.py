@@ -25,7 +25,13 @@ def _finished(lines: list[Any]) -> list[Any]:
 
 
 def _wait(release: threading.Event) -> None:
-    release.wait(CEILING_S)
+    release.wait()  # without an end of its own: the daemon has to end first
+
+
+@pytest.fixture(name="patient_stop")
+def _patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the last spans take as long as a busy machine needs."""
+    monkeypatch.setattr("machd.daemon._LAST_SPANS_S", CEILING_S)
 
 
 def _requests(receiver: OtlpReceiver) -> list[ReceivedSpan]:
@@ -44,6 +50,7 @@ def test_the_callers_trace_is_in_the_log() -> None:
     assert CANARY not in str(lines)
 
 
+@pytest.mark.usefixtures("patient_stop")
 def test_spans_reach_the_collector() -> None:
     """A stop sends what is left: the request as the caller's child, and its phases as its own."""
     began_ns = time.time_ns()
@@ -78,6 +85,7 @@ def test_spans_reach_the_collector() -> None:
     assert CANARY.encode() not in receiver.raw
 
 
+@pytest.mark.usefixtures("patient_stop")
 def test_a_trace_that_begins_here_is_the_one_in_the_log() -> None:
     """With tracing on, every request has a trace, and its log line names it."""
     with (
@@ -113,8 +121,9 @@ def test_the_callers_decision_not_to_record_is_kept() -> None:
 
 
 @pytest.mark.parametrize("fault", ["refuses", "hangs", "absent"])
-def test_a_broken_collector_harms_no_request(fault: str) -> None:
-    """Requests are answered, the stop keeps its time, and one warning says what was lost."""
+def test_a_broken_collector_harms_no_request(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are answered, the stop does not wait for the collector, and a warning says what was lost."""
+    monkeypatch.setattr("machd.telemetry.spans._EXPORT_TIMEOUT_S", 3600.0)
     release = threading.Event()
     status = 400 if fault == "refuses" else 200
     if fault != "hangs":
@@ -126,13 +135,11 @@ def test_a_broken_collector_harms_no_request(fault: str) -> None:
             url = f"{daemon.url}/v1/completions"
             for _ in range(20):
                 assert httpx.post(url, json=completion(max_tokens=2), timeout=CEILING_S).is_success
-            began_s = time.monotonic()
             daemon.stop()
-            assert daemon.join(CEILING_S)
-            took_s = time.monotonic() - began_s
-        release.set()
+            has_ended = daemon.join(CEILING_S)
+            release.set()
 
-    assert took_s < 8
+    assert has_ended, "the stop waited for the collector"
     lost = [line for line in lines if line["event"] == "spans.lost"]
     assert 1 <= len(lost) <= 2
     assert sum(line["count"] for line in lost) <= 80

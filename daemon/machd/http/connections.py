@@ -108,9 +108,13 @@ class Connections:
         while True:
             interval_s = max(_SHORTEST_LOOK_S, min(_LOOK_S, self.stall_timeout_s / 4))
             await asyncio.sleep(interval_s)
-            self.now_s += interval_s
-            for connection in tuple(self._open):
-                connection.check_age()
+            self.look(interval_s)
+
+    def look(self, elapsed_s: float) -> None:
+        """Let ``elapsed_s`` seconds pass, and look at every connection's age."""
+        self.now_s += elapsed_s
+        for connection in tuple(self._open):
+            connection.check_age()
 
 
 class Acceptor:
