@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 
 from oracle import Answers, Oracle, WatchedEngine
-from parity import Alone, differences
-from tiny_engines import loaded
+from parity import differences
+from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.kv_format import kv_format_named
-from machd.engine.loader import LoadedModel
-from machd.engine.mlx_engine import MlxEngine
 from machd.engine.protocol import (
     DecodeRow,
     Engine,
@@ -40,17 +36,6 @@ def if_alone(_step: int, rows: int) -> int:
     return GUESSES if rows == 1 else 0
 
 
-def coded(kind: TinyKind, kv_format: str) -> LoadedModel:
-    """A model with keys and values in a format."""
-    return replace(loaded(kind), kv_format=kv_format_named(kv_format))
-
-
-@cache
-def alone_in(kind: TinyKind, kv_format: str) -> Alone:
-    """What its rows say alone."""
-    return Alone(lambda: MlxEngine(coded(kind, kv_format)))
-
-
 class GuessedScripts:
     """An engine on which scripts are played with an oracle's guesses.
 
@@ -62,9 +47,9 @@ class GuessedScripts:
         self, kind: TinyKind, *, looks_ahead: bool = False, kv_format: str = "none"
     ) -> None:
         """Make the engine; the fixture ``eager`` has to be in force."""
-        self._alone = alone_in(kind, kv_format)
+        self._alone = alone(kind, kv_format)
         self.oracle = Oracle({}, 7)
-        model = coded(kind, kv_format)
+        model = loaded(kind, kv_format)
         self.engine = WatchedEngine(model, self.oracle, looks_ahead=looks_ahead)
 
     def differences(self, script: Script, drafts: DraftSchedule) -> list[str]:

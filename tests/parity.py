@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from machd.engine.protocol import Engine, Lane, SampledToken, SamplingParams
+from machd.engine.protocol import Engine, SampledToken, SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import Script
 
@@ -34,17 +34,18 @@ class Alone:
     def tokens(self, join: Join) -> list[SampledToken]:
         """The row's tokens, its prompt cut as in the script, with two log-probabilities at least."""
         asked = max(2, join.sampling.top_logprobs or 0)
-        row = replace(
-            join,
-            at_step=0,
-            tokens=join.given_tokens,
-            leaves_after=None,
-            lane=Lane.BATCH,
+        row = Join(
+            join.prompt,
+            tokens=0,
             sampling=replace(join.sampling, top_logprobs=asked),
+            chunk_tokens=min(join.chunk_tokens, len(join.prompt)),
         )
-        if row not in self._known:
-            self._known[row] = play(self._make_engine(), [row])[0]
-        return self._known[row]
+        known = self._known.get(row, [])
+        if len(known) < join.given_tokens:
+            # A row's first tokens are the same however many follow.
+            known = play(self._make_engine(), [replace(row, tokens=join.given_tokens)])[0]
+            self._known[row] = known
+        return known[: join.given_tokens]
 
 
 def differences(

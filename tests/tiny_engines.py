@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from parity import Alone
 from tiny_models import TinyKind, tiny_model
 
+from machd.engine.kv_format import kv_format_named
 from machd.engine.loader import LoadedModel
 from machd.engine.mlx_engine import MlxEngine
 
 __all__ = ["alone", "loaded"]
 
 
+def loaded(kind: TinyKind, kv_format: str = "none") -> LoadedModel:
+    """The model of a kind on the test thread, its keys and values in a format."""
+    return replace(_built(kind), kv_format=kv_format_named(kv_format))
+
+
+def alone(kind: TinyKind, kv_format: str = "none") -> Alone:
+    """Its rows alone, each computed once by a fresh engine."""
+    return _references(kind, kv_format)
+
+
 @cache
-def loaded(kind: TinyKind) -> LoadedModel:
-    """The model of a kind, on the test thread."""
+def _built(kind: TinyKind) -> LoadedModel:
     return tiny_model(kind)
 
 
 @cache
-def alone(kind: TinyKind) -> Alone:
-    """Its rows alone, each computed by a fresh engine."""
-    return Alone(lambda: MlxEngine(loaded(kind)))
+def _references(kind: TinyKind, kv_format: str) -> Alone:
+    return Alone(lambda: MlxEngine(loaded(kind, kv_format)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
+from architectures import each_architecture
 from drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
 from probing import without_compilation
 
@@ -15,39 +16,10 @@ from machd.capabilities.rules import Support, batched_specdec, speculation
 from machd.engine.batch_caches import BatchCaches, PrefilledRow, SingleCaches
 from machd.engine.row_planes import make_row_caches
 from machd.engine.untyped import LanguageModel
-from machd_probes.catalogue import architecture_names
 from machd_probes.prober import tiny_loaded
-from machd_probes.tiny import tiny_variants
 
-_NEED_METAL = ("bitnet", "muse_spark")
-_VARIANTS = [
-    variant
-    for name in architecture_names()
-    for variant in tiny_variants(name)
-    if variant not in _NEED_METAL
-]
-_ONE_OF_EACH_KIND = (
-    "smollm3",
-    "gemma3_text",
-    "qwen3_5",
-    "lfm2",
-    "recurrent_gemma",
-    "mamba",
-    "llama4",
-    "deepseek_v41",
-    "falcon_h1",
-    "deepseek_v32",
-)
 _NOISE = 5e-3
 """As for chunks: the order of sums differs, and models with state in half precision feel it."""
-
-_EACH = pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(one, marks=() if one in _ONE_OF_EACH_KIND else pytest.mark.long)
-        for one in _VARIANTS
-    ],
-)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +30,7 @@ def _uncompiled() -> Iterator[None]:
     mx.clear_cache()
 
 
-@_EACH
+@each_architecture()
 def test_verdicts_are_what_the_caches_do(variant: str) -> None:
     """A row alone takes drafts, and is right with them, unless the rule blocks it; so do batches."""
     loaded = tiny_loaded(variant)

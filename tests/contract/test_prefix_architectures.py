@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import mlx.core as mx
 import pytest
+from architectures import each_architecture
 from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
 from parity import differences
 from probing import without_compilation
@@ -16,18 +17,9 @@ from machd.capabilities.rules import PrefixExtent, prefix_cache
 from machd.engine.block_protocol import DropBlocks, LoadBlock, SaveBlock
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.protocol import DecodeRow, Lane, SampledToken, StepPlan
-from machd_probes.catalogue import architecture_names
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt
-from machd_probes.tiny import tiny_variants
 
-_NEED_METAL = ("bitnet", "muse_spark")
-_VARIANTS = [
-    variant
-    for name in architecture_names()
-    for variant in tiny_variants(name)
-    if variant not in _NEED_METAL
-]
 _PROMPT = random_prompt(41, 5, 256)
 _BEHIND = random_prompt(4, 8, 256)
 _ENDS = (0, 16, 32, 41)
@@ -54,7 +46,7 @@ def _computed(rows: BlockRows) -> list[SampledToken]:
     return tokens
 
 
-@pytest.mark.parametrize("variant", _VARIANTS)
+@each_architecture()
 def test_blocks_stand_for_what_was_computed(variant: str) -> None:
     """In both lanes; after a round through plain arrays; and behind what a row has said."""
     loaded = tiny_loaded(variant)

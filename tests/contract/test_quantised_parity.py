@@ -5,18 +5,13 @@ And what they say is near what plain keys and values make of it, on a text and a
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
-
 import parity
 import pytest
 from block_rows import ASKED, BlockRows
 from kv_quality import measured_quality
-from parity import Alone
-from tiny_engines import loaded
+from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.kv_format import kv_format_named
 from machd.engine.loader import LoadedModel
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.protocol import Lane, PrefillChunk, StepPlan
@@ -38,15 +33,6 @@ def _noise_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "NOISE", _STEP_NATS)
 
 
-def _coded(kind: TinyKind, name: str) -> LoadedModel:
-    return replace(loaded(kind), kv_format=kv_format_named(name))
-
-
-@cache
-def _alone(kind: TinyKind, name: str) -> Alone:
-    return Alone(lambda: MlxEngine(_coded(kind, name)))
-
-
 @_KINDS
 @_FORMATS
 @pytest.mark.parametrize(
@@ -54,11 +40,11 @@ def _alone(kind: TinyKind, name: str) -> Alone:
 )
 def test_company_changes_nothing(kind: TinyKind, name: str, script: str) -> None:
     """Every row says what it says alone, to the token, its log-probabilities within noise."""
-    engine = MlxEngine(_coded(kind, name))
+    engine = MlxEngine(loaded(kind, name))
 
     together = _SCRIPTS[script].play(engine)
 
-    assert _alone(kind, name).differences(_SCRIPTS[script], together) == []
+    assert alone(kind, name).differences(_SCRIPTS[script], together) == []
     assert engine.memory().kv_used_bytes == 0
 
 
@@ -69,9 +55,9 @@ def test_growing_caches_change_nothing(kind: TinyKind) -> None:
         Join(random_prompt(length, length), 14, at_step=step)
         for length, step in ((250, 0), (9, 0), (243, 3), (256, 5))
     ]
-    together = Script(tuple(rows)).play(MlxEngine(_coded(kind, "affine8")))
+    together = Script(tuple(rows)).play(MlxEngine(loaded(kind, "affine8")))
 
-    assert _alone(kind, "affine8").differences(Script(tuple(rows)), together) == []
+    assert alone(kind, "affine8").differences(Script(tuple(rows)), together) == []
 
 
 @_FORMATS
@@ -81,11 +67,11 @@ def test_sixteen_streams(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
     rows = tuple(
         Join(random_prompt(3 + 5 * number, number), 16, at_step=number // 3) for number in range(16)
     )
-    engine = MlxEngine(_coded(TinyKind.STANDARD, name), max_rows=16, looks_ahead=looks_ahead)
+    engine = MlxEngine(loaded(TinyKind.STANDARD, name), max_rows=16, looks_ahead=looks_ahead)
 
     together = Script(rows).play(engine)
 
-    assert _alone(TinyKind.STANDARD, name).differences(Script(rows), together) == []
+    assert alone(TinyKind.STANDARD, name).differences(Script(rows), together) == []
 
 
 @_KINDS
@@ -94,8 +80,8 @@ def test_sixteen_streams(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
 def test_blocks_keep_planes(kind: TinyKind, name: str, lane: Lane) -> None:
     """A row that begins with blocks says what it says alone."""
     prompt, stops = random_prompt(41, 5), (16, 32, 40)
-    rows = BlockRows(MlxEngine(_coded(kind, name)))
-    alone = rows.alone(prompt, 10)
+    rows = BlockRows(MlxEngine(loaded(kind, name)))
+    expected = rows.alone(prompt, 10)
     rows.release(0)
     blocks = rows.prompt_blocks(prompt, stops)
     rows.release(0)
@@ -103,14 +89,14 @@ def test_blocks_keep_planes(kind: TinyKind, name: str, lane: Lane) -> None:
     for count in (1, 3):
         said = rows.reusing(prompt, stops[count - 1], blocks[:count], 10, lane=lane)
         rows.release(0)
-        assert parity.differences(alone, said, ASKED) == []
+        assert parity.differences(expected, said, ASKED) == []
 
 
 def test_rows_cost_what_the_format_costs() -> None:
     """While a row runs, the engine's reading of its keys and values is several times smaller."""
     held = {}
     for name in ("none", "affine8"):
-        engine = MlxEngine(_coded(TinyKind.STANDARD, name))
+        engine = MlxEngine(loaded(TinyKind.STANDARD, name))
         prompt = random_prompt(40, 1)
         chunk = PrefillChunk(
             slot_index=0,

@@ -9,10 +9,18 @@ from importlib.resources import files
 import mlx.core as mx
 import numpy as np
 import pytest
+from architectures import (
+    MENDED,
+    NEED_METAL,
+    ONE_OF_EACH_KIND,
+    buildable_variants,
+    each_architecture,
+)
 from mlx.utils import tree_flatten
 from probing import without_compilation
 
 from machd.capabilities.facts import CacheFacts, KvCacheKind
+from machd.engine.batchable import make_batchable
 from machd.engine.loader import LoadedModel
 from machd_probes.catalogue import architecture_names
 from machd_probes.passes import Logprobs, Passes
@@ -23,11 +31,6 @@ from machd_probes.tiny import tiny_configuration, tiny_model, tiny_variants
 _ARCHITECTURES = 126
 """Of mlx-lm 0.32.2, which is pinned."""
 
-_NEED_METAL = {
-    "bitnet": "its ternary layers multiply in a Metal kernel of mlx-lm's",
-    "muse_spark": "its queries and keys are normed and rotated in a Metal kernel of mlx-lm's",
-}
-
 _PROMPT_LENGTHS = (5, 18, 44)
 _PROMPT_VOCABULARY = 256
 _TOKENS = 8
@@ -35,9 +38,7 @@ _DISTINCT_TOKENS = 6
 _FELT_NATS = 0.003
 """Ten times what float32 rounding was measured at, and more."""
 
-_VARIANTS = [variant for name in architecture_names() for variant in tiny_variants(name)]
-_BUILT = [variant for variant in _VARIANTS if variant not in _NEED_METAL]
-_EACH = pytest.mark.parametrize("variant", _BUILT)
+_EACH = each_architecture()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -96,22 +97,31 @@ def test_every_configuration_belongs_to_an_installed_architecture() -> None:
     folder = files("machd_probes") / "architectures"
     names = {one.name.removesuffix(".toml") for one in folder.iterdir() if ".toml" in one.name}
 
-    assert names == set(_VARIANTS)
-    assert {variant: tiny_configuration(variant).config["model_type"] for variant in _VARIANTS} == {
-        variant: variant.partition("+")[0] for variant in _VARIANTS
+    assert names == {*buildable_variants(), *NEED_METAL}
+    assert {name: tiny_configuration(name).config["model_type"] for name in names} == {
+        name: name.partition("+")[0] for name in names
     }
 
 
-def test_every_kind_of_cache_occurs() -> None:
-    """Whatever a fact of the caches can say is said of some tiny model."""
-    assert {_facts(variant).kind for variant in _BUILT} == set(KvCacheKind)
+def test_every_run_has_each_kind_of_cache() -> None:
+    """The architectures that `make test` keeps have every kind of cache that facts can name."""
+    assert {_facts(variant).kind for variant in ONE_OF_EACH_KIND} == set(KvCacheKind)
 
 
-def test_prompts_exceed_windows() -> None:
+@_EACH
+def test_every_run_has_each_mended_architecture(variant: str) -> None:
+    """An architecture is listed as mended exactly when machd replaces a layer of it."""
+    model = tiny_model(tiny_configuration(variant))
+
+    assert (make_batchable(model) > 0) is (variant in MENDED)
+
+
+@_EACH
+def test_prompts_exceed_windows(variant: str) -> None:
     """A window is full with all but the shortest prompts, and turned over several times."""
-    windows = {tokens for variant in _BUILT for tokens in _facts(variant).window_tokens}
+    windows = _facts(variant).window_tokens
 
-    assert windows
+    assert windows or _facts(variant).kind is not KvCacheKind.ROTATING
     assert all(4 * window < max(LENGTHS) for window in windows)
     assert all(sum(length > window + 1 for length in LENGTHS) >= 4 for window in windows)
 
@@ -162,7 +172,7 @@ def _behind(variant: str, prompt: tuple[int, ...]) -> Logprobs:
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="they can be built here")
-@pytest.mark.parametrize("variant", _NEED_METAL)
+@pytest.mark.parametrize("variant", NEED_METAL)
 def test_the_exceptions_need_metal(variant: str) -> None:
     """What has no tiny model here has none for one reason, which its error names."""
     with pytest.raises(RuntimeError, match="No Metal back-end"):
