@@ -106,7 +106,8 @@ def sessions(page: Path) -> Iterator[Session]:
 def is_as_shown(shown: str, output: str) -> bool:
     """Whether an output is what the page shows.
 
-    Spaces and line breaks are free, numbers, dates and ids are any, ``…`` stands for anything.
+    Spaces and line breaks are free, numbers, durations, dates and ids are any, ``…`` stands for
+    anything.
     """
     pattern = ".*?".join(re.escape(part) for part in _plain(shown).split("…"))
     return re.fullmatch(pattern, _plain(output), re.DOTALL) is not None
@@ -134,6 +135,8 @@ def _is_whole(command: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    text = re.sub(r"\s+", "", re.sub(r"\x1b\[[\d;]*m", "", text))
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    text = re.sub(r"(?:\d+ min )?\d+(?:\.\d+)? m?s\b", "0 s", text)
+    text = re.sub(r"\s+", "", text)
     text = re.sub(r"[0-9a-f]{16,}", "0", text)
     return re.sub(r"\d+(?:[.,:]\d+)*", "0", text)

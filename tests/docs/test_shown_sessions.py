@@ -134,6 +134,7 @@ def test_a_wrong_output_is_noticed() -> None:
     """Numbers and spaces are free, words are not, and an ellipsis is one only where it stands."""
     assert is_as_shown('{"a": 1, …}', '{"a":25,\n "b": "x"}')
     assert is_as_shown("2026-11-22T01:02:03Z ready", "2025-01-01T00:00:00Z  ready\n")
+    assert is_as_shown("up 8 s, 1 slot", "up 1 min 41 s, 1 slot")
     assert not is_as_shown('{"a": 1}', '{"b":1}')
     assert not is_as_shown("ready", "ready, but more")
     assert not is_as_shown("… done", "failed")

@@ -15,6 +15,7 @@ from machd.bench.workload import Workload
 from machd.clock import SystemClock
 
 
+@pytest.mark.long
 async def test_every_guarantee_has_a_figure(tmp_path: Path) -> None:
     """One try of each, on processes of a tiny model; all of them have ended afterwards."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
