@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import threading
 from collections import Counter
@@ -81,13 +80,7 @@ def _plain_until(
         pytest.param(
             200,
             2,
-            marks=[
-                pytest.mark.long,
-                pytest.mark.skipif(
-                    "MACHD_LONG_TESTS" not in os.environ,
-                    reason="takes over two minutes; set MACHD_LONG_TESTS=1",
-                ),
-            ],
+            marks=pytest.mark.long,
         ),
     ],
 )
