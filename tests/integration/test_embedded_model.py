@@ -77,6 +77,25 @@ def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
     assert whole.choices[0].finish_reason == "stop"
 
 
+def test_next_turn_begins_with_the_cached_answer(client: openai.OpenAI) -> None:
+    """A conversation that goes on computes neither its prompt nor its answer again."""
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 24}
+    turn = client.chat.completions.create(messages=messages, stream=False, **options)
+    messages += [
+        {"role": "assistant", "content": turn.choices[0].message.content},
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    following = client.chat.completions.create(messages=messages, stream=False, **options)
+
+    assert turn.usage is not None
+    assert following.usage is not None
+    assert following.usage.prompt_tokens_details is not None
+    cached_tokens = following.usage.prompt_tokens_details.cached_tokens
+    assert cached_tokens is not None
+    assert cached_tokens >= turn.usage.total_tokens - 1
+
+
 def test_usage_counts_the_tokens_of_the_template_and_the_answer(
     server: ServeProcess, client: openai.OpenAI
 ) -> None:
