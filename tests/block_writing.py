@@ -1,8 +1,8 @@
-"""Processes that write blocks until they are killed.
+"""Processes that write blocks until they are killed in the middle of it.
 
 As a program it is their parent: it imports what they need once and forks one for each line that it
-reads, so that two hundred of them cost little. A child tells its number when its first block is
-written. Usage::
+reads, so that two hundred of them cost little. Calls to the operating system that change files are
+counted, and a child is killed within one of them, so that no speed of a disk matters. Usage::
 
     python tests/block_writing.py DIRECTORY {whole,torn}
 """
@@ -16,11 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import structlog
 from block_samples import chain, content_of
@@ -45,25 +46,15 @@ class BlockWriters:
         """Take over the parent."""
         self._process = process
 
-    def write_and_die(self, after_s: float, seed: int) -> None:
-        """Let one write for some time after its first block, and kill it."""
-        child = int(self._ask(seed))
-        time.sleep(after_s)
-        os.kill(child, signal.SIGKILL)
-        status = int(self._line())
-        assert os.WTERMSIG(status) == signal.SIGKILL, "it wrote until it was killed"
-
-    def _ask(self, seed: int) -> bytes:
+    def write_and_die(self, calls: int, seed: int) -> None:
+        """Let one write until it is killed within so many calls that change files."""
         assert self._process.stdin is not None
-        self._process.stdin.write(b"%d\n" % seed)
-        self._process.stdin.flush()
-        return self._line()
-
-    def _line(self) -> bytes:
         assert self._process.stdout is not None
+        self._process.stdin.write(b"%d %d\n" % (calls, seed))
+        self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, "the parent lives"
-        return line
+        assert os.WTERMSIG(int(line)) == signal.SIGKILL, "it wrote until it was killed"
 
 
 @contextmanager
@@ -100,12 +91,31 @@ def block_content(saved: SavedBlock) -> BlockContent:
     return content_of(saved, 4 << 10 if saved.digest[0] % 2 else 256 << 10)
 
 
+def _kill_within(calls: int) -> None:
+    """Kill this process within one of the next calls that change files: what it writes is cut in half."""
+    left = count(calls, -1)
+
+    def deadly(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if next(left) == 1:
+                if name in {"write", "pwrite"}:
+                    call(args[0], args[1][: len(args[1]) // 2], *args[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return counted
+
+    for name in ("write", "pwrite", "fsync", "replace", "unlink"):
+        setattr(os, name, deadly(name))
+
+
 def _write(directory: Path, seed: int) -> None:
     """Save, forget and save again, as fast as blocks are written."""
     dice = random.Random(seed)
     files = BlockFiles(directory, KEY)
     present: list[SavedBlock] = []
-    is_told = False
     for number in count(seed * 1000):
         for saved in chain(number, _TEXT_BLOCKS):
             files.save(saved, block_content(saved))
@@ -122,9 +132,6 @@ def _write(directory: Path, seed: int) -> None:
                     pass
             while len(files._writer._queue) > _AHEAD_BLOCKS:
                 time.sleep(0.0005)
-            if not is_told and files.reading().written:
-                is_told = True
-                os.write(1, b"%d\n" % os.getpid())
 
 
 def _main(directory: Path, *, is_torn: bool) -> None:
@@ -136,7 +143,9 @@ def _main(directory: Path, *, is_torn: bool) -> None:
         child = os.fork()
         if child == 0:
             try:
-                _write(directory, int(line))
+                calls, seed = map(int, line.split())
+                _kill_within(calls)
+                _write(directory, seed)
             finally:
                 os._exit(3)
         _, status = os.waitpid(child, 0)

@@ -1,13 +1,12 @@
 """Answers of a daemon over HTTP, told apart from what of them a prefix cache may change.
 
 The same question put to a daemon that has computed its beginning before, and to one that has no
-cache, gets the same :class:`Answer`; ``cached_tokens`` and ``ttft_s`` are what may differ.
+cache, gets the same :class:`Answer`; ``cached_tokens`` is what may differ.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ class Answer:
     Attributes:
         prompt_tokens: As usage counts them.
         cached_tokens: Of them, not compared.
-        ttft_s: To the first choice's first text; to the end where it was not streamed.
     """
 
     texts: tuple[str, ...]
@@ -35,7 +33,11 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    ttft_s: float
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the cache did not have."""
+        return self.prompt_tokens - self.cached_tokens
 
     @property
     def said(self) -> tuple[object, ...]:
@@ -76,11 +78,9 @@ class Asked:
 
 def ask(url: str, asked: Asked) -> Answer:
     """Ask, and read the whole answer."""
-    begun_s = time.monotonic()
     answer = httpx.post(
         url + asked.path, json=dict(asked.fields), headers=asked.headers, timeout=CEILING_S
     )
-    ended_s = time.monotonic()
     assert answer.status_code == 200, answer.text
     body = answer.json()
     choices = sorted(body["choices"], key=lambda one: int(one["index"]))
@@ -92,7 +92,6 @@ def ask(url: str, asked: Asked) -> Answer:
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
         cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-        ttft_s=ended_s - begun_s,
     )
 
 
@@ -112,8 +111,7 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
         leaves_after: Events after which the client hangs up; the answer is what it had until then.
     """
     fields = {**asked.fields, "stream": True, "stream_options": {"include_usage": True}}
-    text, reason, usage, ttft_s, events = "", None, dict[str, Any](), 0.0, 0
-    begun_s = time.monotonic()
+    text, reason, usage, events = "", None, dict[str, Any](), 0
     with httpx.stream(
         "POST", url + asked.path, json=fields, headers=asked.headers, timeout=CEILING_S
     ) as answer:
@@ -126,8 +124,6 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
             for choice in event["choices"]:
                 text += _text(choice)
                 reason = choice["finish_reason"] or reason
-                if text and not ttft_s:
-                    ttft_s = time.monotonic() - begun_s
             events += 1
             if events == leaves_after:
                 break
@@ -139,7 +135,6 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
         prompt_tokens=usage.get("prompt_tokens", 0),
         completion_tokens=usage.get("completion_tokens", 0),
         cached_tokens=details.get("cached_tokens", 0),
-        ttft_s=ttft_s,
     )
 
 

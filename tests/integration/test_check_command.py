@@ -31,9 +31,6 @@ from machd.settings.sources import process_environ
 from machd_probes.tiny import tiny_configuration
 
 MACHD = Path(sys.executable).with_name("machd")
-LIMIT_S = 8.0
-"""Three seconds is what it may take; a machine that runs other things beside gets more."""
-
 LIMIT_BYTES = 500_000_000
 
 
@@ -42,14 +39,12 @@ class Run:
     """A finished process.
 
     Attributes:
-        cpu_s: Processor time, of all its threads.
         peak_bytes: The most memory that it had resident.
     """
 
     code: int
     output: str
     errors: str
-    cpu_s: float
     peak_bytes: int
 
 
@@ -69,7 +64,7 @@ import json, os, subprocess, sys
 process = subprocess.Popen(sys.argv[2:])
 _, status, usage = os.wait4(process.pid, 0)
 with open(sys.argv[1], "w") as file:
-    json.dump((usage.ru_utime + usage.ru_stime, usage.ru_maxrss), file)
+    json.dump(usage.ru_maxrss, file)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 """A small process between: on Linux a child's peak starts at what its parent has resident."""
@@ -86,9 +81,9 @@ def run_measured(*command: str) -> Run:
             text=True,
             check=False,
         )
-        cpu_s, peak = json.loads(usage_path.read_text("utf-8"))
+        peak = json.loads(usage_path.read_text("utf-8"))
     unit_bytes = 1 if sys.platform == "darwin" else 1024
-    return Run(finished.returncode, finished.stdout, finished.stderr, cpu_s, peak * unit_bytes)
+    return Run(finished.returncode, finished.stdout, finished.stderr, peak * unit_bytes)
 
 
 def run(*arguments: str) -> Run:
@@ -157,7 +152,7 @@ def test_the_table_fits_a_narrow_terminal_and_a_pipe() -> None:
     assert {"model", "memory", "weights", "KV cache", "context", "batching", "chat"} <= labels
 
 
-def test_a_70b_checkpoint_takes_seconds_and_little_memory(tmp_path: Path) -> None:
+def test_a_70b_checkpoint_takes_little_memory(tmp_path: Path) -> None:
     """Headers of 141 GB of weights and a tokenizer of 128,000 tokens are all that is read."""
     path = write_header_checkpoint(tmp_path / "llama-70b", tokenizer_tokens=128_000)
     result = run(str(path), "--json")
@@ -167,8 +162,6 @@ def test_a_70b_checkpoint_takes_seconds_and_little_memory(tmp_path: Path) -> Non
     assert row["context_tokens"] == 131_072
     assert row["budget_context_tokens"] == 10_000_000_000 // row["bytes_per_token"]
     assert result.peak_bytes < LIMIT_BYTES
-    # Of the processor: the wall's clock runs for others, too, on a machine that is shared.
-    assert result.cpu_s < LIMIT_S
 
 
 def test_the_limit_of_memory_would_notice_the_weights() -> None:
@@ -261,7 +254,6 @@ def test_bad_input_gets_one_line(tiny: TinyLlama, damage: str, words: str) -> No
     assert "Traceback" not in result.errors
     assert "it ran" not in result.errors
     assert result.output == ""
-    assert result.cpu_s < LIMIT_S
 
 
 def test_every_commands_exit_code_leaves_the_process() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +13,14 @@ from dialogue import chat, completion, sse_data
 from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from scraping import is_idle
+from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
 from machd.clock import SystemClock
 from machd.engine import grammar
 from machd.engine.fake import FakeEngine
 from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.protocol import Detokenizer
+from machd.engine.protocol import Detokenizer, StepPlan
 from machd.http.admin.gate import AdminGate
 from machd.http.failures import always_answered
 from machd.http.stream import GenerationResponse
@@ -61,9 +61,8 @@ class _PanickingTokenizer(FakeTokenizer):
 
 
 class _Engine(FakeEngine):
-    def __init__(self) -> None:
-        # Slow enough that a stream has begun when its fourth token comes.
-        super().__init__(before_step=lambda _plan: time.sleep(0.1))
+    def __init__(self, before_step: Callable[[StepPlan], None] = lambda _plan: None) -> None:
+        super().__init__(before_step=before_step)
         self._tokenizer = _PanickingTokenizer()
 
 
@@ -108,20 +107,26 @@ def test_a_panic_is_a_500_in_the_envelope_of_the_path(
 
 @pytest.mark.usefixtures("panics_over_tokens")
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_a_panic_of_a_detokeniser_ends_its_row(daemon: RunningDaemon, *, is_stream: bool) -> None:
-    """With an error event after the text before it, or with a 500; the daemon goes on."""
+def test_detokeniser_that_panics_ends_its_row(*, is_stream: bool) -> None:
+    """A stream that has begun ends with an error event, a whole answer is a 500; the daemon goes on."""
     body = completion("hi", stream=is_stream, max_tokens=20)
-    with capture_logs() as logged:
-        answer = httpx.post(daemon.url + "/v1/completions", json=body, timeout=CEILING_S)
+    gate = StepGate(at_decode)
+    with RunningDaemon(lambda: _Engine(gate)) as daemon, gate:
+        url = f"{daemon.url}/v1/completions"
+        if not is_stream:
+            gate.open()
+        with capture_logs() as logged, httpx.stream("POST", url, json=body) as answer:
+            gate.open()  # a stream's head comes with its first token
+            answer.read()
+        assert [one["event"] for one in logged if one.get("exc_info")] == ["row.failed"]
+        assert httpx.get(daemon.url + "/health").status_code == 200
+        wait_until(lambda: is_idle(daemon.url), "no request is open")
     if is_stream:
         assert sse_data(answer.content)[-1]["error"]["code"] == "row_fault"
         assert answer.content.endswith(b"data: [DONE]\n\n")
     else:
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "row_fault"
-    assert [one["event"] for one in logged if one.get("exc_info")] == ["row.failed"]
-    assert httpx.get(daemon.url + "/health").status_code == 200
-    wait_until(lambda: is_idle(daemon.url), "no request is open")
 
 
 async def _raise_before(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -197,8 +202,8 @@ def test_a_text_that_takes_too_long_to_tokenise_is_a_503(
         gate.wait(CEILING_S)
         return []
 
-    monkeypatch.setattr("machd.serving.service._PREPARATION_LIMIT_S", 0.5)
     with monkeypatch.context() as patched:
+        patched.setattr("machd.serving.service._PREPARATION_LIMIT_S", 0.5)
         patched.setattr(_PanickingTokenizer, "encode", wait)
         answer = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=CEILING_S)
     gate.set()

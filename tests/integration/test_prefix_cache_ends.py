@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
-from polling import wait_until
+import pytest
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from serve_process import ServeProcess
 from tiny_checkpoint import write_tiny_llama
 
 from machd.engine.block_protocol import SavedBlock
 from machd.engine.fake import FakeEngine, spelled
-from machd.engine.protocol import StepPlan, StepResult
+from machd.engine.protocol import Engine, StepPlan
+from machd.scheduler.protocol import Scheduler
+from machd.serving.inbox import Inbox, Message, Stop
+from machd.serving.loop import EngineLoop
 
 
-class SlowToCopy(FakeEngine):
-    """Takes its time over blocks, as copying those of a long answer does."""
+def test_answer_is_on_disk_when_a_stop_follows_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans that write the last answer are made although the stop is there before them."""
+    step, put = EngineLoop._step, Inbox.put
+    is_stop_there = threading.Event()
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Do it, and rest."""
-        result = super().run(plan)
-        if plan.blocks:
-            time.sleep(0.03)
-        return result
+    def step_and_hold(
+        loop: EngineLoop, engine: Engine, scheduler: Scheduler, plan: StepPlan
+    ) -> None:
+        step(loop, engine, scheduler, plan)
+        if plan.decode and not scheduler.running_count:
+            assert is_stop_there.wait(CEILING_S), "the daemon is stopped once it has answered"
 
+    def watched_put(inbox: Inbox, message: Message) -> None:
+        put(inbox, message)
+        if isinstance(message, Stop):
+            is_stop_there.set()
 
-def test_an_answer_is_on_disk_however_soon_the_daemon_ends(tmp_path: Path) -> None:
-    """A stop right behind the last answer writes all of it: the plans that keep it are still made."""
+    monkeypatch.setattr(EngineLoop, "_step", step_and_hold)
+    monkeypatch.setattr(Inbox, "put", watched_put)
     disk: dict[bytes, Any] = {}
     flags = {"cache.memory_mb": 100, "cache.disk_dir": str(tmp_path), "model.path": "fake"}
-    engine = SlowToCopy(spelled("hello there general"), disk=disk)
+    engine = FakeEngine(spelled("hello there general"), disk=disk)
     with RunningDaemon(lambda: engine, flags) as daemon:
         body = {"model": "fake", "prompt": "x" * 30, "max_tokens": 8}
         httpx.post(f"{daemon.url}/v1/completions", json=body).raise_for_status()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from cached_answers import Asked, ask, ask_all, stats
 from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from header_checkpoint import write_header_checkpoint
 from mlx.utils import tree_flatten
+from polling import wait_until
 from tiny_checkpoint import write_tiny_llama
 
 from machd.engine.mlx_lm_import import import_mlx_lm
@@ -65,15 +64,19 @@ _QUESTIONS = [
 
 def _reserved_bytes(daemon: ForkedDaemon) -> int:
     """What a daemon reserves for one and the same request, seen while that runs."""
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, daemon.url, _question("one", max_tokens=200, logprobs=None))
-        highest = 0
-        while not answer.done():
-            highest = max(highest, stats(daemon.url)["kv"]["reserved_bytes"])
-            time.sleep(0.005)
-        answer.result()
-    assert highest > 0, "it was seen while it ran"
-    return highest
+
+    def reserved_bytes() -> int:
+        return int(stats(daemon.url)["kv"]["reserved_bytes"])
+
+    # Far more tokens than are computed until the client leaves.
+    asked = _question("one", max_tokens=6000, logprobs=None, stream=True)
+    url = daemon.url + asked.path
+    with httpx.stream("POST", url, json=dict(asked.fields)) as answer:
+        assert answer.status_code == 200
+        wait_until(lambda: reserved_bytes() > 0, "the request has a slot")
+        reserved = reserved_bytes()
+    wait_until(lambda: reserved_bytes() == 0, "it has left")
+    return reserved
 
 
 @pytest.mark.parametrize("name", _LEAST_SAVED)
