@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import msgspec
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 from header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from mlx.utils import tree_flatten
@@ -21,6 +23,7 @@ from unit.engine.tiny_llama import TinyLlama
 from machd.api.check import ModelCheck
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.cli import commands
 from machd.cli.check import check
 from machd.engine.architecture import import_architecture
 from machd.engine.fake import FakeEngine
@@ -89,6 +92,31 @@ def run_measured(*command: str) -> Run:
 def run(*arguments: str) -> Run:
     """Run ``machd check``."""
     return run_measured(str(MACHD), "check", *arguments)
+
+
+class RunsHere(Protocol):
+    """Runs ``machd check`` in this process, as the program does but for leaving it."""
+
+    def __call__(self, *arguments: str) -> Run:
+        """Run it with these arguments."""
+        ...
+
+
+@pytest.fixture(name="run_here")
+def _run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[RunsHere]:
+    logging = structlog.get_config()
+
+    def run_here(*arguments: str) -> Run:
+        monkeypatch.setattr("sys.argv", ["machd", "check", *arguments])
+        code = commands.run()
+        captured = capsys.readouterr()
+        return Run(code, captured.out, captured.err, peak_bytes=0)
+
+    mx.enable_compile()  # which an engine of another test switched off
+    yield run_here
+    structlog.configure(**logging)
 
 
 def write_architecture(directory: Path, name: str) -> Path:
@@ -171,9 +199,9 @@ def test_the_limit_of_memory_would_notice_the_weights() -> None:
     assert run_measured(sys.executable, "-c", code.format(1_000_000)).peak_bytes < LIMIT_BYTES
 
 
-def test_settings_are_those_of_serve(tiny: TinyLlama) -> None:
+def test_settings_are_those_of_serve(tiny: TinyLlama, run_here: RunsHere) -> None:
     """The budget, the context and the number type are what a daemon would be started with."""
-    result = run(
+    result = run_here(
         str(tiny.path),
         "--json",
         "--model-dtype",
@@ -192,23 +220,23 @@ def test_settings_are_those_of_serve(tiny: TinyLlama) -> None:
     assert row["budget_context_tokens"] == 100
 
 
-def test_require_holds_or_not(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_require_holds_or_not(tiny: TinyLlama, tmp_path: Path, run_here: RunsHere) -> None:
     """A model that is not known to batch makes it exit with 1, and the row is printed all the same."""
-    assert run(str(tiny.path), "--require", "batched").code == 0
+    assert run_here(str(tiny.path), "--require", "batched").code == 0
     private = write_architecture(tmp_path / "private", "deepseek_v41")
-    result = run(str(private), "--require", "batched", "--json")
+    result = run_here(str(private), "--require", "batched", "--json")
     assert result.code == 1
     assert json.loads(result.output)["continuous_batching"]["verdict"] == "blocked"
-    assert run(str(private), "--json").code == 0
+    assert run_here(str(private), "--json").code == 0
 
 
-def test_without_a_chat_template_it_is_a_row(tiny: TinyLlama) -> None:
+def test_without_a_chat_template_it_is_a_row(tiny: TinyLlama, run_here: RunsHere) -> None:
     """A model for prompts only is checked like any other; the row says what it lacks."""
     (tiny.path / "chat_template.jinja").unlink()
-    row = row_of(run(str(tiny.path), "--json"))
+    row = row_of(run_here(str(tiny.path), "--json"))
     assert row["chat_template"]["present"] is False
     assert "no chat template" in row["chat_template"]["reason"]
-    assert "no chat template" in run(str(tiny.path)).output
+    assert "no chat template" in run_here(str(tiny.path)).output
     assert "--model-chat-template none" in row["chat_template"]["reason"]
 
 
@@ -225,7 +253,9 @@ def test_without_a_chat_template_it_is_a_row(tiny: TinyLlama) -> None:
         ("not there", "is neither a directory nor"),
     ],
 )
-def test_bad_input_gets_one_line(tiny: TinyLlama, damage: str, words: str) -> None:
+def test_bad_input_gets_one_line(
+    tiny: TinyLlama, damage: str, words: str, run_here: RunsHere
+) -> None:
     """Exit 2, a line on standard error that says what is wrong, and no traceback."""
     path = tiny.path
     match damage:
@@ -247,7 +277,7 @@ def test_bad_input_gets_one_line(tiny: TinyLlama, damage: str, words: str) -> No
             tiny.change_config(model_file="own.py")
         case _:
             path = path / "config.json"
-    result = run(str(path))
+    result = run_here(str(path))
     assert result.code == 2
     assert words in result.errors
     assert result.errors.startswith("machd: ")
@@ -259,6 +289,7 @@ def test_bad_input_gets_one_line(tiny: TinyLlama, damage: str, words: str) -> No
 def test_every_commands_exit_code_leaves_the_process() -> None:
     """What a command exits with, the program exits with: click hands it over in two ways."""
     broken = run_measured(str(MACHD), "config", "check", "/nowhere.toml", "--json")
+    assert run("/no/such/model").code == 2
     assert (broken.code, json.loads(broken.output)["ok"]) == (2, False)
     assert run_measured(str(MACHD), "check", "--help").code == 0
     assert run_measured(str(MACHD), "check", "--nothing").code == 2
