@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,12 +115,28 @@ class DaemonParent:
         self._directory = directory
         self._count = 0
 
-    def start(self, *arguments: str, max_file_bytes: int | None = None) -> ForkedDaemon:
-        """Start ``machd serve`` with more arguments; files may have so many bytes at the most."""
+    def start(
+        self,
+        *arguments: str,
+        max_file_bytes: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> ForkedDaemon:
+        """Start ``machd serve``.
+
+        Args:
+            arguments: Added to the command line.
+            max_file_bytes: The largest file that it can write.
+            environ: Added to its variables.
+        """
         self._count += 1
         log = self._directory / f"daemon-{self._count}.log"
         log.touch(0o600)
-        order = {"arguments": arguments, "log": str(log), "max_file_bytes": max_file_bytes}
+        order = {
+            "arguments": arguments,
+            "log": str(log),
+            "max_file_bytes": max_file_bytes,
+            "environ": dict(environ or {}),
+        }
         return ForkedDaemon(int(self.tell(order)), log, self)
 
     @contextmanager
@@ -195,6 +211,7 @@ def _main() -> None:
         else:
             answer = os.fork()
             if answer == 0:
+                os.environ.update(order["environ"])
                 try:
                     _serve(order["arguments"], order["log"], order["max_file_bytes"])
                 except SystemExit as end:

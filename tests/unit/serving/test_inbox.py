@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 
+from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, request_of
 
-from machd.clock import SystemClock
 from machd.errors import DrainDeadlineError
 from machd.scheduler.single_flight import single_flight
 from machd.serving.inbox import Abort, Inbox, Message, Rearrange, Stop, Submit
 
-_LONG_S = 60.0
+_LONG_S = 3600.0
+"""Longer than any test waits: a wait that ends has been ended."""
+
+
+class _ObservedQueue(SimpleQueue[Message]):
+    """Notes how long each of its readers is ready to wait."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float | None] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Message:  # noqa: FBT001, FBT002 - the queue's own
+        if timeout is not None:
+            self.waits_s.append(timeout)
+        return super().get(block, timeout)
+
+
+def _observed_inbox() -> tuple[Inbox, _ObservedQueue]:
+    inbox, queue = Inbox(), _ObservedQueue()
+    inbox._queue = queue
+    return inbox, queue
 
 
 def _abort(number: int) -> Abort:
@@ -40,22 +60,22 @@ def test_an_empty_inbox_does_not_hold_a_busy_thread() -> None:
 
 
 def test_drain_gives_up_after_the_wait() -> None:
-    """An idle thread comes back to beat its heart although nobody wrote."""
-    clock = SystemClock()
-    start_s = clock.monotonic_s()
+    """An idle thread comes back after the given seconds, to beat its heart, although nothing came."""
+    inbox, queue = _observed_inbox()
 
-    assert Inbox().drain(wait_s=0.05) == []
-    assert clock.monotonic_s() - start_s >= 0.045
+    assert inbox.drain(wait_s=0.05) == []
+    assert queue.waits_s == [0.05]
 
 
 def test_a_message_ends_the_wait() -> None:
     """An idle thread wakes for the message, not at the end of its wait."""
-    inbox = Inbox()
+    inbox, queue = _observed_inbox()
     drained: list[Message] = []
     waiter = threading.Thread(target=lambda: drained.extend(inbox.drain(wait_s=_LONG_S)))
     waiter.start()
+    wait_until(lambda: queue.waits_s == [_LONG_S], "the thread waits")
     inbox.put(_abort(1))
-    waiter.join(_LONG_S / 2)
+    waiter.join(CEILING_S)
 
     assert not waiter.is_alive()
     assert drained == [_abort(1)]
