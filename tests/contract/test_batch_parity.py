@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import NOISE, Alone, margins
 from tiny_engines import alone, loaded
-from tiny_models import TinyKind
+from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine import row_positions
 from machd.engine.loader import LoadedModel
@@ -28,7 +28,6 @@ PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS
 SCRIPTS = scripts(PROMPTS, TOKENS)
 
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
-_AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
 
 def _differences(kind: TinyKind, script: Script, *, looks_ahead: bool) -> list[str]:
@@ -39,8 +38,7 @@ def _differences(kind: TinyKind, script: Script, *, looks_ahead: bool) -> list[s
     return alone(kind).differences(script, together)
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_company_changes_nothing(
     kind: TinyKind,
@@ -101,8 +99,7 @@ _JOINS = st.builds(
 )
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("max_examples", [4, pytest.param(40, marks=pytest.mark.long)])
 def test_no_history_changes_a_row(
     kind: TinyKind,
@@ -218,7 +215,9 @@ def _embedded(embedded_engine: Engine) -> Iterator[Engine]:
     embedded_engine.reset()
 
 
-@pytest.mark.parametrize("name", ["seven", "mixed parameters", "chunked prefill"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("seven", marks=pytest.mark.long), "mixed parameters", "chunked prefill"]
+)
 def test_company_changes_nothing_on_the_embedded_model(
     name: str, embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
 ) -> None:

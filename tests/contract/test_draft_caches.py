@@ -60,8 +60,19 @@ def _noise(name: str) -> float:
     return NOISE if name == "none" else _STEP_NATS
 
 
-@_KINDS
-@_EACH_FORMAT
+def _kinds_and_formats() -> list[object]:
+    """All pairs; `make test` runs each kind in one format, and each format on two kinds."""
+    all_formats = (TinyKind.STANDARD, TinyKind.ROTATING)
+    return [
+        pytest.param(
+            kind, name, marks=() if name == "none" or kind in all_formats else pytest.mark.long
+        )
+        for kind in TinyKind
+        for name in _FORMATS
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name"), _kinds_and_formats())
 @_EACH_LANE
 def test_wrong_guesses_leave_nothing(kind: TinyKind, name: str, lane: str) -> None:
     """Thirty times in a row, whether all, some or none of the guesses are wrong."""

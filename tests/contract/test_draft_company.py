@@ -14,7 +14,7 @@ from guessed_rows import GUESSES, GuessedScripts, always, if_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import eager
-from tiny_models import TinyKind
+from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.protocol import Lane
 from machd_probes.play import DraftSchedule, Join
@@ -75,8 +75,7 @@ def test_caches_that_take_no_guesses_in_a_batch(kind: TinyKind, name: str) -> No
     assert stage.engine.accepted_tokens > 0
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 def test_guessing_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
     """A lonely row is guessed for up to a step, or from it on, or at every other step."""
     stage = GuessedScripts(kind, looks_ahead=looks_ahead)
@@ -91,19 +90,8 @@ def test_guessing_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: boo
             assert stage.engine.passes == 16 - stage.engine.accepted_tokens
 
 
-_HANDED_OVER = [
-    *((kind, if_alone) for kind in TinyKind),
-    (TinyKind.STANDARD, always),
-    (TinyKind.NESTED_ROTATING, always),
-]
-
-
-@_AHEAD
-@pytest.mark.parametrize(
-    ("kind", "drafts"),
-    _HANDED_OVER,
-    ids=[f"{kind}-{drafts.__name__}" for kind, drafts in _HANDED_OVER],
-)
+@each_kind_and_look_ahead()
+@pytest.mark.parametrize("drafts", [if_alone, always])
 def test_a_second_row_comes_and_goes_at_every_step(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
@@ -167,8 +155,7 @@ _JOINS = st.builds(
 )
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("max_examples", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_no_history_with_guesses_changes_a_row(
     kind: TinyKind,
