@@ -15,6 +15,7 @@ from enum import StrEnum
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
@@ -23,7 +24,14 @@ from machd.engine.loader import LoadedModel, describe_model
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.tokenizer import MlxTokenizer
 
-__all__ = ["CONTEXT_TOKENS", "VOCABULARY_TOKENS", "TinyKind", "tiny_model", "tiny_tokenizer"]
+__all__ = [
+    "CONTEXT_TOKENS",
+    "VOCABULARY_TOKENS",
+    "TinyKind",
+    "each_kind_and_look_ahead",
+    "tiny_model",
+    "tiny_tokenizer",
+]
 
 VOCABULARY_TOKENS = 128
 CONTEXT_TOKENS = 1024
@@ -52,6 +60,29 @@ class TinyKind(StrEnum):
 
     NESTED_ROTATING = "nested_rotating"
     """baichuan_m1: ``CacheList`` of a convolution's state and a rotating or a plain cache."""
+
+
+_LOOKING_AHEAD = (TinyKind.STANDARD, TinyKind.NESTED_ROTATING)
+"""Kinds that `make test` runs with look-ahead: plain keys and values, and all else in one model."""
+
+
+def each_kind_and_look_ahead() -> pytest.MarkDecorator:
+    """Parametrise ``kind`` and ``looks_ahead`` over all pairs.
+
+    `make test` runs every kind in step and :data:`_LOOKING_AHEAD` looking ahead; the other pairs have
+    the marker ``long``.
+    """
+    in_step = [pytest.param(kind, False, id=f"{kind}-in step") for kind in TinyKind]
+    ahead = [
+        pytest.param(
+            kind,
+            True,
+            id=f"{kind}-looking ahead",
+            marks=() if kind in _LOOKING_AHEAD else pytest.mark.long,
+        )
+        for kind in TinyKind
+    ]
+    return pytest.mark.parametrize(("kind", "looks_ahead"), [*in_step, *ahead])
 
 
 @dataclass(frozen=True)

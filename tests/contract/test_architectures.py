@@ -22,6 +22,7 @@ _SUPPORTED = {
     "qwen3_5": KvCacheKind.HYBRID_GDN,
     "lfm2": KvCacheKind.HYBRID,
     "mamba": KvCacheKind.RECURRENT,
+    "falcon_h1": KvCacheKind.NESTED,
     "baichuan_m1": KvCacheKind.NESTED,
     # Through mlx-lm's own batch path these raise, or say something else than alone; the other
     # mended ones are in test_probe_can_fail.py, with and without what mends them.
@@ -38,12 +39,12 @@ _BLOCKED = {
 _LEAST_CASES = 60
 """Rows compared; those of windows come on top."""
 
-_SLOW = {"deepseek_v41", "longcat_flash_ngram"}
-"""More than five seconds where something else runs beside."""
+_LONG_RUN = {"baichuan_m1", "deepseek_v41", "longcat_flash_ngram", "nemotron-nas", "olmo"}
+"""They take several times what the others do, or their kind of cache is another one's."""
 
 
-def _slow(name: str) -> object:
-    return pytest.param(name, marks=[pytest.mark.long] if name in _SLOW else [])
+def _parameter(name: str) -> object:
+    return pytest.param(name, marks=[pytest.mark.long] if name in _LONG_RUN else [])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,7 +53,7 @@ def _no_compilation() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", [_slow(name) for name in _SUPPORTED])
+@pytest.mark.parametrize("name", [_parameter(name) for name in _SUPPORTED])
 def test_an_architecture_is_batched_without_a_mismatch(name: str) -> None:
     """Measured on its tiny models: rows of a batch say what they say alone, token for token."""
     report = probe_architecture(name)
@@ -73,7 +74,7 @@ def test_an_architecture_is_batched_without_a_mismatch(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [_slow(name) for name in _BLOCKED])
+@pytest.mark.parametrize("name", [_parameter(name) for name in _BLOCKED])
 def test_what_cannot_be_batched_is_blocked_with_the_reason(name: str) -> None:
     """The rule says which cache it is, whatever was measured; the row alone is right all the same."""
     kind, reason = _BLOCKED[name]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import NOISE, Alone, margins
 from tiny_engines import alone, loaded
-from tiny_models import TinyKind
+from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine import row_positions
 from machd.engine.loader import LoadedModel
@@ -28,7 +28,6 @@ PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS
 SCRIPTS = scripts(PROMPTS, TOKENS)
 
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
-_AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
 
 def _differences(kind: TinyKind, script: Script, *, looks_ahead: bool) -> list[str]:
@@ -39,8 +38,7 @@ def _differences(kind: TinyKind, script: Script, *, looks_ahead: bool) -> list[s
     return alone(kind).differences(script, together)
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_company_changes_nothing(
     kind: TinyKind,
@@ -101,25 +99,27 @@ _JOINS = st.builds(
 )
 
 
-@_KINDS
-@_AHEAD
-@settings(deadline=None, max_examples=12, derandomize=True)
-@given(
-    joins=st.lists(_JOINS, min_size=2, max_size=8),
-    slots=st.integers(2, 7),
-    prefills_alone=st.booleans(),
-)
+@each_kind_and_look_ahead()
+@pytest.mark.parametrize("max_examples", [4, pytest.param(40, marks=pytest.mark.long)])
 def test_no_history_changes_a_row(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
-    joins: list[Join],
-    slots: int,
-    prefills_alone: bool,  # noqa: FBT001
+    max_examples: int,
 ) -> None:
-    """Whatever the others are, and whenever they join and leave."""
-    script = Script(tuple(joins), slots, prefills_alone)
+    """A row says what it says alone, whatever the others are, and whenever they join and leave."""
 
-    assert _differences(kind, script, looks_ahead=looks_ahead) == []
+    @settings(max_examples=max_examples, derandomize=True)
+    @given(
+        joins=st.lists(_JOINS, min_size=2, max_size=8),
+        slots=st.integers(2, 7),
+        prefills_alone=st.booleans(),
+    )
+    def _holds(joins: list[Join], slots: int, prefills_alone: bool) -> None:  # noqa: FBT001
+        script = Script(tuple(joins), slots, prefills_alone)
+
+        assert _differences(kind, script, looks_ahead=looks_ahead) == []
+
+    _holds()
 
 
 @_KINDS
@@ -215,12 +215,14 @@ def _embedded(embedded_engine: Engine) -> Iterator[Engine]:
     embedded_engine.reset()
 
 
-@pytest.mark.parametrize("name", ["seven", "mixed parameters", "chunked prefill"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("seven", marks=pytest.mark.long), "mixed parameters", "chunked prefill"]
+)
 def test_company_changes_nothing_on_the_embedded_model(
     name: str, embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
 ) -> None:
     """A real model's rows say what they say alone."""
-    script = scripts(embedded_prompts, 10)[name]
+    script = scripts(embedded_prompts, 6)[name]
 
     assert embedded_alone.differences(script, script.play(embedded)) == []
 
@@ -231,6 +233,6 @@ def test_the_answers_are_those_of_mlx_lms_batching_on_the_embedded_model(
     """A real model's greedy rows say what ``mlx_lm.generate.batch_generate`` says."""
     assert isinstance(embedded, MlxEngine)
     assert embedded._loaded is not None
-    rows = [Join(prompt, 10) for prompt in embedded_prompts]
+    rows = [Join(prompt, 6) for prompt in embedded_prompts]
 
     _check_against_mlx_lm(embedded, embedded._loaded, embedded_alone, rows)

@@ -14,7 +14,7 @@ from guessed_rows import GUESSES, GuessedScripts, always, if_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import eager
-from tiny_models import TinyKind
+from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.protocol import Lane
 from machd_probes.play import DraftSchedule, Join
@@ -75,8 +75,7 @@ def test_caches_that_take_no_guesses_in_a_batch(kind: TinyKind, name: str) -> No
     assert stage.engine.accepted_tokens > 0
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 def test_guessing_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
     """A lonely row is guessed for up to a step, or from it on, or at every other step."""
     stage = GuessedScripts(kind, looks_ahead=looks_ahead)
@@ -91,19 +90,8 @@ def test_guessing_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: boo
             assert stage.engine.passes == 16 - stage.engine.accepted_tokens
 
 
-_HANDED_OVER = [
-    *((kind, if_alone) for kind in TinyKind),
-    (TinyKind.STANDARD, always),
-    (TinyKind.NESTED_ROTATING, always),
-]
-
-
-@_AHEAD
-@pytest.mark.parametrize(
-    ("kind", "drafts"),
-    _HANDED_OVER,
-    ids=[f"{kind}-{drafts.__name__}" for kind, drafts in _HANDED_OVER],
-)
+@each_kind_and_look_ahead()
+@pytest.mark.parametrize("drafts", [if_alone, always])
 def test_a_second_row_comes_and_goes_at_every_step(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
@@ -167,33 +155,39 @@ _JOINS = st.builds(
 )
 
 
-@_KINDS
-@_AHEAD
-@settings(deadline=None, max_examples=5, derandomize=True)
-@given(
-    joins=st.lists(
-        _JOINS, min_size=1, max_size=5, unique_by=lambda one: (one.prompt, one.sampling)
-    ),
-    slots=st.integers(1, 5),
-    prefills_alone=st.booleans(),
-    guesses=st.lists(st.integers(0, 6), min_size=1, max_size=5),
-    right_of_ten=st.integers(3, 10),
-)
+@each_kind_and_look_ahead()
+@pytest.mark.parametrize("max_examples", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_no_history_with_guesses_changes_a_row(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
-    *,
-    joins: list[Join],
-    slots: int,
-    prefills_alone: bool,
-    guesses: list[int],
-    right_of_ten: int,
+    max_examples: int,
 ) -> None:
-    """However many may be guessed at any step, for whoever is there."""
-    played = GuessedScripts(kind, looks_ahead=looks_ahead)
-    played.oracle.right_of_ten = right_of_ten
-    script = Script(tuple(joins), slots, prefills_alone)
+    """A row says what it says alone, however many tokens may be guessed at any step."""
 
-    found = played.differences(script, lambda step, _rows: guesses[step % len(guesses)])
+    @settings(max_examples=max_examples, derandomize=True)
+    @given(
+        joins=st.lists(
+            _JOINS, min_size=1, max_size=5, unique_by=lambda one: (one.prompt, one.sampling)
+        ),
+        slots=st.integers(1, 5),
+        prefills_alone=st.booleans(),
+        guesses=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+        right_of_ten=st.integers(3, 10),
+    )
+    def _holds(
+        *,
+        joins: list[Join],
+        slots: int,
+        prefills_alone: bool,
+        guesses: list[int],
+        right_of_ten: int,
+    ) -> None:
+        played = GuessedScripts(kind, looks_ahead=looks_ahead)
+        played.oracle.right_of_ten = right_of_ten
+        script = Script(tuple(joins), slots, prefills_alone)
 
-    assert found == []
+        found = played.differences(script, lambda step, _rows: guesses[step % len(guesses)])
+
+        assert found == []
+
+    _holds()

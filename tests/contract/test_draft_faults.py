@@ -18,7 +18,7 @@ from guessed_rows import GUESSES, Said, guided_differences, say
 from guided_rows import grammar_of
 from oracle import Oracle, WatchedEngine, eager
 from tiny_engines import alone, loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
 
 from machd.api.constraint import ConstraintKind
 from machd.engine import sampling
@@ -38,7 +38,6 @@ _BAD_SEED = 666
 _BAD = SamplingParams(temperature=1.0, seed=_BAD_SEED)
 
 _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
 
 # Not HYBRID, whose head is its embedding: a token that is no number would be one for everybody.
 _POISONABLE = (TinyKind.STANDARD, TinyKind.NESTED, TinyKind.HYBRID_GDN, TinyKind.ROTATING)
@@ -187,8 +186,7 @@ def test_a_proposer_that_fails_ends_the_guessing_for_its_row(
     assert engine.memory().kv_used_bytes == 0
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize(("harm", "calls"), [("open", 0), ("extend", 1), ("propose", 2)])
 def test_a_lonely_row_goes_on_plainly(
     kind: TinyKind,

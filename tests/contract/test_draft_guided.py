@@ -17,7 +17,7 @@ from guided_rows import grammar_of, schema_grammar
 from jsonschema import validate
 from oracle import Oracle, WatchedEngine, eager
 from tiny_engines import loaded
-from tiny_models import TinyKind
+from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.api.constraint import ConstraintKind
 from machd.engine.mlx_engine import MlxEngine
@@ -39,8 +39,6 @@ PERSON: dict[str, object] = {
     "additionalProperties": False,
 }
 
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
-_AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
 pytestmark = pytest.mark.usefixtures("eager")
 
@@ -105,8 +103,7 @@ def _rows(engine: Engine, lane: Lane = Lane.BATCH) -> list[Join]:
     ]
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 def test_a_lonely_guided_row_says_the_same(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
     """Each way of being bound, with guesses that are right, right now and then, and never."""
     plain = MlxEngine(loaded(kind), looks_ahead=looks_ahead)

@@ -1,7 +1,7 @@
 """What every engine keeps, whether it computes or recites: the fake cannot lie.
 
 The scheduler and all its tests trust the rules in ``engine/protocol.py``; here they are proven on
-the scripted engine and on the embedded model alike. Those about guesses are in
+the scripted engine and on layers of the embedded model alike. Those about guesses are in
 ``test_drafting_engines.py``.
 """
 
@@ -34,7 +34,7 @@ MIXED = (GREEDY, SAMPLED, PENALISED, SamplingParams(temperature=1.5, top_k=40, m
 def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each engine with no rows, and none left behind."""
     engine: Engine = (
-        FakeEngine() if request.param == "fake" else request.getfixturevalue("embedded_engine")
+        FakeEngine() if request.param == "fake" else request.getfixturevalue("short_engine")
     )
     yield engine
     engine.reset()

@@ -43,7 +43,7 @@ def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         FakeEngine()
         if request.param == "fake"
         else request.getfixturevalue(
-            "embedded_engine" if request.param == "mlx" else "ahead_engine"
+            "short_engine" if request.param == "mlx" else "short_ahead_engine"
         )
     )
     yield engine

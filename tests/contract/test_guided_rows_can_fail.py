@@ -67,19 +67,19 @@ def _all_allowed(words: Words) -> Words:
 
 @pytest.mark.parametrize("fault", [_swapped, _all_allowed])
 def test_wrong_masks_are_noticed(
-    embedded_engine: Engine,
+    short_engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
     fault: Callable[[Words], Words],
 ) -> None:
     """Masks of the wrong row, or none: a row is ended with a fault instead of saying nonsense."""
-    assert _holds(embedded_engine, _rows(embedded_engine))
+    assert _holds(short_engine, _rows(short_engine))
     fill = TokenMasks._fill
     monkeypatch.setattr(TokenMasks, "_fill", lambda self, guides: fault(fill(self, guides)))
-    assert not _holds(embedded_engine, _rows(embedded_engine))
+    assert not _holds(short_engine, _rows(short_engine))
 
 
 def test_a_token_that_is_not_counted_is_noticed(
-    embedded_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    short_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A matcher that misses every fifth token lets a row say too much."""
     see, seen = RowGuide.see, 0
@@ -91,7 +91,7 @@ def test_a_token_that_is_not_counted_is_noticed(
             see(self, token_id)
 
     monkeypatch.setattr(RowGuide, "see", forgetful)
-    assert not _holds(embedded_engine, _rows(embedded_engine))
+    assert not _holds(short_engine, _rows(short_engine))
 
 
 def _wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,21 +118,21 @@ def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("plant", [_wrong_logits, _wrong_positions])
 def test_certain_tokens_that_go_wrong_are_noticed(
-    embedded_engine: Engine,
+    short_engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     """What several tokens in one pass could break changes what rows say, which parity shows."""
     prompts = [
-        tuple(embedded_engine.tokenizer.encode(text, add_special_tokens=False))
+        tuple(short_engine.tokenizer.encode(text, add_special_tokens=False))
         for text in ("Fill in the form about a trip to the sea:", "The capital of France is")
     ]
     params = [
-        SamplingParams(temperature=0.0, grammar=schema_grammar(embedded_engine, LONG)),
+        SamplingParams(temperature=0.0, grammar=schema_grammar(short_engine, LONG)),
         SamplingParams(temperature=0.0),
     ]
-    right = run_rows(embedded_engine, prompts, params, max_tokens=48)
-    assert json.loads(right.text(embedded_engine, 0)).keys() == {KEY}
+    right = run_rows(short_engine, prompts, params, max_tokens=72)
+    assert json.loads(right.text(short_engine, 0)).keys() == {KEY}
     plant(monkeypatch)
-    wrong = run_rows(embedded_engine, prompts, params, max_tokens=48)
+    wrong = run_rows(short_engine, prompts, params, max_tokens=72)
     assert wrong.tokens != right.tokens

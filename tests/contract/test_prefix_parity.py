@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import mlx.core as mx
 import pytest
 from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
 from parity import differences
 from tiny_engines import loaded
-from tiny_models import TinyKind
+from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine import block_arrays, block_store
 from machd.engine.block_arrays import BlockArrays
@@ -41,7 +42,8 @@ def _rows(kind: TinyKind, *, looks_ahead: bool = False) -> BlockRows:
     return BlockRows(MlxEngine(loaded(kind), looks_ahead=looks_ahead))
 
 
-def _alone(kind: TinyKind, prompt: Sequence[int] = PROMPT) -> list[SampledToken]:
+@cache
+def _alone(kind: TinyKind, prompt: tuple[int, ...] = PROMPT) -> list[SampledToken]:
     return _rows(kind).alone(prompt, TOKENS)
 
 
@@ -49,8 +51,7 @@ def _off(one: Sequence[SampledToken], other: Sequence[SampledToken]) -> list[str
     return differences(one, other, ASKED)
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("lane", list(Lane))
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_blocks_stand_for_what_was_computed(
@@ -96,8 +97,7 @@ def test_a_single_position_can_be_reused(kind: TinyKind) -> None:
     assert _off(_alone(kind), rows.reusing(PROMPT, 1, blocks, TOKENS)) == []
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 def test_a_row_with_blocks_joins_others(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
@@ -134,8 +134,7 @@ def test_a_row_with_blocks_joins_others(
         assert _off(_alone(kind, prompt), said[slot][:TOKENS]) == []
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("lane", list(Lane))
 def test_two_rows_of_the_same_blocks_part(
     kind: TinyKind,
@@ -162,8 +161,7 @@ def test_two_rows_of_the_same_blocks_part(
     assert _off(_alone(kind), rows.reusing(PROMPT, STOPS[1], blocks, TOKENS)) == []
 
 
-@_KINDS
-@_AHEAD
+@each_kind_and_look_ahead()
 @pytest.mark.parametrize("lane", list(Lane))
 def test_a_completion_can_be_gone_on_from(
     kind: TinyKind,
@@ -323,12 +321,13 @@ def test_a_planted_fault_is_noticed(
     rotated already, does not mind their order.
     """
     length = 20 if kind is TinyKind.STANDARD else STOPS[1]
+    expected = _alone(kind)
     plant(monkeypatch)
     rows = _rows(kind)
     blocks = rows.prompt_blocks(PROMPT, STOPS[:2])
     rows.release(0)
 
-    assert _off(_alone(kind), rows.reusing(PROMPT, length, blocks, TOKENS)) != []
+    assert _off(expected, rows.reusing(PROMPT, length, blocks, TOKENS)) != []
 
 
 @pytest.mark.parametrize("kind", _STATEFUL)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from architectures import MENDED
 from faults_in_caches import (
     Plant,
     a_former_rows_token_stays,
@@ -241,15 +242,16 @@ _FAULTS = (
 
 
 def _cases() -> list[object]:
-    """One for each fault and variant."""
+    """One for each fault and variant: `make test` plants each fault on one of its models."""
     return [
         pytest.param(
             fault,
             variant,
             id=f"{fault.plant.__name__}-{variant}-{'-'.join(fault.checks)}",
+            marks=() if place == number % len(fault.variants) else pytest.mark.long,
         )
-        for fault in _FAULTS
-        for variant in fault.variants
+        for number, fault in enumerate(_FAULTS)
+        for place, variant in enumerate(fault.variants)
     ]
 
 
@@ -287,7 +289,14 @@ def _assert_noticed(result: ProbeResult, raises: str) -> None:
     assert result.evidence.token_mismatches or result.evidence.max_logprob_diff > _SEEN_NATS
 
 
-@pytest.mark.parametrize("variant", _KINDS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        # test_architectures.py has every check pass on one model of each kind of cache.
+        pytest.param(variant, marks=() if variant in MENDED else pytest.mark.long)
+        for variant in _KINDS
+    ],
+)
 def test_without_a_fault_the_same_checks_pass(variant: str) -> None:
     """What notices the faults above has nothing to say of the model as it is."""
     checks = {check for fault in _FAULTS if variant in fault.variants for check in fault.checks}

@@ -18,7 +18,8 @@ from machd.engine.protocol import Lane, PrefillChunk, StepPlan
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 
-_FORMATS = pytest.mark.parametrize("name", ["affine8", "affine4", "turboquant"])
+_NAMES = ("affine8", "affine4", "turboquant")
+_FORMATS = pytest.mark.parametrize("name", _NAMES)
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
 _SCRIPTS = scripts([random_prompt(length, at) for at, length in enumerate(LENGTHS)], 12)
 
@@ -33,8 +34,19 @@ def _noise_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "NOISE", _STEP_NATS)
 
 
-@_KINDS
-@_FORMATS
+def _kinds_and_formats() -> list[object]:
+    """All pairs; `make test` runs each kind in one format, and each format on two kinds."""
+    all_formats = (TinyKind.STANDARD, TinyKind.ROTATING)
+    return [
+        pytest.param(
+            kind, name, marks=() if name == "affine8" or kind in all_formats else pytest.mark.long
+        )
+        for kind in TinyKind
+        for name in _NAMES
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name"), _kinds_and_formats())
 @pytest.mark.parametrize(
     "script", ["early leaves", "down to one and up again", "chunked prefill", "two lanes"]
 )
