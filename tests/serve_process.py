@@ -17,7 +17,7 @@ from typing import Self
 from daemon_reports import reported
 from polling import CEILING_S
 
-__all__ = ["ServeProcess", "run_machd"]
+__all__ = ["ServeProcess"]
 
 
 class ServeProcess:
@@ -140,25 +140,6 @@ class ServeProcess:
                 self.events.append(event)
                 self._lines.put(event)
         self._lines.put(None)
-
-
-def run_machd(
-    arguments: Sequence[str],
-    environ: Mapping[str, str] | None = None,
-    timeout_s: float = CEILING_S,
-    *,
-    stdin: str | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run a command of machd to its end; ``stdin`` is what it may read."""
-    return subprocess.run(
-        [sys.executable, "-m", "machd", *arguments],
-        env={**_clean_environ(), **(environ or {})},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
 
 
 def _clean_environ() -> dict[str, str]:

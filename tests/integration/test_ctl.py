@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from admin_daemon import AdminDaemon, kept_logging
 from dialogue import chat, sse_data, sse_text, told
+from forked_commands import run_machd
 from polling import CEILING_S, wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
-from serve_process import run_machd
 from step_gate import StepGate, at_decode
 
 from machd.api.admin_status import AdminState, AdminStatus

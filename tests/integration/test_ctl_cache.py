@@ -11,8 +11,8 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon
 from dialogue import completion, told
+from forked_commands import run_machd
 from polling import wait_until
-from serve_process import run_machd
 from structlog.testing import capture_logs
 
 from machd.api.admin_cache import WarmPrompt

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 from dialogue import completion
+from forked_commands import run_machd
 from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from polling import CEILING_S
-from serve_process import run_machd
 
 
 @pytest.fixture(name="parent", scope="module")
