@@ -380,6 +380,7 @@ def test_books_are_looked_through_while_steps_run() -> None:
         gate.open()
         assert isinstance(thread.fault(), AssertionError)
         assert thread.loop.join(CEILING_S)
+    assert gate.step_count < 10, "the books are looked through each second, not at the end"
 
 
 def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -> None:

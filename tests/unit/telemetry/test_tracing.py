@@ -190,7 +190,7 @@ def test_the_event_loop_never_waits_for_the_exporter() -> None:
     requests = RequestSpans(exporter, SystemClock())
     for _ in range(3000):
         requests.on_request(RECORD)
-    assert exporter.spans == [], "the exporter hangs until all was told"
+        assert exporter.spans == [], "the exporter hangs until all was told"
     with capture_logs() as lines:
         exporter.gate.set()
         requests.close(within_s=CEILING_S)
