@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +40,8 @@ from machd.errors import (
 import_mlx_lm()
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
 
 CONFIGURATIONS = Path(__file__).parents[3] / "probes" / "machd_probes" / "architectures"
 
@@ -187,12 +189,12 @@ def test_native_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_absurd_configuration_is_an_error_at_once(
     tiny: TinyLlama, changes: dict[str, object], words: str
 ) -> None:
-    """Whatever a field holds, a model error says what is wrong, soon and without much memory."""
+    """Whatever a field holds, a model error says what is wrong, and no limit had to end the work."""
     tiny.change_config(**changes)
-    started_s = time.monotonic()
-    with pytest.raises((ModelFormatError, ModelArchitectureError), match=words):
+    with pytest.raises((ModelFormatError, ModelArchitectureError), match=words) as caught:
         inspected(tiny.path)
-    assert time.monotonic() - started_s < 5
+    assert "takes longer than" not in str(caught.value)
+    assert "takes more than" not in str(caught.value)
 
 
 def test_a_missing_field_is_an_error(tiny: TinyLlama) -> None:
@@ -351,14 +353,12 @@ def test_no_handler_outlasts_the_limit() -> None:
         _loop_forever()
 
     for stubborn in (catch_exceptions, catch_everything_once):
-        started_s = time.monotonic()
         with (
             pytest.raises(ModelFormatError, match="longer than"),
             bounded("a loop", seconds=0.2, memory_bytes=1 << 30),
         ):
             stubborn()
-        assert time.monotonic() - started_s < 5
-    time.sleep(1.2)  # the timer does not go on
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "the timer does not go on"
 
 
 def test_every_number_of_layers_is_compared(tiny: TinyLlama) -> None:

@@ -15,6 +15,8 @@ from machd.engine.source import ModelSource, SourceKind
 from machd.engine.template_abilities import TemplateAbilities
 from machd.errors import ModelFormatError, SettingsError
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 SMALL = {
     **CONFIG,
     "hidden_size": 64,
