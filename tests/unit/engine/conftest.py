@@ -1,4 +1,4 @@
-"""A tiny model for the engine's tests, made on the fly."""
+"""What the engine's tests share: a tiny model, and one process for chat templates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from polling import CEILING_S
 from unit.engine.tiny_llama import TinyLlama
 
-from machd.engine import inspection, template_abilities
+from machd.engine import inspection, template_abilities, tokenizer
 from machd.engine.template_renderer import RenderBounds, TemplateRenderer
 
 
@@ -19,21 +19,34 @@ def tiny(tmp_path: Path) -> TinyLlama:
     return TinyLlama.save(tmp_path / "tiny-llama")
 
 
+class _KeptRenderer(TemplateRenderer):
+    """A renderer whose process outlives the object that asked for it."""
+
+    def close(self) -> None:
+        """Keep the process for the next test."""
+
+    def with_bounds(self, bounds: RenderBounds | None = None) -> TemplateRenderer:
+        """The same renderer, under other bounds."""
+        self._bounds = bounds or RenderBounds()
+        return self
+
+
 @pytest.fixture(scope="module")
-def quick_inspections() -> Iterator[None]:
-    """One renderer's process for all inspections of a module, and limits that no busy machine reaches."""
-    renderer = TemplateRenderer()
-    close = renderer.close
-
-    def shared(bounds: RenderBounds) -> TemplateRenderer:
-        renderer._bounds = bounds
-        return renderer
-
+def one_template_process() -> Iterator[None]:
+    """Render the templates of a module's tests in one process: each takes a second to start."""
+    renderer = _KeptRenderer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderer, "close", lambda: None)
-        patch.setattr(template_abilities, "TemplateRenderer", shared)
+        patch.setattr(template_abilities, "TemplateRenderer", renderer.with_bounds)
+        patch.setattr(tokenizer, "TemplateRenderer", renderer.with_bounds)
+        yield
+    TemplateRenderer.close(renderer)
+
+
+@pytest.fixture(scope="module")
+def quick_inspections(one_template_process: None) -> Iterator[None]:
+    """One process for the templates of all inspections, and limits that no busy machine reaches."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_abilities, "_RENDER_LIMIT_S", CEILING_S)
         patch.setattr(template_abilities, "_BUILD_LIMIT_S", CEILING_S)
         patch.setattr(inspection, "_BUILD_LIMIT_S", CEILING_S)
         yield
-    close()

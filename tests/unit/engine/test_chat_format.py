@@ -29,6 +29,8 @@ from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 THINKING_TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>\n"
     "calls: <tool_call>{# tool_call.name #}</tool_call>\n{% endif %}"
