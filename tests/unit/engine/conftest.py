@@ -43,7 +43,7 @@ def one_template_process() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def quick_inspections(one_template_process: None) -> Iterator[None]:
+def quick_inspections(one_template_process: None) -> Iterator[None]:  # noqa: ARG001 - its effect
     """One process for the templates of all inspections, and limits that no busy machine reaches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_abilities, "_RENDER_LIMIT_S", CEILING_S)
