@@ -14,10 +14,11 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
+import psutil
 from daemon_reports import reported
 from polling import CEILING_S
 
-__all__ = ["ServeProcess"]
+__all__ = ["ServeProcess", "servers_of_this_process"]
 
 
 class ServeProcess:
@@ -140,6 +141,11 @@ class ServeProcess:
                 self.events.append(event)
                 self._lines.put(event)
         self._lines.put(None)
+
+
+def servers_of_this_process() -> list[psutil.Process]:
+    """The daemons among this process's children, those of fixtures included."""
+    return [one for one in psutil.Process().children() if "serve" in one.cmdline()]
 
 
 def _clean_environ() -> dict[str, str]:

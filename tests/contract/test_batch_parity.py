@@ -216,7 +216,11 @@ def _embedded(embedded_engine: Engine) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("seven", marks=pytest.mark.long), "mixed parameters", "chunked prefill"]
+    "name",
+    [
+        "mixed parameters",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("seven", "chunked prefill")),
+    ],
 )
 def test_company_changes_nothing_on_the_embedded_model(
     name: str, embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
@@ -227,6 +231,7 @@ def test_company_changes_nothing_on_the_embedded_model(
     assert embedded_alone.differences(script, script.play(embedded)) == []
 
 
+@pytest.mark.long
 def test_the_answers_are_those_of_mlx_lms_batching_on_the_embedded_model(
     embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
 ) -> None:

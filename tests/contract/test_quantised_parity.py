@@ -124,6 +124,7 @@ def test_rows_cost_what_the_format_costs() -> None:
     assert held["affine8"] * 1.8 < held["none"]
 
 
+@pytest.mark.long
 def test_eight_bits_keep_the_perplexity(embedded_model: LoadedModel) -> None:
     """Within half a per cent on the text of the docs; fewer bits cost more, and a bounded amount."""
     found = measured_quality(embedded_model, max_tokens=512)

@@ -168,6 +168,7 @@ def _tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
+@pytest.mark.long
 def test_modes_are_measured_one_after_the_other(tiny_llama: Path, tmp_path: Path) -> None:
     """The whole command: bare loop, servers, batches without one, and figures of each."""
     path = tmp_path / "bench.json"

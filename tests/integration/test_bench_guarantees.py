@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import psutil
 import pytest
+from serve_process import servers_of_this_process
 from tiny_checkpoint import write_tiny_llama
 
 from machd.bench.guarantees.run import OF_REQUESTS, OF_STOPS, GuaranteesBench
@@ -18,6 +18,7 @@ from machd.clock import SystemClock
 @pytest.mark.long
 async def test_every_guarantee_has_a_figure(tmp_path: Path) -> None:
     """One try of each, on processes of a tiny model; all of them have ended afterwards."""
+    others = servers_of_this_process()
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     model = await asyncio.to_thread(write_tiny_llama, tmp_path / "tiny-llama")
     workload = Workload(1, 1, 1, seed=1)
@@ -36,4 +37,4 @@ async def test_every_guarantee_has_a_figure(tmp_path: Path) -> None:
     assert [one.figure for one in report.goals] == [one.worst_s for one in rows]
     (server,) = report.servers
     assert server.mode == "guarantees"
-    assert not [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+    assert servers_of_this_process() == others

@@ -88,6 +88,7 @@ def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: 
     assert message in " ".join(result.output.split())
 
 
+@pytest.mark.long
 def test_modes_formats_and_restarts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_signal_ends_the_servers_and_removes_their_directory(tmp_path: Path) -
         assert list(scratch.glob("machd-bench-*")) == []
 
 
+@pytest.mark.long
 def test_tables_are_in_the_pipe_before_the_next_is_measured(tmp_path: Path) -> None:
     """Whoever ends a bench has what was measured until then, and no server of it."""
     with _running(tmp_path, "--prefix", "--prefix-tokens", "60") as process:
@@ -99,7 +100,13 @@ def test_tables_are_in_the_pipe_before_the_next_is_measured(tmp_path: Path) -> N
         assert [one for one in children if one.is_running()] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGHUP, signal.SIGINT)),
+    ],
+)
 def test_a_signal_ends_the_bare_loop_and_a_server_that_starts(
     tmp_path: Path, number: signal.Signals
 ) -> None:

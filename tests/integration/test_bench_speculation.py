@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import psutil
 import pytest
 from click.testing import CliRunner, Result
+from serve_process import servers_of_this_process
 from tiny_checkpoint import write_tiny_llama
 
 from machd.cli.bench import bench
@@ -43,6 +43,7 @@ def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: 
 
 def test_both_daemons_are_measured_and_ended(tmp_path: Path) -> None:
     """The whole command: three workloads, the same texts with and without, nothing left running."""
+    others = servers_of_this_process()
     pytest.importorskip("matplotlib")
     model = write_tiny_llama(tmp_path / "tiny-llama")
     path, plot = tmp_path / "bench.json", tmp_path / "bench.png"
@@ -72,4 +73,4 @@ def test_both_daemons_are_measured_and_ended(tmp_path: Path) -> None:
     assert [one["mode"] for one in report["servers"]] == ["speculation ngram", "speculation off"]
     assert "goals are judged from 3 rounds on" in result.output
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert not [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+    assert servers_of_this_process() == others

@@ -98,7 +98,7 @@ def _threads() -> list[str]:
     return sorted(one.name for one in threading.enumerate() if not one.name.startswith(pools))
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.long)])
 def test_clients_by_the_hundred_leave_nothing_behind(checked_steps: list[int], count: int) -> None:
     """Clients that stay get an empty daemon's answer; slots, KV, threads and files come back."""
     rng = random.Random(20)

@@ -15,7 +15,6 @@ import pytest
 from polling import CEILING_S
 from serve_process import ServeProcess
 
-_CONNECTIONS = 2000
 _STREAMS = 8
 _MAX_LOG_BYTES = 1_000_000
 _PARTS_OF_A_HEAD = [b"", b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"P"]
@@ -30,8 +29,17 @@ def _many_open_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("open_files", [256, pytest.param(1024, marks=pytest.mark.long)])
-def test_streams_and_health_survive_a_flood_of_idle_connections(open_files: int) -> None:
+@pytest.mark.parametrize(
+    ("open_files", "connections"),
+    [
+        (256, 600),
+        pytest.param(256, 2000, marks=pytest.mark.long),
+        pytest.param(1024, 2000, marks=pytest.mark.long),
+    ],
+)
+def test_streams_and_health_survive_a_flood_of_idle_connections(
+    open_files: int, connections: int
+) -> None:
     """Every stream ends whole, the admin listener's health always answers, and the log stays small."""
     daemon = ServeProcess(
         "--continuous-batching-enabled",
@@ -45,7 +53,7 @@ def test_streams_and_health_survive_a_flood_of_idle_connections(open_files: int)
         is_over = threading.Event()
         health = pool.submit(_poll_health, daemon.admin_url, is_over)
         assert not any(stream.done() for stream in streams)
-        for number in range(_CONNECTIONS):
+        for number in range(connections):
             client = flood.enter_context(
                 socket.create_connection(_address(daemon.url), timeout=CEILING_S)
             )

@@ -292,6 +292,7 @@ def test_twenty_clients_notice_nothing_of_six_switches(
     assert seen == {"single", "batched"}
 
 
+@pytest.mark.long
 def test_a_real_model_says_the_same_across_switches(
     tmp_path: Path, embedded_model: LoadedModel
 ) -> None:

@@ -85,7 +85,8 @@ def _text(answer: httpx.Response) -> str:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("requests", [16, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("requests", [16, 200])
 def test_load_beyond_a_memory_limit_is_answered_or_refused(checkpoint: Path, requests: int) -> None:
     """Every request gets the answer that it gets without a limit, or ``overloaded``; nothing ends."""
     bodies = _bodies(requests)

@@ -79,7 +79,13 @@ def _reserved_bytes(daemon: ForkedDaemon) -> int:
     return reserved
 
 
-@pytest.mark.parametrize("name", _LEAST_SAVED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "affine8",
+        *(pytest.param(one, marks=pytest.mark.long) for one in _LEAST_SAVED if one != "affine8"),
+    ],
+)
 def test_sixteen_streams_in_fewer_bits(
     parent: DaemonParent, model: Path, float_reserved_bytes: int, name: str
 ) -> None:

@@ -76,7 +76,8 @@ def _plain_until(
 @pytest.mark.parametrize(
     ("count", "plain_clients"),
     [
-        (24, 4),
+        (8, 4),
+        pytest.param(24, 4, marks=pytest.mark.long),
         pytest.param(200, 2, marks=pytest.mark.long),
     ],
 )

@@ -203,7 +203,13 @@ def test_logits_that_are_not_numbers_are_a_fault() -> None:
         _guess(_proposer(model).open(PROMPT, SAMPLED), 4)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param(GREEDY, marks=pytest.mark.long, id="greedy"),
+        pytest.param(SAMPLED, id="sampled"),
+    ],
+)
 def test_the_embedded_model_is_its_own_draft(
     embedded_engine: Engine, embedded_model: LoadedModel, params: SamplingParams
 ) -> None:
