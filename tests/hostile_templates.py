@@ -44,7 +44,12 @@ HOSTILE: dict[str, str] = {
     "cycler": "{% set c = cycler(*(range(99999) | list) * 999) %}{{ c.next() }}",
     "pprint": "{% for i in range(999) %}{{ range(99999) | list | pprint | length }}{% endfor %}",
     "urlize": "{{ ('http://example.com/ ' * 10 ** 6) | urlize }}",
-    "wordwrap": "{% for i in range(9999) %}{{ ('a ' * 10 ** 6) | wordwrap(1) | length }}{% endfor %}",
+    # With a constant alone Jinja would wrap once, when it compiles the template.
+    "wordwrap": (
+        "{% for i in range(9999) %}"
+        "{{ (messages[0].content ~ 'a ' * 10 ** 6) | wordwrap(1) | length }}"
+        "{% endfor %}"
+    ),
     "truncate": "{% for i in range(99999) %}{{ ('a ' * 10 ** 7) | truncate(99) }}{% endfor %}",
     "groupby": (
         "{% for i in range(9999) %}"

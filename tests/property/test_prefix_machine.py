@@ -323,9 +323,9 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(missing=st.sets(st.integers(0, 9), max_size=3))
     def lose_files(self, missing: set[int]) -> None:
-        """Files go away under a running daemon."""
+        """Files go away under a running daemon: what is loaded of them is lost, as in a failed load."""
         self._lose_files(missing)
-        self.is_disk_exact = False
+        self.is_disk_exact = self.is_lossless = False
 
     @rule(missing=st.sets(st.integers(0, 9), max_size=3), asked=st.integers(0, 3), is_now=SELDOM)
     def crash(self, missing: set[int], asked: int, *, is_now: bool) -> None:
