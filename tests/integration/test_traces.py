@@ -10,7 +10,7 @@ import httpx
 import pytest
 from dialogue import chat, completion
 from otlp_receiver import OtlpReceiver, ReceivedSpan
-from polling import CEILING_S
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
@@ -45,6 +45,8 @@ def test_the_callers_trace_is_in_the_log() -> None:
             headers = [("traceparent", one) for one in parents]
             url = f"{daemon.url}/v1/completions"
             assert httpx.post(url, json=completion(max_tokens=1), headers=headers).is_success
+        # A line is written after its answer.
+        wait_until(lambda: len(_finished(lines)) == 5, "five lines", seen=lambda: lines)
 
     assert [line["trace_id"] for line in _finished(lines)] == [TRACE, None, None, None, None]
     assert CANARY not in str(lines)
