@@ -75,7 +75,9 @@ class MixedLoad:
     def _leave(self) -> None:
         with RawClient(self._url) as client:
             client.post_json(_PATH, self._body(stream=True, max_tokens=400))
-            client.read_until(b"data: ")
+            # A refused request has no event, and its connection stays open.
+            if client.read_until(b"\r\n").startswith(b"HTTP/1.1 200"):
+                client.read_until(b"data: ")
             client.reset()
         self._stop.wait(0.2)
 
