@@ -9,8 +9,6 @@ import pytest
 from machd_probes.catalogue import architecture_names
 from machd_probes.tiny import tiny_variants
 
-__all__ = ["MENDED", "NEED_METAL", "ONE_OF_EACH_KIND", "buildable_variants", "each_architecture"]
-
 NEED_METAL = {
     "bitnet": "its ternary layers multiply in a Metal kernel of mlx-lm's",
     "muse_spark": "its queries and keys are normed and rotated in a Metal kernel of mlx-lm's",

@@ -12,8 +12,6 @@ from polling import CEILING_S
 
 from machd.http.connections import Connections
 
-__all__ = ["ConnectionAges"]
-
 
 class ConnectionAges:
     """Stands in for ``Connections.watch`` of every listener that starts after it."""

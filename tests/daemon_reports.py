@@ -1,4 +1,4 @@
-"""What the daemons of a failing test logged, and the state in which they were.
+"""Logs and states of a failing test's daemons.
 
 Daemons of a test's own ``with`` blocks have ended before pytest reports its failure, so each adds a
 note to the error that leaves its block. Daemons of fixtures still run, and pytest asks them.
@@ -12,8 +12,6 @@ from typing import Protocol
 
 import httpx
 
-__all__ = ["ReportedDaemon", "daemon_reports", "reported"]
-
 _LOG_LINES = 40
 _ANSWER_TIMEOUT_S = 5.0
 _STATE = ("machd_slots", "machd_requests_running", "machd_requests_waiting")
@@ -25,7 +23,7 @@ class ReportedDaemon(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it listens; empty until it is ready."""
+        """The address it listens on; empty until it is ready."""
 
     def log_tail(self, lines: int) -> Sequence[str]:
         """The last lines of its log; none where pytest captures them itself."""

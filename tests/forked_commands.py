@@ -19,8 +19,6 @@ from pathlib import Path
 
 from polling import CEILING_S
 
-__all__ = ["run_machd"]
-
 
 def run_machd(
     arguments: Sequence[str],

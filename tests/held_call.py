@@ -8,8 +8,6 @@ from typing import Any
 
 from polling import CEILING_S
 
-__all__ = ["HeldCall"]
-
 
 class HeldCall:
     """Calls the function as soon as ``may_go`` is set.

@@ -7,10 +7,8 @@ import shutil
 
 import pytest
 
-__all__ = ["needs_programs", "path_of"]
-
 _MORE_FOLDERS = "/usr/sbin"
-"""Where Debian has nginx, which is not in the PATH of every user."""
+"""Debian installs nginx here, and not every user has this folder in PATH."""
 
 
 def path_of(name: str) -> str:

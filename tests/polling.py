@@ -10,7 +10,7 @@ from machd.clock import SystemClock
 __all__ = ["CEILING_S", "wait_until"]
 
 CEILING_S = 300.0
-"""How long a test waits for anything, in seconds.
+"""The longest that a test waits for anything, in seconds.
 
 It ends a test that hangs and judges nothing: a machine that is busy with other work needs many times
 what a quiet one needs. Tests name no other number of seconds to wait (docs/test_waiting.py).

@@ -23,7 +23,7 @@ __all__ = ["RunningDaemon"]
 
 
 _DRAIN_S = 2.0
-"""What requests of a test that is over may take; then they are ended."""
+"""The time that requests may take after their test is over; then they are ended."""
 
 
 class RunningDaemon:

@@ -34,7 +34,7 @@ def run(*args: str) -> Result:
 
 
 _TURNS = 50
-"""Of the event loop: more than a token needs from the engine to its client's socket."""
+"""Turns of the event loop: more than a token needs from the engine to its client's socket."""
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def _tiny(parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(name="keyed", scope="module")
 def _keyed(parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Of the tiny model, with two keys."""
+    """A daemon of the tiny model, with two API keys."""
     model = str(write_tiny_llama(tmp_path_factory.mktemp("model") / _TINY))
     keys = tmp_path_factory.mktemp("keys") / "api-keys"
     keys.write_text(f"alice:{ALICE}\nbob:{BOB}\n")

@@ -7,11 +7,9 @@ from typing import Self
 
 from msgspec import Struct
 
-__all__ = ["Bound", "Goal", "Verdict"]
-
 
 class Verdict(StrEnum):
-    """Whether a goal is reached."""
+    """The outcome of holding a figure against its goal."""
 
     PASS = "PASS"  # noqa: S105 - no password
     MISSED = "MISSED"
@@ -20,7 +18,7 @@ class Verdict(StrEnum):
 
 
 class Bound(StrEnum):
-    """On which side of its goal a figure has to lie; the goal itself is reached."""
+    """The side of its goal on which a figure passes; a figure equal to its goal passes."""
 
     AT_MOST = "at most"
     AT_LEAST = "at least"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from machd.bench.coalescing import COALESCING_GOAL
-from machd.bench.goal import Goal
+from machd.bench.goal import Goal, Verdict
 from machd.bench.long_prompt import LONG_PROMPT_GOAL
 from machd.bench.modes import CONTINUOUS, STATIC, Mode
 from machd.bench.prefix.figures import PrefixFigures
@@ -16,15 +16,12 @@ from machd.bench.prefix.sharing import SHARING_GOAL
 from machd.bench.report import BenchReport
 from machd.bench.scenarios import Scenario
 from machd.bench.speculation.figures import SpeculationFigures
-from machd.bench.speculation.figures import Verdict as SpeculationVerdict
 from machd.bench.staggered import STAGGERED_GOAL
 from machd.bench.structured import STRUCTURED_GOAL
 
-__all__ = ["goals_of", "has_goals"]
-
 
 def has_goals(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> bool:
-    """Whether a run of these scenarios in these modes has anything to check.
+    """Return whether a run of these scenarios in these modes has a goal.
 
     The sweep has no goal. The one of staggered arrivals compares ``continuous`` with ``static``.
     """
@@ -68,7 +65,7 @@ def _scenario_goals(report: BenchReport) -> Iterable[Goal]:
 def _speculation_goals(figures: SpeculationFigures) -> Iterable[Goal]:
     for one in figures.workloads:
         name = f"speculation, {one.workload.value}: tokens/s on over off"
-        is_shown = one.verdict is not SpeculationVerdict.NOT_SHOWN
+        is_shown = one.verdict is not Verdict.NOT_SHOWN
         yield Goal.at_least(name, one.goal, one.ratio.p50, shown=is_shown)
 
 

@@ -119,7 +119,7 @@ def test_check_covers_goals_of_scenarios(
 def test_usage_error_comes_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
-    """What cannot be combined or checked is exit code 2 with the flag to change."""
+    """Options that cannot be combined or checked are exit code 2, and the message names the option."""
     monkeypatch.chdir(tmp_path)
 
     result = run(*args)

@@ -1,4 +1,4 @@
-"""What the tries of guarantees measure, of a scripted server on a manual clock."""
+"""Tries of guarantees measure a scripted server on a manual clock."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from unit.bench.speculating_openai import SpeculatingOpenAi
 from unit.bench.speculation_samples import COUNTERS, made_decode, made_pair, made_speculation
 
 from machd.bench.connection import ServerAddress
+from machd.bench.goal import Verdict
 from machd.bench.speculation.counters import DraftCounters
-from machd.bench.speculation.figures import GuessFigures, Spread, Verdict, WorkloadFigures
+from machd.bench.speculation.figures import GuessFigures, Spread, WorkloadFigures
 from machd.bench.speculation.pairs import Pair, run_round
 from machd.bench.speculation.plan import SpeculationPlan
 from machd.bench.speculation.server import SpeculatingServer
@@ -143,8 +144,8 @@ async def test_an_answer_in_one_piece_has_no_speed() -> None:
         ((2.4, 2.6, 2.7, 2.8, 2.9), Verdict.PASS),
         ((2.0, 2.4, 2.6), Verdict.NOT_SHOWN),
         ((2.4, 2.5, 2.6), Verdict.NOT_SHOWN),
-        ((2.0, 2.3, 2.49), Verdict.FAIL),
-        ((0.9, 1.0, 1.1, 1.2, 9.0), Verdict.FAIL),
+        ((2.0, 2.3, 2.49), Verdict.MISSED),
+        ((0.9, 1.0, 1.1, 1.2, 9.0), Verdict.MISSED),
         ((3.0, 3.1), Verdict.NOT_SHOWN),
         ((1.0,), Verdict.NOT_SHOWN),
     ],
@@ -164,7 +165,7 @@ def test_rounds_are_compared_with_themselves() -> None:
     assert figures.ratio == Spread(p25=2.0, p50=2.0, p75=2.0)
     assert figures.off_tps.p50 == pytest.approx(10)
     assert figures.on_tps.p25 == pytest.approx(15)
-    assert figures.verdict is Verdict.FAIL
+    assert figures.verdict is Verdict.MISSED
 
 
 def test_prompts_of_a_round_count_by_their_time() -> None:
@@ -195,7 +196,7 @@ def test_the_whole_is_told_by_workload() -> None:
     assert [one.workload.value for one in figures.workloads] == ["quote", "edit", "prose"]
     assert [one.goal for one in figures.workloads] == [2.5, 1.6, 0.98]
     assert [one.verdict for one in figures.workloads] == [
-        *(Verdict.PASS, Verdict.FAIL, Verdict.PASS)
+        *(Verdict.PASS, Verdict.MISSED, Verdict.PASS)
     ]
     assert made_decode(0.1).decode_s == pytest.approx(6.4)
 

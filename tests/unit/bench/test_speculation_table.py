@@ -60,7 +60,7 @@ def test_every_goal_stands_by_its_figure() -> None:
 
     assert "Guessing ahead, auto (so ngram), against off: 64 tokens an answer, 3 rounds" in text
     assert "quote 16.7 50.0 3.00 x 2.97 to 3.06 2.50 x PASS" in text
-    assert "to 1.53 1.60 x FAIL" in text
+    assert "to 1.53 1.60 x MISSED" in text
     assert "prose 16.7 16.7 1.00 x 0.99 to 1.02 0.98 x PASS" in text
     assert "quote 540 405 75% 90 3.25 0 9 of 9" in text
     assert "quote 90% 89% 75%" in text

@@ -1,4 +1,4 @@
-"""What the engine's tests share: a tiny model, and one process for chat templates."""
+"""Fixtures of the engine's tests: a tiny model, and one process for chat templates."""
 
 from __future__ import annotations
 

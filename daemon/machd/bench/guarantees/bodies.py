@@ -11,8 +11,6 @@ from machd.bench.guarantees.guarantee import GIVE_UP_S
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-__all__ = ["Body", "bad_schemas", "heavy_bodies", "heavy_conversations", "malformed_bodies"]
-
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"
 _REFUSED = frozenset({400})

@@ -1,4 +1,4 @@
-"""How soon the slot of a stream is free whose client has gone."""
+"""The time until a cancelled stream has freed its slot."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from machd.bench.guarantees.daemon import Daemon
 from machd.bench.guarantees.guarantee import GIVE_UP_S, Obstacle
 from machd.errors import EngineFaultError
-
-__all__ = ["Cancellation"]
 
 _RUNNING = re.compile(rb"^machd_requests_running (\S+)$", re.MULTILINE)
 _LOOKED_AT_EVERY_S = 0.01

@@ -1,4 +1,4 @@
-"""What a trace collector that never answers costs: requests, and the stop."""
+"""The delay that a hanging trace collector adds to requests and to the stop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from machd.bench.guarantees.daemon import Daemon, Launcher
 from machd.bench.guarantees.guarantee import GIVE_UP_S, Obstacle
 from machd.bench.guarantees.stop import stop
 from machd.installed import installed_version
-
-__all__ = ["CollectorDelay", "CollectorStop"]
 
 _DISTRIBUTION = "opentelemetry-exporter-otlp-proto-http"
 _END_OF_HEAD = b"\r\n\r\n"

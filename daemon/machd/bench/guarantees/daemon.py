@@ -17,8 +17,6 @@ from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-__all__ = ["Daemon", "Launcher", "Stream"]
-
 _STREAM_TOKENS = 4096
 _PROMPT = "Once upon a time there was"
 
@@ -80,7 +78,7 @@ class Daemon:
 
     @asynccontextmanager
     async def streaming(self, count: int) -> AsyncIterator[list[asyncio.Task[RequestTiming]]]:
-        """Long completions, of which the first has begun; those that still run are cancelled.
+        """Run long completions; the first has begun on entry, and the rest are cancelled on exit.
 
         Raises:
             EngineFaultError: All ended before any of them began.
@@ -111,7 +109,7 @@ class Daemon:
 
     @property
     def has_chat(self) -> bool:
-        """Whether the model has a chat template."""
+        """Return whether the model has a chat template."""
         capabilities = self.target.capabilities
         return capabilities is not None and capabilities.features.chat
 

@@ -10,8 +10,6 @@ from msgspec import Struct
 from machd.bench.goal import Goal, Verdict
 from machd.bench.statistics import percentile
 
-__all__ = ["GuaranteeFigures"]
-
 
 class GuaranteeFigures(Struct, frozen=True, kw_only=True):
     """One promise in seconds, over all tries. The worst try decides.

@@ -1,4 +1,4 @@
-"""What a guarantee is, and how its tries are repeated."""
+"""The protocol of a guarantee, and the loop that repeats its tries."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from machd.bench.guarantees.figures import GuaranteeFigures
-
-__all__ = ["GIVE_UP_S", "Guarantee", "Obstacle", "measure"]
 
 GIVE_UP_S = 60.0
 """The end of a wait for something that should take a few seconds; the try then counts with it."""
@@ -19,7 +17,7 @@ _Subject_contra = TypeVar("_Subject_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a guarantee cannot be measured here."""
+    """A reason why a guarantee cannot be measured on this machine or model."""
 
     reason: str
 

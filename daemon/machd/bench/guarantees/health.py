@@ -1,4 +1,4 @@
-"""How soon ``/health`` is answered while the daemon works on bodies that were made to be slow."""
+"""Latency of ``/health`` while the daemon handles bodies that are slow to handle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from machd.bench.guarantees.guarantee import GIVE_UP_S, Obstacle
 from machd.bench.level import together
 from machd.bench.statistics import percentile
 from machd.errors import EngineFaultError
-
-__all__ = ["HealthBeside"]
 
 _PATH = "/health"
 _ASKED_EVERY_S = 0.01

@@ -1,4 +1,4 @@
-"""How soon a body is answered or refused that no daemon should work on for long."""
+"""Latency of the answer, or of the refusal, of hostile bodies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from machd.bench.guarantees.bodies import Body
 from machd.bench.guarantees.daemon import Daemon
 from machd.bench.guarantees.guarantee import Obstacle
-
-__all__ = ["Refusal"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,6 @@ from machd.bench.report import BenchReport
 from machd.bench.workload import Workload
 from machd.clock import Clock
 
-__all__ = ["TRIES", "GuaranteesBench"]
-
 TRIES = 3
 
 _Subject = TypeVar("_Subject")

@@ -1,4 +1,4 @@
-"""How soon a daemon ends after SIGTERM: idle, with streams, and when it is told twice."""
+"""The time from SIGTERM to the end of the process: idle, with streams, and after a second signal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from machd.bench.guarantees.daemon import Daemon, Launcher
 from machd.bench.guarantees.guarantee import GIVE_UP_S, Obstacle
 from machd.bench.timing import RequestTiming
 from machd.errors import EngineFaultError
-
-__all__ = ["DeadlineStop", "IdleStop", "SecondStop", "stop"]
 
 _DRAIN_S = 2.0
 _STREAMS = 4
@@ -99,6 +97,6 @@ async def _wait_until_draining(daemon: Daemon) -> None:
 
 
 async def _was_any_cut_off(streams: Sequence[asyncio.Task[RequestTiming]]) -> bool:
-    """Whether the daemon's end was the end of a stream, too."""
+    """Return whether the daemon ended while a stream still ran."""
     ends = await asyncio.gather(*streams, return_exceptions=True)
     return any(isinstance(one, EngineFaultError) for one in ends)

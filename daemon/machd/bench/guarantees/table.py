@@ -10,8 +10,6 @@ from rich.text import Text
 from machd.bench.cells import NONE, number, plain_table
 from machd.bench.guarantees.figures import GuaranteeFigures
 
-__all__ = ["guarantee_tables"]
-
 
 def guarantee_tables(rows: Sequence[GuaranteeFigures]) -> Iterable[RenderableType]:
     """One table with a row for each guarantee, and the reasons of those without a figure."""

@@ -55,7 +55,7 @@ def _steps(mode: str, steps: Sequence[StepFigures]) -> RenderableType:
     for one in steps:
         table.add_row(
             *(one.step, one.description, one.expected.value, one.actual.value),
-            *(_seconds(one.ttft_s), "PASS" if one.passed else "FAIL"),
+            *(_seconds(one.ttft_s), "PASS" if one.passed else "MISSED"),
         )
     return _titled(f"The prefix cache, {mode}", table, list(_failures(steps)))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from enum import StrEnum
 from functools import reduce
 from operator import add
 from typing import Self
 
 from msgspec import Struct
 
+from machd.bench.goal import Verdict
 from machd.bench.speculation.counters import DraftCounters
 from machd.bench.speculation.pairs import Pair
 from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS, SpeculationPlan
@@ -23,18 +23,8 @@ __all__ = [
     "PromptFigures",
     "SpeculationFigures",
     "Spread",
-    "Verdict",
     "WorkloadFigures",
 ]
-
-
-class Verdict(StrEnum):
-    """Whether a goal is reached."""
-
-    PASS = "PASS"  # noqa: S105 - no password
-    FAIL = "FAIL"
-    NOT_SHOWN = "NOT SHOWN"
-    """The rounds lie on both sides of the goal, or are too few."""
 
 
 class Spread(Struct, frozen=True, kw_only=True):
@@ -56,7 +46,7 @@ class Spread(Struct, frozen=True, kw_only=True):
         """Hold ratios against the least that is wanted."""
         if rounds < LEAST_JUDGED_ROUNDS or self.p25 < goal <= self.p75:
             return Verdict.NOT_SHOWN
-        return Verdict.PASS if self.p25 >= goal else Verdict.FAIL
+        return Verdict.PASS if self.p25 >= goal else Verdict.MISSED
 
 
 class GuessFigures(Struct, frozen=True, kw_only=True):

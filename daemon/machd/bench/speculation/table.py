@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from machd.bench.cells import NONE, columns, number, plain_table
+from machd.bench.goal import Verdict
 from machd.bench.speculation.figures import (
     GuessFigures,
     SpeculationFigures,
     Spread,
-    Verdict,
     WorkloadFigures,
 )
 from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS
