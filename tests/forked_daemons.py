@@ -13,7 +13,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +22,9 @@ from typing import Any
 import httpx
 import psutil
 from daemon_reports import reported
-from polling import CEILING_S
+from polling import CEILING_S, wait_until
 
 __all__ = ["DaemonParent", "ForkedDaemon", "daemon_parent"]
-
-_LOOK_EVERY_S = 0.005
 
 
 @dataclass
@@ -52,17 +49,21 @@ class ForkedDaemon:
         return str(ready["url"])
 
     def wait_for(self, event: str) -> dict[str, Any]:
-        """The first event of that name."""
-        deadline_s = time.monotonic() + CEILING_S
-        while time.monotonic() < deadline_s:
-            has_ended = psutil.Process(self.process_id).status() == psutil.STATUS_ZOMBIE
-            for one in self.events:
-                if one["event"] == event:
-                    return one
-            if has_ended:
-                break
-            time.sleep(_LOOK_EVERY_S)
-        raise AssertionError(f"no {event}:\n{self.log.read_text()}")
+        """The first event of that name; fails at once if the daemon ends without it."""
+
+        def is_over() -> bool:
+            has_ended = self.has_ended  # read first: a last line may come before the end
+            return any(one["event"] == event for one in self.events) or has_ended
+
+        wait_until(is_over, event, seen=self.log.read_text)
+        found = [one for one in self.events if one["event"] == event]
+        assert found, f"no {event}:\n{self.log.read_text()}"
+        return found[0]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is over, and only its exit code is left."""
+        return bool(psutil.Process(self.process_id).status() == psutil.STATUS_ZOMBIE)
 
     def log_tail(self, lines: int) -> Sequence[str]:
         """The last lines of its log."""
@@ -91,6 +92,7 @@ class ForkedDaemon:
     def wait(self) -> int:
         """Wait for the end; returns the exit code, negative for a signal's number."""
         if self.status is None:
+            wait_until(lambda: self.has_ended, "the daemon ends", seen=self.log.read_text)
             answer = self.parent.tell({"wait": self.process_id})
             self.status = os.waitstatus_to_exitcode(int(answer))
         return self.status

@@ -24,7 +24,9 @@ from machd_probes.play import GREEDY
 
 BLOCK_TOKENS = 5
 PROMPT = tuple((5 * i * i + i) % 90 + 1 for i in range(30))
-needs_package = pytest.mark.skipif(find_spec("dflash_mlx") is None, reason="needs machd[dflash]")
+needs_package = pytest.mark.skipif(
+    find_spec("dflash_mlx") is None, reason="dflash-mlx is made for macOS on Apple GPUs alone"
+)
 
 
 class _Counting:
