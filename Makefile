@@ -3,6 +3,8 @@
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
+# Tests start many processes, each of which would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 setup:
