@@ -17,6 +17,7 @@ __all__ = [
     "computing_memory_bytes",
     "device_memory_bytes",
     "give_memory_back",
+    "has_process_limit",
 ]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -99,6 +100,11 @@ def give_memory_back() -> None:
     """
     mx.clear_cache()
     trim_heap()
+
+
+def has_process_limit() -> bool:
+    """Return whether a limit is set on this process's memory (``ulimit -v`` or ``-d``)."""
+    return bool(_process_limits())
 
 
 def _process_limit_bytes() -> int | None:

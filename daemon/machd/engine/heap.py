@@ -11,7 +11,13 @@ from collections.abc import Callable
 
 import psutil
 
-__all__ = ["find_heap_trim", "resident_bytes", "trim_heap"]
+__all__ = ["find_heap_trim", "map_large_arrays", "resident_bytes", "trim_heap"]
+
+_MAPPED_BYTES = 1 << 20
+"""Allocations of at least this size get a mapping of their own."""
+
+_M_MMAP_THRESHOLD = -3
+"""See mallopt(3)."""
 
 
 def find_heap_trim() -> Callable[[], None] | None:
@@ -38,6 +44,17 @@ def trim_heap() -> None:
     trim = find_heap_trim()
     if trim is not None:
         trim()
+
+
+def map_large_arrays() -> None:
+    """Make glibc allocate each array of 1 MiB or more with mmap, and return it when it is freed.
+
+    By default glibc raises that threshold up to 32 MiB and keeps freed arrays in its heap. They still
+    count against a limit on the address space (``ulimit -v``). A mapping costs two system calls and
+    page faults, so call this only in a process that has such a limit. Does nothing without mallopt.
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def resident_bytes() -> int:

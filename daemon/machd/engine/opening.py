@@ -16,6 +16,7 @@ import structlog
 
 from machd.engine.blas import choose_blas, measure_blas
 from machd.engine.block_directory import check_block_directory
+from machd.engine.heap import map_large_arrays
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.progress import LoadProgress
 from machd.engine.protocol import Engine
@@ -73,6 +74,7 @@ def engine_loader(
         import_mlx_lm()
         import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
 
+        from machd.engine.device import has_process_limit  # noqa: PLC0415 - imports mlx
         from machd.engine.kv_format import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
         from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
@@ -88,6 +90,8 @@ def engine_loader(
         )
         if report.advice:
             log.warning("blas.slow", advice=report.advice)
+        if has_process_limit():
+            map_large_arrays()
         if report.backend == "cpu":
             # Compiled pieces are no faster there (a SwiGLU of 16 rows: 0.48 ms, plain 0.33), and
             # they would need a C++ compiler while the daemon runs.
