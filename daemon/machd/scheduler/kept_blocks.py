@@ -145,6 +145,7 @@ class KeptBlocks:
             self.changes.append(DropBlocks((block.block_id,)))
         block.block_id = self.tree.new_id()
         self._ask_for(block, row, has_state=has_state)
+        self.second_tier.trim()  # its file may be larger than it was
         return True
 
     def split(self, block: Block, at: int) -> Block:

@@ -185,9 +185,13 @@ class SecondTier:
         self.bytes += more_bytes if block.is_saved else 0
 
     def write_halves(self, head: Block, tail: Block) -> None:
-        """Keep a block in two pieces that was kept in one and is about to be cut."""
+        """Keep a block in two pieces that was kept in one and is about to be cut.
+
+        Two files have one header more than one file, so the least valuable block may be evicted.
+        """
         self._write(head)
         self._write(tail)
+        self.trim()
 
     def check(self, blocks: Collection[Block]) -> None:
         """Assert that the books are those of the blocks in the tree."""

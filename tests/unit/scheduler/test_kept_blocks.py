@@ -493,6 +493,33 @@ def test_files_count_for_more_than_what_is_in_them() -> None:
     assert shelf.kept.second_tier.bytes == 40
 
 
+def test_the_budget_of_disk_holds_while_a_block_is_cut() -> None:
+    """Two halves have a header each; another block goes for it."""
+    shelf = Shelf(disk_bytes=100, costs=BlockCosts(10, 0, 0, 30))
+    other, block = shelf.add(None, 1, 2), shelf.add(None, 3, 4)
+    shelf.settle()
+    assert shelf.kept.second_tier.file_bytes == 100
+    shelf.kept.split(block, 1)
+    assert shelf.kept.second_tier.file_bytes == 80
+    assert not other.is_saved
+    shelf.kept.check_invariants()
+
+
+def test_the_budget_of_disk_holds_while_a_block_is_stored_anew() -> None:
+    """It may take more than the engine said of it the last time; another block goes for it."""
+    shelf = Shelf(disk_bytes=30)
+    block = shelf.kept.store(shelf.root, (1, 2), ROW)
+    assert block is not None
+    shelf.kept.confirm([HeldBlock(block.block_id, 10)], ())
+    other = shelf.add(None, 3, 4)
+    assert shelf.kept.second_tier.file_bytes == 30
+    shelf.kept.use([block])
+    assert shelf.kept.store_anew(block, ROW)
+    assert shelf.kept.second_tier.file_bytes == 20
+    assert not other.is_saved
+    shelf.kept.check_invariants()
+
+
 def test_clearing_tells_the_engine_once() -> None:
     """Not once for each block."""
     shelf = Shelf(disk_bytes=PLENTY)
