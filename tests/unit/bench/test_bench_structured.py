@@ -9,6 +9,7 @@ import pytest
 from fake_openai import FakeOpenAi
 from llguidance import LLMatcher
 from unit.bench.bench_reports import made_timing
+from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.client import CompletionClient
 from machd.bench.connection import ServerAddress
@@ -16,7 +17,6 @@ from machd.bench.structured import StructuredFigures, StructuredRound, run_struc
 from machd.bench.target import Target
 from machd.bench.timing import RequestTiming
 from machd.bench.workload import Workload
-from machd.clock import SystemClock
 
 WORKLOAD = Workload(requests=4, prompt_tokens=4, max_tokens=8, seed=1)
 
@@ -29,8 +29,8 @@ def answers(count: int, gap_s: float, *, tokens: int = 11) -> tuple[RequestTimin
 async def measured(server: FakeOpenAi) -> StructuredFigures:
     """The scenario against a server."""
     async with server.running() as url:
-        target = await Target.find(ServerAddress.of(url), clock=SystemClock())
-        make_client = partial(CompletionClient, target, SystemClock())
+        target = await Target.find(ServerAddress.of(url), clock=LoopClock())
+        make_client = partial(CompletionClient, target, LoopClock())
         return await run_structured(make_client, WORKLOAD, mode="remote", on_request=lambda: None)
 
 
@@ -74,6 +74,7 @@ def test_answers_of_one_token_have_no_gaps() -> None:
     assert figures.ratio == pytest.approx(2.0)
 
 
+@in_virtual_time
 async def test_half_of_every_second_set_has_a_schema_of_its_own() -> None:
     """Sets alternate, plain first; no schema and no prompt comes twice; no end is ignored there."""
     server = FakeOpenAi()
@@ -91,6 +92,7 @@ async def test_half_of_every_second_set_has_a_schema_of_its_own() -> None:
     assert len({str(body["prompt"]) for body in bodies}) == 96
 
 
+@in_virtual_time
 async def test_a_server_that_slows_down_beside_schemas_shows_it() -> None:
     """Steps that take three times as long with a schema in the batch make a third of the speed."""
     figures = await measured(FakeOpenAi(step_s=0.02, schema_step_s=0.04, keeps_schemas=True))
@@ -102,6 +104,7 @@ async def test_a_server_that_slows_down_beside_schemas_shows_it() -> None:
     assert (figures.constrained, figures.kept) == (8, 8)
 
 
+@in_virtual_time
 async def test_a_server_that_ignores_schemas_shows_it() -> None:
     """Its figures look good, and its answers are none of the schemas'."""
     assert (await measured(FakeOpenAi())).kept == 0

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from unit.bench.bench_reports import made_timing
 from unit.bench.caching_openai import TOKEN_BYTES, CachingOpenAi
+from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.connection import ServerAddress
 from machd.bench.level import Level, LevelTimings
@@ -25,7 +26,7 @@ from machd.clock import SystemClock
 async def found(url: str) -> CachingServer:
     """The server at a URL."""
     return await CachingServer.find(
-        ServerAddress.of(url), clock=SystemClock(), on_answer=lambda: None
+        ServerAddress.of(url), clock=LoopClock(), on_answer=lambda: None
     )
 
 
@@ -37,6 +38,7 @@ async def shared(server: CachingOpenAi) -> SharingFigures:
         return await run_sharing(asked, source, SharedPrompt(users=4, system_tokens=40))
 
 
+@in_virtual_time
 async def test_sharing_is_told_in_what_a_server_keeps() -> None:
     """The system prompt counts once with sharing and once a user without; so do the bytes."""
     figures = await shared(CachingOpenAi())
@@ -51,6 +53,7 @@ async def test_sharing_is_told_in_what_a_server_keeps() -> None:
     assert figures.evictions == 0
 
 
+@in_virtual_time
 async def test_a_cache_without_namespaces_shows_nothing_to_save() -> None:
     """Where the second set finds the first one's prompts there is no share to be told."""
     figures = await shared(CachingOpenAi(heeds_salt=False, evicts=1))
@@ -61,6 +64,7 @@ async def test_a_cache_without_namespaces_shows_nothing_to_save() -> None:
     assert figures.evictions == 8
 
 
+@in_virtual_time
 async def test_a_server_without_stats_has_times_alone() -> None:
     """Nothing is made up where nothing is said."""
     figures = await shared(CachingOpenAi(has_stats=False, tells=False))
@@ -100,6 +104,7 @@ async def measured_latency(server: CachingOpenAi, *, is_restarted: bool) -> Pref
     return latency.figures()
 
 
+@in_virtual_time
 async def test_times_are_medians_over_a_new_prompts() -> None:
     """Twenty new tokens take more than one and less than all; every round's prompt is new."""
     figures = await measured_latency(CachingOpenAi(word_s=0.002), is_restarted=True)
@@ -113,6 +118,7 @@ async def test_times_are_medians_over_a_new_prompts() -> None:
     assert figures.restarted_ratio < 0.5
 
 
+@in_virtual_time
 async def test_a_server_that_is_not_restarted_has_no_such_time() -> None:
     """A cache that keeps nothing makes known prompts as slow as new ones."""
     server = CachingOpenAi(word_s=0.002, keeps_prompts=False)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from unit.bench.bench_reports import made_timing
 from unit.bench.caching_openai import CachingOpenAi
+from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.connection import ServerAddress
 from machd.bench.prefix.lookup import Lookup
@@ -14,7 +15,6 @@ from machd.bench.prefix.prompts import PromptSource
 from machd.bench.prefix.server import CachingServer
 from machd.bench.prefix.steps import LIVE_STEPS, Expectation, PrefixSteps, StepFigures
 from machd.bench.timing import RequestTiming
-from machd.clock import SystemClock
 
 TOKENS = 60
 NAMES = ["1a", "1b", "1c", "1d", "2a", "2b", "3a"]
@@ -31,7 +31,7 @@ async def walked(server: CachingOpenAi) -> list[StepFigures]:
     answered: list[None] = []
     async with server.running() as url:
         asked = await CachingServer.find(
-            ServerAddress.of(url), clock=SystemClock(), on_answer=lambda: answered.append(None)
+            ServerAddress.of(url), clock=LoopClock(), on_answer=lambda: answered.append(None)
         )
         steps = PrefixSteps(PromptSource(asked.vocabulary, seed="1"), TOKENS)
         await steps.walk(asked)
@@ -88,6 +88,7 @@ def test_an_expectation_is_met_or_not(
     assert expectation.is_met(timing, 2.0) is is_met
 
 
+@in_virtual_time
 async def test_a_cache_that_works_passes_every_step() -> None:
     """Prompts have the lengths that were asked for, and each step finds what is there."""
     figures = await walked(CachingOpenAi())
@@ -110,6 +111,7 @@ async def test_a_cache_that_works_passes_every_step() -> None:
     ],
     ids=["forgets", "no answers", "no namespaces"],
 )
+@in_virtual_time
 async def test_what_a_cache_does_not_do_fails_at_its_step(
     server: CachingOpenAi, steps: list[str]
 ) -> None:
@@ -117,6 +119,7 @@ async def test_what_a_cache_does_not_do_fails_at_its_step(
     assert failed(await walked(server)) == steps
 
 
+@in_virtual_time
 async def test_a_server_that_tells_nothing_is_judged_by_its_time() -> None:
     """Without counts the answer is unknown, and soon enough or not."""
     word_s = 0.005
@@ -129,6 +132,7 @@ async def test_a_server_that_tells_nothing_is_judged_by_its_time() -> None:
     assert failed(bad) == ["1b", "1d", "2a", "2b"]
 
 
+@in_virtual_time
 async def test_a_server_without_salts_is_not_asked_for_them() -> None:
     """The step that needs one is left out, and no other."""
     figures = await walked(CachingOpenAi(refuses=frozenset({"cache_salt"})))
@@ -137,12 +141,13 @@ async def test_a_server_without_salts_is_not_asked_for_them() -> None:
     assert failed(figures) == []
 
 
+@in_virtual_time
 async def test_words_are_sent_where_ids_are_not_taken() -> None:
     """Chat takes no ids: prompts are texts, and a template may be found of a new one."""
     server = CachingOpenAi(has_completions=False)
     async with server.running() as url:
         asked = await CachingServer.find(
-            ServerAddress.of(url), clock=SystemClock(), on_answer=lambda: None
+            ServerAddress.of(url), clock=LoopClock(), on_answer=lambda: None
         )
 
     assert not asked.knows_lengths

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from unit.bench.speculating_openai import SpeculatingOpenAi
 from unit.bench.speculation_samples import COUNTERS, made_decode, made_pair, made_speculation
+from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.connection import ServerAddress
 from machd.bench.goal import Verdict
@@ -16,7 +17,6 @@ from machd.bench.speculation.pairs import Pair, run_round
 from machd.bench.speculation.plan import SpeculationPlan
 from machd.bench.speculation.server import SpeculatingServer
 from machd.bench.speculation.workloads import PROMPTS, Copying
-from machd.clock import SystemClock
 from machd.errors import EngineFaultError
 
 QUOTE, STORY = PROMPTS[:2]
@@ -25,7 +25,7 @@ PLAN = SpeculationPlan(tokens=24, rounds=2, prompts=(QUOTE, STORY, PROMPTS[-1]))
 
 async def found(url: str) -> SpeculatingServer:
     """The server at a URL."""
-    return await SpeculatingServer.find(ServerAddress.of(url), clock=SystemClock())
+    return await SpeculatingServer.find(ServerAddress.of(url), clock=LoopClock())
 
 
 async def rounds_of(off: SpeculatingOpenAi, on: SpeculatingOpenAi) -> list[Pair]:
@@ -42,6 +42,7 @@ async def rounds_of(off: SpeculatingOpenAi, on: SpeculatingOpenAi) -> list[Pair]
     return pairs
 
 
+@in_virtual_time
 async def test_guesses_are_counted_and_timed() -> None:
     """Of 24 tokens in passes of 4, the first pass counts with neither its tokens nor its time."""
     off = SpeculatingOpenAi(step_s=0.01)
@@ -63,6 +64,7 @@ async def test_guesses_are_counted_and_timed() -> None:
     assert [one.prompt for one in figures.prompts] == ["letter", "story"]
 
 
+@in_virtual_time
 async def test_both_are_asked_first_equally_often() -> None:
     """In turns, and the other way round in the next round: whoever is second finds a warm machine."""
     order: list[str] = []
@@ -80,6 +82,7 @@ async def test_both_are_asked_first_equally_often() -> None:
     assert "".join(order[-12:]) == "ABBAAB" + "BAABBA"
 
 
+@in_virtual_time
 async def test_messages_are_chats_of_a_fixed_length() -> None:
     """Greedy, as long in both, with the end of text ignored."""
     server = SpeculatingOpenAi(step_s=0.001)
@@ -91,6 +94,7 @@ async def test_messages_are_chats_of_a_fixed_length() -> None:
     assert (fields["temperature"], fields["max_tokens"], fields["ignore_eos"]) == (0, 24, True)
 
 
+@in_virtual_time
 async def test_a_model_without_a_template_completes() -> None:
     """The message is then the text that is to go on."""
 
@@ -109,6 +113,7 @@ async def test_a_model_without_a_template_completes() -> None:
     assert decode.timing.completion_tokens == 8
 
 
+@in_virtual_time
 async def test_a_server_that_does_not_count_is_timed_all_the_same() -> None:
     """No guesses in the figures, and one token at an answer's first moment."""
     quiet = SpeculatingOpenAi(step_s=0.002, guesses=3, right=3, counts=False, has_tokens=False)
@@ -120,6 +125,7 @@ async def test_a_server_that_does_not_count_is_timed_all_the_same() -> None:
     assert [one.on.decoded_tokens for one in pairs] == [23] * 6
 
 
+@in_virtual_time
 async def test_other_texts_are_told() -> None:
     """A daemon that answers something else when it guesses is faster for nothing."""
     pairs = await rounds_of(
@@ -129,6 +135,7 @@ async def test_other_texts_are_told() -> None:
     assert WorkloadFigures.of(Copying.QUOTE, pairs).different_texts == 6
 
 
+@in_virtual_time
 async def test_an_answer_in_one_piece_has_no_speed() -> None:
     """It is told what to ask for instead of dividing by nothing."""
     async with SpeculatingOpenAi(step_s=0.001, guesses=40, right=39).running() as url:
