@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -73,5 +74,9 @@ def file_of(directory: Path, key: bytes, saved: SavedBlock) -> Path:
 
 
 def files_in(directory: Path, key: bytes) -> dict[str, int]:
-    """Names and sizes of all files of a key."""
-    return {one.name: one.lstat().st_size for one in (directory / key.hex()).iterdir()}
+    """Names and sizes of all files of a key, without those that are deleted while it looks."""
+    sizes: dict[str, int] = {}
+    for one in (directory / key.hex()).iterdir():
+        with suppress(FileNotFoundError):
+            sizes[one.name] = one.lstat().st_size
+    return sizes
