@@ -26,7 +26,7 @@ else
 endif
 
 test-long: dev
-	.venv/bin/pytest -m long $(or $(ARGS),$(SIDE_BY_SIDE))
+	.venv/bin/pytest -m long $(SIDE_BY_SIDE) $(ARGS)
 
 check: dev
 	.venv/bin/ruff format --check .

@@ -215,13 +215,8 @@ def _embedded(embedded_engine: Engine) -> Iterator[Engine]:
     embedded_engine.reset()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mixed parameters",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("seven", "chunked prefill")),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["seven", "mixed parameters", "chunked prefill"])
 def test_company_changes_nothing_on_the_embedded_model(
     name: str, embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
 ) -> None:

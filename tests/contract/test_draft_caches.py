@@ -61,11 +61,12 @@ def _noise(name: str) -> float:
 
 
 def _kinds_and_formats() -> list[object]:
-    """All pairs; `make test` runs each kind in one format, and each format on two kinds."""
-    all_formats = (TinyKind.STANDARD, TinyKind.ROTATING)
+    """All pairs; `make test` runs each kind in one format, and each format on one kind."""
     return [
         pytest.param(
-            kind, name, marks=() if name == "none" or kind in all_formats else pytest.mark.long
+            kind,
+            name,
+            marks=() if name == "none" or kind is TinyKind.STANDARD else pytest.mark.long,
         )
         for kind in TinyKind
         for name in _FORMATS
@@ -95,7 +96,15 @@ def test_wrong_guesses_leave_nothing(kind: TinyKind, name: str, lane: str) -> No
 
 @_WINDOWED
 @_EACH_LANE
-@pytest.mark.parametrize("wrong", [1, 4, _WINDOW, 2 * _WINDOW + 3])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(1, marks=pytest.mark.long),
+        4,
+        pytest.param(_WINDOW, marks=pytest.mark.long),
+        2 * _WINDOW + 3,
+    ],
+)
 def test_a_window_is_right_at_every_turn_of_its_ring(kind: TinyKind, lane: str, wrong: int) -> None:
     """Not yet full, just full and anywhere in the round; with more guesses than it has positions."""
     for steps in range(2 * _WINDOW + 2):
@@ -184,7 +193,14 @@ def test_rows_of_a_batch_take_back_each_its_own(name: str) -> None:
 
 
 @_KINDS
-@pytest.mark.parametrize("others", [(60,), (2,), (31, 4)])
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param((60,), marks=pytest.mark.long),
+        pytest.param((2,), marks=pytest.mark.long),
+        (31, 4),
+    ],
+)
 def test_a_row_that_others_have_left_drafts(kind: TinyKind, others: Sequence[int]) -> None:
     """Longer and shorter ones leave padding, turned rings and widened histories behind."""
     for steps in (0, 1, 3, _WINDOW - 1, _WINDOW, 13):

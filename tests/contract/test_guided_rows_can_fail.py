@@ -116,7 +116,9 @@ def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowPositions, "open_step", longest)
 
 
-@pytest.mark.parametrize("plant", [_wrong_logits, _wrong_positions])
+@pytest.mark.parametrize(
+    "plant", [_wrong_logits, pytest.param(_wrong_positions, marks=pytest.mark.long)]
+)
 def test_certain_tokens_that_go_wrong_are_noticed(
     short_engine: Engine,
     monkeypatch: pytest.MonkeyPatch,

@@ -66,6 +66,7 @@ def _is_server(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_signal_ends_the_servers_and_removes_their_directory(tmp_path: Path) -> None:
     """Of the prefix bench while it measures; the exit code is the signal's, as a shell has it."""
     with _running(tmp_path, "--prefix") as process:

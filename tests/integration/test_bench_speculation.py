@@ -41,6 +41,7 @@ def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: 
     assert message in " ".join(result.output.split())
 
 
+@pytest.mark.long
 def test_both_daemons_are_measured_and_ended(tmp_path: Path) -> None:
     """The whole command: three workloads, the same texts with and without, nothing left running."""
     others = servers_of_this_process()

@@ -137,6 +137,7 @@ def _is_rendering(renderer: TemplateRenderer) -> bool:
     return renderer._lock.locked() and child is not None and child._is_ready
 
 
+@pytest.mark.long
 def test_template_that_is_hostile_at_once_is_a_note_at_the_start(
     parent: DaemonParent, tmp_path: Path
 ) -> None:

@@ -148,7 +148,7 @@ def _check_same(expected: Sequence[Answer], got: Sequence[Answer], what: str) ->
         assert one.logprob_error(other) < _NOISE, f"{what}: {fields}"
 
 
-@pytest.mark.parametrize("mode", ["single", "batched"])
+@pytest.mark.parametrize("mode", [pytest.param("single", marks=pytest.mark.long), "batched"])
 def test_answers_are_those_of_a_daemon_without_a_cache(tiny: Pair, mode: str) -> None:
     """Cold, warm, and all at once; greedy and drawn, n, penalties, logprobs, structured output."""
     for daemon in (tiny.cached, tiny.plain):

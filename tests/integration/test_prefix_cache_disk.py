@@ -244,7 +244,11 @@ def _swapped(files: list[Path]) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "runs"),
-    [(_truncated, False), (_flipped, False), (_swapped, True)],
+    [
+        pytest.param(_truncated, False, marks=pytest.mark.long),
+        (_flipped, False),
+        pytest.param(_swapped, True, marks=pytest.mark.long),
+    ],
 )
 def test_damage_is_counted_and_never_answered(
     site: Site,

@@ -73,12 +73,12 @@ def _plain_until(
     return told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "plain_clients"),
     [
-        (8, 4),
-        pytest.param(24, 4, marks=pytest.mark.long),
-        pytest.param(200, 2, marks=pytest.mark.long),
+        (24, 4),
+        (200, 2),
     ],
 )
 def test_every_finished_answer_has_its_shape_and_neighbours_are_not_touched(

@@ -1106,7 +1106,7 @@ class ChangesInSilence(ContinuousScheduler):
         ChangesInSilence,
         AdmitsWhileHeld,
         HoldsForGood,
-        KeepsTheUnfit,
+        pytest.param(KeepsTheUnfit, marks=pytest.mark.long),  # takes many examples to find
         TurnsAwayAtASwitch,
         ReordersAtASwitch,
         SharesAfterItIsSwitchedOff,
@@ -1117,7 +1117,7 @@ class ChangesInSilence(ContinuousScheduler):
         SharesWithAnybody,
         LetsJoinTheDead,
         ForgetsToReplay,
-        LeaderTakesAllAlong,
+        pytest.param(LeaderTakesAllAlong, marks=pytest.mark.long),  # takes many examples to find
         StarvesTheSerialRow,
         DecodesHalfABatch,
         QueuesWithoutBounds,

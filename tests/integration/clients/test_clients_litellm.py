@@ -15,6 +15,7 @@ from pydantic import BaseModel
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
 pytestmark = [
+    pytest.mark.long,  # its import takes ten seconds
     # pydantic's word on a type of LiteLLM's own, once, where that is used first
     pytest.mark.filterwarnings(
         "ignore:Item 'summary' on TypedDict class 'ChatCompletionReasoningItem':UserWarning"
