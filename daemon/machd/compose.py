@@ -48,7 +48,7 @@ from machd.settings.model import ContinuousBatchingSettings, Settings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
-from machd.telemetry.logs import DecodeModeLog, RequestLog, configure_logs
+from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.served_model import ServedModel
 from machd.telemetry.tracing import tracers
@@ -109,7 +109,7 @@ class Parts:
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
         fanout = Fanout(
-            asyncio.get_running_loop(), [self.metrics, DecodeModeLog(), self.throughput, self.feed]
+            asyncio.get_running_loop(), [self.metrics, SchedulerLog(), self.throughput, self.feed]
         )
         self.loop = EngineLoop(
             load=load,

@@ -378,6 +378,11 @@ class SchedulerCore:
             self.active_loops,
             now_s,
             coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
+            request_id=request.request_id,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            active_limit=self._max_running,
+            fanout=len(decode.readers),
         )
 
     def _started(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceStarted:

@@ -60,6 +60,11 @@ class SequenceAdmitted:
         at_s: On the monotonic clock, as in every event.
         coalesced_with: The request id of the sequence whose decode is shared; None for a
             sequence that decodes itself, or that shares with one of its own request.
+        request_id: Of the request that the sequence belongs to.
+        prompt_tokens: Length of the prompt.
+        max_tokens: Tokens that the completion may have.
+        active_limit: Sequences that may decode at once.
+        fanout: Sequences that read this decode, this one included.
     """
 
     sequence_id: str
@@ -68,6 +73,11 @@ class SequenceAdmitted:
     active_loops: int
     at_s: float
     coalesced_with: str | None = None
+    request_id: str = ""
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    active_limit: int = 1
+    fanout: int = 1
 
 
 @dataclass(frozen=True, slots=True)

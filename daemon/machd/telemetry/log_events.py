@@ -178,6 +178,28 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     ),
     # Requests
     LogEvent(
+        "sequence.admitted",
+        ("debug",),
+        (
+            "request_id",
+            "slot_index",
+            "decode_mode",
+            "prompt_tokens",
+            "max_tokens",
+            "active_loops",
+            "active_limit",
+        ),
+        "A sequence got a slot, or joined the decode of an identical one. `active_loops` sequences decode "
+        "now, of `active_limit` at most.",
+    ),
+    LogEvent(
+        "sequence.coalesced",
+        ("info",),
+        ("request_id", "coalesced_with", "fanout"),
+        "A sequence shares the decode of the request that `coalesced_with` names; `fanout` sequences "
+        "read it now.",
+    ),
+    LogEvent(
         "request.finished",
         ("info",),
         (
@@ -187,10 +209,12 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "prompt_tokens",
             "cached_tokens",
             "completion_tokens",
+            "total_tokens",
             "queue_ms",
             "ttft_ms",
             "prompt_tps",
             "generation_tps",
+            "total_tps",
             "latency_ms",
             "finish_reason",
             "error",

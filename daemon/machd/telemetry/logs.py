@@ -11,11 +11,11 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from machd.clock import Clock, SystemClock
-from machd.scheduler.events import DecodeModeChanged, Event
+from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted
 from machd.serving.record import RequestRecord
 from machd.telemetry.log_repeats import RepeatFilter
 
-__all__ = ["DecodeModeLog", "RequestLog", "configure_logs"]
+__all__ = ["RequestLog", "SchedulerLog", "configure_logs"]
 
 _QUIET = (
     "uvicorn",
@@ -109,8 +109,8 @@ def _renderers(*, is_console: bool, colors: bool) -> list[Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
-class DecodeModeLog:
-    """One ``decode_mode.changed`` line a hand-over."""
+class SchedulerLog:
+    """A line for each admission, each shared decode and each change of how tokens are made."""
 
     def __init__(self) -> None:
         """Write to the configured log."""
@@ -119,10 +119,31 @@ class DecodeModeLog:
     def on_events(self, events: Sequence[Event]) -> None:
         """Write the lines of a step."""
         for event in events:
-            if isinstance(event, DecodeModeChanged):
+            if isinstance(event, SequenceAdmitted):
+                self._write_admission(event)
+            elif isinstance(event, DecodeModeChanged):
                 self._log.debug(
                     "decode_mode.changed", previous=event.previous.value, mode=event.mode.value
                 )
+
+    def _write_admission(self, event: SequenceAdmitted) -> None:
+        self._log.debug(
+            "sequence.admitted",
+            request_id=event.request_id,
+            slot_index=event.slot_index,
+            decode_mode=event.decode_mode.value,
+            prompt_tokens=event.prompt_tokens,
+            max_tokens=event.max_tokens,
+            active_loops=event.active_loops,
+            active_limit=event.active_limit,
+        )
+        if event.coalesced_with is not None:
+            self._log.info(
+                "sequence.coalesced",
+                request_id=event.request_id,
+                coalesced_with=event.coalesced_with,
+                fanout=event.fanout,
+            )
 
 
 class RequestLog:
@@ -142,12 +163,14 @@ class RequestLog:
             prompt_tokens=record.prompt_tokens,
             cached_tokens=record.cached_tokens,
             completion_tokens=record.completion_tokens,
+            total_tokens=record.prompt_tokens + record.completion_tokens,
             queue_ms=_ms(record.queue_s),
             ttft_ms=_ms(record.ttft_s),
             prompt_tps=_rate(
                 record.first_prompt_tokens - record.first_cached_tokens, record.prefill_s
             ),
             generation_tps=_rate(record.completion_tokens - 1, record.decode_s),
+            total_tps=_rate(record.prompt_tokens + record.completion_tokens, record.duration_s),
             latency_ms=_ms(record.duration_s),
             finish_reason=record.finish_reason,
             error=record.error_code,

@@ -157,9 +157,11 @@ def test_who_joins_a_running_decode_is_told_what_it_missed(steps: int) -> None:
     scheduler, engine = _running(steps)
     joined = scheduler.submit((_request("b"),), 7.0)
 
-    assert joined[0] == SequenceAdmitted(
-        "b", 0, only(SequenceAdmitted, joined)[0].decode_mode, 1, 7.0, coalesced_with="req-a"
-    )
+    admitted = only(SequenceAdmitted, joined)[0]
+    assert joined[0] == admitted
+    assert (admitted.sequence_id, admitted.slot_index, admitted.at_s) == ("b", 0, 7.0)
+    assert (admitted.active_loops, admitted.fanout) == (1, 2), "two read one decode"
+    assert (admitted.request_id, admitted.coalesced_with) == ("req-b", "req-a")
     assert _tokens(joined, "b") == _script(steps)
     assert (scheduler.running_count, scheduler.active_loops) == (2, 1)
     assert scheduler.kv_reserved_bytes == 10 * 10

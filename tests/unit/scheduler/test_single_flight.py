@@ -79,7 +79,9 @@ def test_a_sequence_goes_through_all_its_events() -> None:
     events = _run_to_end(scheduler, engine, now_s=2.0)
 
     assert queued == [SequenceQueued("a", 0)]
-    assert events[0] == SequenceAdmitted("a", 0, DecodeMode.SINGLE, 1, 2.0)
+    assert events[0] == SequenceAdmitted(
+        "a", 0, DecodeMode.SINGLE, 1, 2.0, request_id="req-a", prompt_tokens=4, max_tokens=9
+    )
     assert bytes(one.token.token_id for one in only(TokenGenerated, events)) == b"hi"
     assert events[-1] == SequenceFinished("a", FinishReason.STOP, None, 4, 0, 3, 2.0)
 

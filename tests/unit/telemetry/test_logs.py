@@ -8,16 +8,22 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
 
 from machd.clock import ManualClock
-from machd.scheduler.events import DecodeMode, DecodeModeChanged, StepCompleted
+from machd.scheduler.events import (
+    DecodeMode,
+    DecodeModeChanged,
+    SequenceAdmitted,
+    StepCompleted,
+)
 from machd.serving.record import RequestRecord
 from machd.serving.trace_context import TraceContext
 from machd.telemetry.log_repeats import RepeatFilter
-from machd.telemetry.logs import DecodeModeLog, RequestLog, configure_logs
+from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
 
 CANARY = "my secret prompt"
 
@@ -28,10 +34,12 @@ CONTRACT_FIELDS = {
     "prompt_tokens",
     "cached_tokens",
     "completion_tokens",
+    "total_tokens",
     "queue_ms",
     "ttft_ms",
     "prompt_tps",
     "generation_tps",
+    "total_tps",
     "latency_ms",
     "finish_reason",
     "client",
@@ -287,10 +295,12 @@ def test_the_figures_of_a_request_are_what_their_names_say() -> None:
         "prompt_tokens": 110,
         "cached_tokens": 10,
         "completion_tokens": 21,
+        "total_tokens": 131,
         "queue_ms": 12.3,
         "ttft_ms": 512.3,
         "prompt_tps": 200.0,
         "generation_tps": 10.0,
+        "total_tps": 52.1,
         "latency_ms": 2512.7,
         "finish_reason": "stop",
         "error": None,
@@ -350,7 +360,7 @@ def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
     """At debug, one line a change, and nothing of other events."""
     stream = _configured(level="debug")
     change = DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED)
-    DecodeModeLog().on_events([StepCompleted(1, 0, 0.1), change])
+    SchedulerLog().on_events([StepCompleted(1, 0, 0.1), change])
     (line,) = _lines(stream)
     assert (line["event"], line["level"]) == ("decode_mode.changed", "debug")
     assert (line["previous"], line["mode"]) == ("speculative", "batched")
@@ -359,8 +369,52 @@ def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
 def test_a_hand_over_is_no_news_otherwise() -> None:
     """With requests that come and go it happens all the time."""
     stream = _configured(level="info")
-    DecodeModeLog().on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
+    SchedulerLog().on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
     assert _lines(stream) == []
+
+
+# Admissions
+
+
+def _admission(**fields: Any) -> SequenceAdmitted:
+    return SequenceAdmitted(
+        sequence_id="s-1",
+        slot_index=2,
+        decode_mode=DecodeMode.BATCHED,
+        active_loops=3,
+        at_s=1.0,
+        request_id="req-b",
+        prompt_tokens=571,
+        max_tokens=512,
+        active_limit=4,
+        **fields,
+    )
+
+
+def test_an_admission_is_a_line_for_those_who_look_closely() -> None:
+    """At debug, with what the sequence asks for and how many may decode at once."""
+    stream = _configured(level="debug")
+    SchedulerLog().on_events([_admission()])
+    (line,) = _lines(stream)
+    assert {name: line[name] for name in set(line) - ENVELOPE} == {
+        "request_id": "req-b",
+        "slot_index": 2,
+        "decode_mode": "batched",
+        "prompt_tokens": 571,
+        "max_tokens": 512,
+        "active_loops": 3,
+        "active_limit": 4,
+    }
+    assert (line["event"], line["level"]) == ("sequence.admitted", "debug")
+
+
+def test_a_shared_decode_is_a_line_with_its_fanout() -> None:
+    """At info, and only for the sequence that joins."""
+    stream = _configured(level="info")
+    SchedulerLog().on_events([_admission(), _admission(coalesced_with="req-a", fanout=3)])
+    (line,) = _lines(stream)
+    assert line["event"] == "sequence.coalesced"
+    assert (line["request_id"], line["coalesced_with"], line["fanout"]) == ("req-b", "req-a", 3)
 
 
 # Repeats
