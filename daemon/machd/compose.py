@@ -27,8 +27,9 @@ from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
-from machd.scheduler.events import DecodeMode
+from machd.scheduler.events import DecodeMode, Event
 from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits
@@ -95,6 +96,7 @@ class Parts:
         """
         settings = loaded.settings
         self._clock = clock
+        self._event_loop = asyncio.get_running_loop()
         self._admit = admit
         self._in_force = settings
         self._available_bytes: int | None = None
@@ -109,7 +111,7 @@ class Parts:
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
         fanout = Fanout(
-            asyncio.get_running_loop(), [self.metrics, SchedulerLog(), self.throughput, self.feed]
+            self._event_loop, [self.metrics, SchedulerLog(), self.throughput, self.feed]
         )
         self.loop = EngineLoop(
             load=load,
@@ -118,6 +120,7 @@ class Parts:
             ),
             publish=fanout.publish,
             clock=clock,
+            adopt=self._adopt,
             probe=StartupGuard(
                 on_start=OnStart(settings.probe.on_start),
                 is_batching_asked=settings.continuous_batching.enabled,
@@ -125,7 +128,7 @@ class Parts:
                 clock=clock,
             ),
         )
-        self.served = ServedModel(self.loop, self.configuration, self.metrics)
+        self.served = ServedModel(self.loop, self.configuration, self.metrics, self.feed)
         self.service = GenerationService(
             loop=self.loop,
             fanout=fanout,
@@ -199,6 +202,17 @@ class Parts:
         limits = prefix_limits(section, self._available_bytes)
         return PrefixCache(prefix_shape(section, engine.model), limits, engine.saved_blocks())
 
+    def _adopt(self, engine: Engine, scheduler: Scheduler) -> list[Event]:
+        """Schedule by verdicts that changed while the engine was idle; on the engine thread."""
+        arrangement = self._arrangement(engine)
+        # Blocks of before are given up: what they hold may be what turned out to be wrong.
+        engine.reset(max_rows=arrangement.shape.slot_count)
+        scheduler.set_prefix_cache(self._prefixes(engine))
+        events = scheduler.rearrange(arrangement, self._clock.monotonic_s())
+        with contextlib.suppress(RuntimeError):  # the event loop has closed
+            self._event_loop.call_soon_threadsafe(self.served.announce_changes)
+        return events
+
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.serving.configuration.Prepare`."""
         api_keys = self._admit(settings)
@@ -237,12 +251,11 @@ class Parts:
         done = self.loop.rearrange(
             lambda engine: self._arrangement(engine, settings), measure=measure
         )
-        event_loop = asyncio.get_running_loop()
 
         def announce(done: Future[None]) -> None:
             if done.exception() is None:  # what it was is in the log already
                 with contextlib.suppress(RuntimeError):  # the event loop has closed
-                    event_loop.call_soon_threadsafe(self.served.announce)
+                    self._event_loop.call_soon_threadsafe(self.served.announce)
 
         done.add_done_callback(announce)
         return done

@@ -1,40 +1,66 @@
-"""An engine that stops answering when a probe's time is over."""
+"""What a probe may take: it is asked before every step and every pass, and may break the probe off."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 from machd.clock import Clock
 from machd.engine.forwarding import ForwardingEngine
 from machd.engine.protocol import Engine, StepPlan, StepResult
 
-__all__ = ["BoundedEngine", "OutOfTimeError"]
+__all__ = ["Deadline", "OutOfTimeError", "Watch", "WatchedEngine", "without_end"]
+
+Watch: TypeAlias = Callable[[], None]
+"""Called before anything is computed; raises to have nothing more computed."""
 
 
 class OutOfTimeError(Exception):
     """A probe took longer than it may. Says nothing of the model."""
 
 
-class BoundedEngine(ForwardingEngine):
-    """Another engine, up to a moment. A step that is under way then is finished."""
+def without_end() -> None:
+    """A :data:`Watch` that lets a probe take as long as it likes."""
 
-    def __init__(self, engine: Engine, clock: Clock, *, max_s: float) -> None:
+
+class Deadline:
+    """A :data:`Watch` that ends at a moment. What is under way then is finished."""
+
+    def __init__(self, clock: Clock, *, max_s: float) -> None:
         """Begin to count now.
 
         Args:
-            engine: What is asked.
             clock: Reads time.
-            max_s: Seconds after which every step raises.
+            max_s: Seconds after which every call raises.
         """
-        super().__init__(engine)
         self._clock = clock
         self._max_s = max_s
         self._end_s = clock.monotonic_s() + max_s
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step.
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time left."""
+        return self._clock.monotonic_s() > self._end_s
+
+    def __call__(self) -> None:
+        """Raise when it is over.
 
         Raises:
             OutOfTimeError: There is no time left.
         """
-        if self._clock.monotonic_s() > self._end_s:
+        if self.is_over:
             raise OutOfTimeError(f"there was no time for it within {self._max_s:g} s")
+
+
+class WatchedEngine(ForwardingEngine):
+    """Another engine, with a watch before each step."""
+
+    def __init__(self, engine: Engine, watch: Watch) -> None:
+        """Wrap an engine."""
+        super().__init__(engine)
+        self._watch = watch
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step, if the watch lets it."""
+        self._watch()
         return super().run(plan)

@@ -6,20 +6,22 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["CHECK_NAMES", "SERVING_CHECKS", "architecture_names"]
+__all__ = ["BATCHING_CHECKS", "CHECK_NAMES", "FEATURE_CHECKS", "architecture_names"]
 
-SERVING_CHECKS = ("batch_parity", "window_overflow", "rope_positions", "sampling_isolation")
+BATCHING_CHECKS = ("batch_parity", "window_overflow", "rope_positions", "sampling_isolation")
 """What decides on continuous batching. They need the engine alone."""
+
+FEATURE_CHECKS = (
+    *BATCHING_CHECKS,
+    *("state_snapshot", "cache_reuse", "trim"),
+    *("chunked_prefill", "quantized_kv"),
+)
+"""What decides on a feature, the most valuable first: after batching the prefix cache and speculation."""
 
 CHECK_NAMES = (
     "without_cache",
     "alone",
-    *SERVING_CHECKS,
-    "chunked_prefill",
-    "cache_reuse",
-    "trim",
-    "state_snapshot",
-    "quantized_kv",
+    *FEATURE_CHECKS,
     "memory_baseline",
     "mlx_lm_batch",
 )

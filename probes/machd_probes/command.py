@@ -14,6 +14,7 @@ from machd.engine.embedded import user_cache_directory
 from machd.errors import EngineFaultError, ModelArchitectureError
 from machd.settings.sources import process_environ
 from machd_probes.catalogue import architecture_names
+from machd_probes.matrix_file import KeptMatrix
 from machd_probes.progress import RunProgress
 from machd_probes.report import MatrixReport, encode_matrix, matrix_of, rounded
 from machd_probes.results_cache import ResultsCache, results_directory
@@ -90,7 +91,7 @@ def check_architectures(
     return _HOLDS_NOT if require_batched and not _all_batched(matrix) else _HOLDS
 
 
-def measured_matrix(*, runner: Runner | None = None) -> MatrixReport:
+def measured_matrix(*, runner: Runner | None = None) -> KeptMatrix:
     """The matrix of all architectures, measured anew, with figures for a file that is kept.
 
     Takes minutes.
@@ -104,7 +105,8 @@ def measured_matrix(*, runner: Runner | None = None) -> MatrixReport:
     measurement = _measure(wanted, environ, runner or Runner(environ), use_cache=False)
     if not measurement.complete:
         raise EngineFaultError("measuring was interrupted; the matrix is left as it was")
-    return matrix_of((rounded(report) for report in measurement.reports), measurement.basis)
+    reports = {report.architecture: rounded(report) for report in measurement.reports}
+    return KeptMatrix(measurement.basis, reports)
 
 
 def _known(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from machd.capabilities.evidence import Evidence
 from machd.engine.untyped import Cache, LanguageModel
+from machd_probes.bounded import Watch, without_end
 
 __all__ = ["Logprobs", "Passes", "compared_passes", "restored", "snapshot"]
 
@@ -22,9 +23,10 @@ Logprobs = NDArray[np.float32]
 class Passes:
     """A model, called with chunks of a row."""
 
-    def __init__(self, model: Module) -> None:
-        """Borrow the model."""
+    def __init__(self, model: Module, watch: Watch = without_end) -> None:
+        """Borrow the model; ``watch`` is called before each pass."""
         self._model: LanguageModel = model
+        self._watch = watch
 
     def new_caches(self) -> list[Cache]:
         """The model's own, empty."""
@@ -32,6 +34,7 @@ class Passes:
 
     def feed(self, token_ids: Sequence[int], caches: list[Cache] | None) -> Logprobs:
         """Log-probabilities after each token; the caches grow by the chunk. None is no cache."""
+        self._watch()
         output = self._model(mx.array([list(token_ids)], dtype=mx.int32), cache=caches)
         logits = getattr(output, "logits", output)[0].astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

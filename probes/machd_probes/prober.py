@@ -1,29 +1,29 @@
-"""Runs the checks on a model: a tiny one of an architecture, or one that is loaded to serve."""
+"""Runs checks on a model: a tiny one of an architecture, a stand-in, or one that is loaded to serve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
-from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.model_code import ModelCode
 from machd.clock import Clock, SystemClock
 from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.loader import LoadedModel, describe_model
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.protocol import Engine
-from machd_probes.bounded import BoundedEngine, OutOfTimeError
-from machd_probes.catalogue import CHECK_NAMES, SERVING_CHECKS
-from machd_probes.checks.window_overflow import WIDEST_WINDOW_TOKENS
+from machd_probes.bounded import OutOfTimeError
+from machd_probes.catalogue import CHECK_NAMES
 from machd_probes.finding import Finding, no_data
 from machd_probes.subject import Extent, Subject, told
 from machd_probes.tiny import tiny_configuration, tiny_model, tiny_variants
 
-__all__ = ["measure_engine", "probe_architecture", "tiny_loaded", "tiny_subject"]
+__all__ = ["loaded_subject", "probe_architecture", "run_check", "tiny_loaded", "tiny_subject"]
 
 _CONTEXT_TOKENS = 1024
 _WIDEST_ROWS = 16
@@ -36,8 +36,6 @@ _LOADED = Extent(
     scripts=("early leaves", "down to one and up again"),
     has_long_row=False,
 )
-_LOADED_MAX_S = 30.0
-"""A model of some hundred million parameters takes a third of it on two cores."""
 
 
 def probe_architecture(name: str) -> ArchitectureReport:
@@ -53,7 +51,8 @@ def probe_architecture(name: str) -> ArchitectureReport:
     if problem:
         return ArchitectureReport(name, reports[0].facts, problem=problem)
     by_check = zip(*(report.results for report in reports), strict=True)
-    return ArchitectureReport(name, reports[0].facts, tuple(_worst(one) for one in by_check))
+    results = tuple(_worst(one) for one in by_check)
+    return ArchitectureReport(name, reports[0].facts, results, code=_joined(reports))
 
 
 def tiny_loaded(variant: str) -> LoadedModel:
@@ -74,55 +73,6 @@ def tiny_loaded(variant: str) -> LoadedModel:
     return LoadedModel(model, FakeTokenizer(), description)
 
 
-def measure_engine(engine: Engine, clock: Clock | None = None) -> tuple[ProbeResult, ...]:
-    """The checks that decide on continuous batching, on a model that is loaded to serve.
-
-    Takes some seconds, and a bounded number of them; what there is no time for has no data. Windows
-    that are too wide to be filled in that time are tried on a tiny model of the architecture.
-
-    Call it on the engine's thread, while the engine has no rows; it is left with none.
-
-    Args:
-        engine: What will serve.
-        clock: Reads time; the machine's unless given.
-    """
-    clock = clock or SystemClock()
-    bounded = BoundedEngine(engine, clock, max_s=_LOADED_MAX_S)
-    subject = Subject(bounded, _LOADED)
-    results = _run(subject, SERVING_CHECKS, clock)
-    window_tokens = subject.window_tokens or 0
-    if window_tokens <= WIDEST_WINDOW_TOKENS:
-        return results
-    stand_in = _tiny_windows(engine.model.architecture, window_tokens, clock)
-    return tuple(
-        stand_in if stand_in is not None and one.probe == stand_in.probe else one for one in results
-    )
-
-
-def _tiny_windows(architecture: str, window_tokens: int, clock: Clock) -> ProbeResult | None:
-    """What tiny models do when their windows overflow, for one whose windows are too wide to fill.
-
-    None where the architecture has no tiny model with a window, or none could be run in time.
-    """
-    found: list[ProbeResult] = []
-    for variant in tiny_variants(architecture):
-        try:
-            subject = tiny_subject(variant)
-        except (Exception, SystemExit):  # noqa: BLE001 - an architecture's code does anything
-            return None
-        subject.engine = BoundedEngine(subject.engine, clock, max_s=_LOADED_MAX_S)
-        found += _run(subject, ("window_overflow",), clock)
-        subject.engine.close()
-    found = [one for one in found if one.outcome is not Outcome.UNSUPPORTED]
-    if not found:
-        return None
-    worst = _worst(found)
-    note = (
-        f"on a tiny model, because the window of {window_tokens} tokens is more than a probe fills"
-    )
-    return replace(worst, detail=f"{worst.detail}; {note}" if worst.detail else note)
-
-
 def tiny_subject(variant: str) -> Subject:
     """A tiny model under test, in an engine of its own.
 
@@ -135,34 +85,54 @@ def tiny_subject(variant: str) -> Subject:
     return Subject(engine, _TINY, model=loaded.model, plain=plain)
 
 
+def loaded_subject(engine: Engine, model: Module | None) -> Subject:
+    """A model that is loaded to serve, under test: fewer and shorter rows, because it is large.
+
+    Args:
+        engine: Without rows; it is left with none.
+        model: The engine's model, for checks of its caches; None for those of the engine alone.
+    """
+    return Subject(engine, _LOADED, model=model)
+
+
+def run_check(
+    subject: Subject, name: str, clock: Clock, *, measured_on: MeasuredOn = MeasuredOn.ARCHITECTURE
+) -> ProbeResult:
+    """What one check says of a model; whatever the model raises is the check's answer."""
+    started_s = clock.monotonic_s()
+    finding = _found(subject, name)
+    return ProbeResult(
+        name,
+        finding.outcome,
+        finding.detail,
+        finding.evidence,
+        clock.monotonic_s() - started_s,
+        measured_on,
+    )
+
+
 def _probe_variant(name: str, variant: str) -> ArchitectureReport:
     try:
         subject = tiny_subject(variant)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - an architecture's code does anything
         return ArchitectureReport(name, problem=f"the tiny model {told(error)}")
+    clock = SystemClock()
     try:
-        results = _run(subject, CHECK_NAMES, SystemClock())
+        results = tuple(run_check(subject, check, clock) for check in CHECK_NAMES)
     finally:
         subject.engine.close()
         mx.clear_cache()
-    return ArchitectureReport(name, subject.description.cache, results)
+    description = subject.description
+    return ArchitectureReport(name, description.cache, results, code=description.code)
 
 
-def _run(subject: Subject, names: Sequence[str], clock: Clock) -> tuple[ProbeResult, ...]:
-    results = []
-    for name in names:
-        started_s = clock.monotonic_s()
-        finding = _found(subject, name)
-        results.append(
-            ProbeResult(
-                name,
-                finding.outcome,
-                finding.detail,
-                finding.evidence,
-                clock.monotonic_s() - started_s,
-            )
-        )
-    return tuple(results)
+def _joined(reports: Sequence[ArchitectureReport]) -> ModelCode | None:
+    """The code of all configurations of an architecture."""
+    codes = [report.code for report in reports if report.code is not None]
+    joined = codes[0]
+    for code in codes[1:]:
+        joined = joined.joined(code)
+    return joined
 
 
 def _found(subject: Subject, name: str) -> Finding:

@@ -36,8 +36,6 @@ __all__ = [
     "MatrixSummary",
     "MatrixVersions",
     "ProbeRow",
-    "decode_matrix",
-    "encode_kept",
     "encode_matrix",
     "matrix_of",
     "rounded",
@@ -144,26 +142,6 @@ def encode_matrix(matrix: MatrixReport) -> bytes:
     return msgspec.json.format(msgspec.json.encode(matrix), indent=2) + b"\n"
 
 
-def encode_kept(matrix: MatrixReport) -> bytes:
-    """The same for a file that is kept: a line for each row, figures of what passed left out.
-
-    The figures behind each verdict stay.
-    """
-    head, rows = msgspec.structs.replace(matrix, architectures=[]), matrix.architectures
-    lines = b",\n".join(msgspec.json.encode(_without_passed_figures(row)) for row in rows)
-    empty = b'"architectures":[]'
-    return msgspec.json.encode(head).replace(empty, empty[:-1] + b"\n" + lines + b"\n]") + b"\n"
-
-
-def decode_matrix(text: bytes) -> MatrixReport:
-    """What :func:`encode_matrix` or :func:`encode_kept` wrote.
-
-    Raises:
-        msgspec.DecodeError: It is something else, or of another version.
-    """
-    return msgspec.json.decode(text, type=MatrixReport)
-
-
 def _row(report: ArchitectureReport, versions: Versions) -> MatrixRow:
     return MatrixRow(
         **_fields(_capabilities(report, versions)),
@@ -191,14 +169,6 @@ def _probe_row(result: ProbeResult) -> ProbeRow:
         evidence=Evidence(**dataclasses.asdict(measured)) if measured.cases else UNSET,
         duration_s=round(result.duration_s, 3) or UNSET,
     )
-
-
-def _without_passed_figures(row: MatrixRow) -> MatrixRow:
-    probes = tuple(
-        msgspec.structs.replace(probe, evidence=UNSET) if probe.outcome is Outcome.PASSED else probe
-        for probe in row.probes
-    )
-    return msgspec.structs.replace(row, probes=probes)
 
 
 def _rounded(result: ProbeResult) -> ProbeResult:

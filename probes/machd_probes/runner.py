@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from machd.capabilities.matrix import ArchitectureReport
 from machd.errors import StartupError
 from machd_probes.progress import RunProgress
-from machd_probes.worker_messages import WorkerReady, faulted, shortened
+from machd_probes.worker_messages import WorkerFinished, WorkerReady, faulted, shortened
 from machd_probes.worker_process import WorkerProcess
 
 __all__ = ["WORKER_COMMAND", "Runner", "RunnerLimits"]
@@ -173,7 +173,7 @@ class _Sweep:
                 return f"it took more than {limit_s:g} s" if ready else "its worker did not start"
             if isinstance(message, WorkerReady):
                 ready = True
-            elif message is None:
+            elif not isinstance(message, WorkerFinished):
                 return await process.end(limits.end_s)
             elif message.report.architecture != pending[0]:
                 return f"its worker answered for {message.report.architecture}"

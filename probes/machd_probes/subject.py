@@ -11,10 +11,10 @@ from mlx.nn.layers.base import Module
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import LayerCacheFacts
 from machd.engine.protocol import Engine, Lane, ModelDescription, SampledToken, SamplingParams
-from machd_probes.bounded import OutOfTimeError
+from machd_probes.bounded import OutOfTimeError, Watch, WatchedEngine, without_end
 from machd_probes.comparison import compared, largest_difference, tolerated
 from machd_probes.finding import Finding, no_data
-from machd_probes.passes import Logprobs, compared_passes
+from machd_probes.passes import Logprobs, Passes, compared_passes
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt
 
@@ -64,6 +64,7 @@ class Subject:
         *,
         model: Module | None = None,
         plain: Module | None = None,
+        watch: Watch = without_end,
     ) -> None:
         """Take over an engine without rows.
 
@@ -72,8 +73,10 @@ class Subject:
             extent: How much to compute.
             model: The engine's model, for checks of its caches.
             plain: The same model as mlx-lm builds it, which no engine has touched.
+            watch: Called before each step and each pass; can be exchanged later.
         """
-        self.engine = engine
+        self.watch = watch
+        self.engine: Engine = WatchedEngine(engine, self._check)
         self._model = model
         self._plain = plain
         self.extent = extent
@@ -100,6 +103,13 @@ class Subject:
         """The model as mlx-lm builds it."""
         assert self._plain is not None, "the prober gave a plain model"
         return self._plain
+
+    def _check(self) -> None:
+        self.watch()
+
+    def passes(self, model: Module) -> Passes:
+        """Passes over a model, each under watch."""
+        return Passes(model, self._check)
 
     @cached_property
     def prompts(self) -> list[tuple[int, ...]]:

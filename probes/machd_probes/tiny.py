@@ -21,8 +21,15 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from machd.engine.architecture import import_architecture
+from machd.engine.untyped import LanguageModel
 
-__all__ = ["TinyConfiguration", "tiny_configuration", "tiny_model", "tiny_variants"]
+__all__ = [
+    "TinyConfiguration",
+    "build_tiny",
+    "tiny_configuration",
+    "tiny_model",
+    "tiny_variants",
+]
 
 Floats = NDArray[np.float32]
 
@@ -82,8 +89,19 @@ def tiny_model(configuration: TinyConfiguration) -> Module:
         BaseException: Whatever importing or building the architecture raises.
     """
     module = import_architecture(str(configuration.config["model_type"]))
+    return build_tiny(configuration, module.Model, module.ModelArgs)
+
+
+def build_tiny(
+    configuration: TinyConfiguration, model_class: LanguageModel, args_class: LanguageModel
+) -> Module:
+    """Build a model of these classes on this thread, the same every time.
+
+    Raises:
+        BaseException: Whatever building the model raises.
+    """
     mx.random.seed(configuration.seed)  # some parameters stay near what the architecture draws
-    model: Module = module.Model(module.ModelArgs.from_dict(_copied(configuration.config)))
+    model: Module = model_class(args_class.from_dict(_copied(configuration.config)))
     for name, numbers in configuration.attributes.items():
         setattr(model, name, mx.array(numbers))
     _condition(model, configuration)

@@ -1,7 +1,8 @@
-"""What a measurement depends on beside the model: versions, what computes, and the probes' code."""
+"""What a measurement depends on beside the model: versions, what computes, and machd's own code."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,12 +21,31 @@ PROBE_DTYPE = "float32"
 
 _PROBES = Path(__file__).resolve().parent
 _PROGRAM = Path(machd.__file__).resolve().parent
-_SOURCES = (
-    _PROBES,
-    _PROGRAM / "engine",
-    *(_PROGRAM / "capabilities" / name for name in ("evidence.py", "facts.py", "matrix.py")),
+_SOURCES = (_PROBES, _PROGRAM / "engine")
+
+_NOT_MEASURED = (
+    # Of the probes: what starts them, keeps their results and shows them.
+    *("catalogue", "command", "evidence_store", "markdown", "matrix_file", "progress", "report"),
+    *("model_probe", "runner", "shrink", "stand_in", "startup", "table", "versions", "worker"),
+    # Of the engine: files, text and devices, which no log-probability depends on.
+    *("blas", "block_directory", "block_encoding", "block_files", "block_key", "block_protocol"),
+    *("block_scan", "block_writer", "ceiling", "certain_tokens", "chat_", "checkpoint", "context"),
+    *(
+        "detokenizer",
+        "device",
+        "embedded",
+        "fake",
+        "forwarding",
+        "gguf",
+        "grammar",
+        "guide",
+        "heap",
+    ),
+    *("inspection", "key_directory", "loader", "mlx_lm_import", "model_code", "model_files"),
+    *("opening", "other_keys", "progress", "safetensors_header", "scratch", "source"),
+    *("step_memory", "template_", "token_table", "tokenizer"),
 )
-"""Code that has a part in what is measured; rules are not among it, for verdicts are not kept."""
+"""Beginnings of the names of modules that have no part in what is measured."""
 
 _ABSENT = "not installed"
 _SUFFIXES = frozenset({".py", ".toml"})
@@ -39,7 +59,7 @@ class ProbeBasis:
         backend: ``cpu``, ``metal`` or ``cuda``.
         blas: The library that multiplies matrices on the CPU; None elsewhere.
         dtype: Of the weights.
-        sources: Digest of the probes and of the engine.
+        sources: Digest of the probes and of what the engine computes with.
     """
 
     machd: str
@@ -66,9 +86,23 @@ class ProbeBasis:
             dtype=self.dtype,
         )
 
+    def computes_like(self, other: ProbeBasis) -> bool:
+        """Whether what another basis found holds here too.
+
+        The version of machd and the BLAS may differ: the digest says which code computes, and every
+        BLAS multiplies the same matrices, up to the noise that each comparison allows for.
+        """
+        return (self.mlx, self.mlx_lm, self.backend, self.dtype, self.sources) == (
+            other.mlx,
+            other.mlx_lm,
+            other.backend,
+            other.dtype,
+            other.sources,
+        )
+
 
 def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> ProbeBasis:
-    """The basis of a measurement made now. Imports neither mlx nor mlx-lm; takes about 20 ms.
+    """The basis of a measurement made now. Imports neither mlx nor mlx-lm; takes about 100 ms.
 
     Args:
         backend: What mlx computes on, which only a process that imported it can tell.
@@ -87,16 +121,41 @@ def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> 
 
 
 def sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
-    """Hash of the names and contents of code and configurations, in folders and single files."""
+    """Hash of code and configurations, by their names; comments and docstrings do not count."""
     digest = hashlib.sha256()
     for root in roots:
-        for path in [root] if root.is_file() else sorted(_files(root)):
+        for path in sorted(_files(root)):
             name = path.relative_to(root.parent).as_posix().encode()
             content = path.read_bytes()
+            if path.suffix == ".py":
+                content = ast.dump(_without_docstrings(ast.parse(content))).encode()
             # With lengths, so that text cannot wander from one file to the next unseen.
             digest.update(b"%d %d " % (len(name), len(content)) + name + content)
     return digest.hexdigest()[:16]
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix in _SUFFIXES)
+    return (
+        path
+        for path in folder.rglob("*")
+        if path.suffix in _SUFFIXES
+        # A configuration may have any name; only code is left out by it.
+        and not (path.suffix == ".py" and path.name.startswith(_NOT_MEASURED))
+    )
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            # Strings that stand alone: of modules, classes and functions, and below constants.
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return tree
+
+
+def _is_text(statement: ast.AST) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

@@ -3,7 +3,8 @@
 Not a command for people: :mod:`machd_probes.runner` starts it, so that a crash, a hang or an
 out-of-memory ends this process and nothing else. ``machd_probes.worker_messages`` says what it
 writes to standard output; whatever models print goes to standard error. Without a name it says
-what computes, and ends.
+what computes, and ends. With ``--stand-in`` it reads an order from standard input, and probes a small
+model in place of the one that a daemon has loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
+import msgspec
+
 from machd.capabilities.matrix import ArchitectureReport
 from machd.engine.blas import choose_blas, measure_blas
 from machd.engine.embedded import user_cache_directory
@@ -22,13 +25,18 @@ from machd.engine.scratch import private_scratch_directory, use_scratch_director
 from machd.errors import MachdError
 from machd_probes.worker_messages import (
     BLAS_VARIABLE,
+    CheckFinished,
+    StandInOrder,
     WorkerFinished,
     WorkerReady,
     encode_message,
     faulted,
 )
 
-__all__ = ["limit_resources", "main", "messages_stream", "probe_all"]
+__all__ = ["STAND_IN_FLAG", "limit_resources", "main", "messages_stream", "probe_all"]
+
+STAND_IN_FLAG = "--stand-in"
+"""In place of names."""
 
 _MAX_MEMORY_BYTES = 4 * 2**30
 """Of address space; a worker with mlx-lm in it has 240 MiB before the first model."""
@@ -48,7 +56,13 @@ def main() -> None:
         sys.stderr.write(error.message + "\n")
         sys.exit(error.exit_code)
     messages.write(encode_message(ready))
-    if names:
+    if names == [STAND_IN_FLAG]:
+        from machd_probes.stand_in import probe_stand_in  # noqa: PLC0415 - imports mlx
+
+        order = msgspec.json.decode(sys.stdin.buffer.read(), type=StandInOrder)
+        for result in probe_stand_in(order):
+            messages.write(encode_message(CheckFinished(result)))
+    elif names:
         from machd_probes.prober import probe_architecture  # noqa: PLC0415 - imports mlx
 
         probe_all(names, probe_architecture, messages)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.model_code import ModelCode
 
 __all__ = [
     "BLAS_VARIABLE",
     "RUN_PROBE",
+    "CheckFinished",
+    "StandInOrder",
     "WorkerFinished",
     "WorkerMessage",
     "WorkerReady",
@@ -52,7 +55,34 @@ class WorkerFinished(Struct, frozen=True, tag="finished"):
     report: ArchitectureReport
 
 
-WorkerMessage: TypeAlias = WorkerReady | WorkerFinished
+class CheckFinished(Struct, frozen=True, tag="check"):
+    """One check of a stand-in is done."""
+
+    result: ProbeResult
+
+
+WorkerMessage: TypeAlias = WorkerReady | WorkerFinished | CheckFinished
+
+
+class StandInOrder(Struct, frozen=True):
+    """What a worker reads from standard input to measure a stand-in of a model.
+
+    Attributes:
+        architecture: mlx-lm's name of it.
+        config: The model's own, as in its ``config.json``; empty where it has none.
+        model_file: Python file of the checkpoint's own that defines its classes; None for mlx-lm's.
+        dtype: What the model computes in.
+        code: What the stand-in has to be made of.
+        checks: To run, in this order.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+    model_file: str | None
+    dtype: str
+    code: ModelCode
+    checks: tuple[str, ...]
+
 
 _DECODER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
 

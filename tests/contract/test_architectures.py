@@ -12,7 +12,7 @@ from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import Source, Support
 from machd.capabilities.verdicts import judge
-from machd_probes.catalogue import CHECK_NAMES, SERVING_CHECKS
+from machd_probes.catalogue import BATCHING_CHECKS, CHECK_NAMES
 from machd_probes.comparison import tolerated
 from machd_probes.prober import probe_architecture
 
@@ -70,7 +70,7 @@ def test_an_architecture_is_batched_without_a_mismatch(name: str) -> None:
     assert evidence.max_logprob_diff <= tolerated(evidence.noise_floor)
     assert evidence.cases >= _LEAST_CASES
     assert evidence == Evidence.together(
-        result.evidence for result in report.results if result.probe in SERVING_CHECKS
+        result.evidence for result in report.results if result.probe in BATCHING_CHECKS
     )
 
 

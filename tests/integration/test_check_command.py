@@ -164,7 +164,7 @@ def test_the_embedded_model() -> None:
         "kept": False,
     }
     assert row["continuous_batching"]["verdict"] == "supported"
-    assert row["continuous_batching"]["source"] == "rule"
+    assert row["continuous_batching"]["source"] == "measured"
     assert row["chat_template"]["system_role"] is True
     assert row["chat_template"]["tools"] is False
     assert row["versions"]["dtype"] == "float32"
@@ -404,7 +404,9 @@ def test_what_is_measured_is_judged_with_the_loaded_models_caches(
     """The row of --measure tells of the model that was loaded, and says what serving it decides."""
     passed = (ProbeResult("batch_parity", Outcome.PASSED),)
     monkeypatch.setattr("machd.engine.opening.engine_loader", lambda *_, **__: _Loaded)
-    monkeypatch.setattr("machd_probes.prober.measure_engine", lambda _engine: passed)
+    monkeypatch.setattr(
+        "machd_probes.model_probe.ModelProbe.measure_weights", lambda *_, **__: passed
+    )
     monkeypatch.setattr("machd.telemetry.logs.configure_logs", lambda **_: None)
     mx.enable_compile()  # which an engine of another test switched off
     result = invoke(str(tiny.path), "--measure", "--json")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from dialogue import completion, told
-from polling import CEILING_S
+from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from scraping import scrape
 from serve_process import ServeProcess
@@ -39,8 +37,8 @@ from machd.engine.protocol import (
 from machd.errors import EngineFaultError
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import DecodeModeDecision
-from machd.serving.startup_guard import Measure, Measures, nothing_known
-from machd_probes.startup import startup_measure, startup_recall
+from machd.serving.startup_guard import Measure, Measures, Results, nothing_known
+from machd_probes.startup import startup_measures
 
 _PATH = "/v1/completions"
 _KV = LayerCacheFacts("KVCache")
@@ -88,7 +86,10 @@ class _GuardedDaemon(RunningDaemon):
         wait_until_ready: bool = True,
     ) -> None:
         """Prepare it; ``on_start`` is ``probe.on_start``, where it is not the default."""
-        flags: dict[str, object] = {"continuous_batching.enabled": is_batching_asked}
+        flags: dict[str, object] = {
+            "continuous_batching.enabled": is_batching_asked,
+            "cache.memory_mb": 100,
+        }
         if on_start is not None:
             flags["probe.on_start"] = on_start
         super().__init__(make_engine, flags, wait_until_ready=wait_until_ready)
@@ -102,12 +103,20 @@ class _GuardedDaemon(RunningDaemon):
             self._loaded,
             self._make_engine,
             on_ready=lambda _url, _engine: self._ready.set(),
-            measures=Measures(self._measure, self._recall, self._measure),
+            measures=self._measures(),
         )
         self.url = self._daemon.url
         if not self._wait_until_ready:
             self._ready.set()
         await self._daemon.run()
+
+    def _measures(self) -> Measures:
+        return Measures(
+            measure=self._measure,
+            recall=self._recall,
+            measure_weights=self._measure,
+            measure_anew=self._measure,
+        )
 
     @property
     def decision(self) -> DecodeModeDecision:
@@ -124,7 +133,7 @@ class _Counted:
         self.results = results
         self.count = 0
 
-    def __call__(self, _engine: Engine) -> tuple[ProbeResult, ...]:
+    def __call__(self, _engine: Engine) -> Results:
         self.count += 1
         return self.results
 
@@ -163,8 +172,9 @@ def _line(lines: list[Any], event: str) -> dict[str, Any]:
         ((_CHUNKED, _KV), _PASSED, "single", "blocked", "rule"),
         ((_KV,), _FAILED, "single", "blocked", "measured"),
         ((_KV,), _PASSED, "batched", "supported", "measured"),
+        ((_KV,), (), "single", "unknown", "rule"),
     ],
-    ids=["passed", "failed", "nothing", "blocked", "wrong", "proven"],
+    ids=["passed", "failed", "nothing", "blocked", "wrong", "proven", "unproven"],
 )
 def test_what_is_measured_decides_and_is_told_in_four_places(
     layers: tuple[LayerCacheFacts, ...],
@@ -219,6 +229,21 @@ def test_what_is_measured_decides_and_is_told_in_four_places(
     assert _text(answer) == "hello"
 
 
+def test_a_model_that_could_not_be_measured_is_not_batched_by_its_rule() -> None:
+    """Standard caches say nothing of the code that fills them."""
+
+    def broken(_engine: Engine) -> Results:
+        raise RuntimeError("the probe is broken")
+
+    with _GuardedDaemon(lambda: _Model(_KV), broken, on_start="measure") as daemon:
+        verdict = _capabilities(daemon)["continuous_batching"]
+        answer = _ask(daemon)
+
+    assert (verdict["verdict"], verdict["source"]) == ("unknown", "rule")
+    assert "has not been measured" in verdict["reason"]
+    assert answer.headers["x-decode-mode"] == "single"
+
+
 def test_a_measurement_that_raises_leaves_the_rule_and_the_daemon() -> None:
     """It is logged with advice, its rows are forgotten, and requests are served one at a time."""
 
@@ -269,36 +294,47 @@ def test_an_engine_that_cannot_forget_the_probe_does_not_serve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_start", "layers", "is_asked", "measured", "recalled"),
+    ("on_start", "layers", "is_asked", "known", "measured", "recalled"),
     [
-        (None, _UNKNOWN, True, 1, 0),
-        ("auto", _UNKNOWN, True, 1, 0),
-        ("auto", (_KV,), True, 0, 1),
-        ("auto", (_CHUNKED,), True, 0, 1),
-        ("auto", _UNKNOWN, False, 0, 1),
-        ("measure", (_KV,), True, 1, 0),
-        ("measure", _UNKNOWN, False, 0, 1),
-        ("facts", _UNKNOWN, True, 0, 1),
-        ("off", _UNKNOWN, True, 0, 0),
+        (None, _UNKNOWN, True, (), 1, 1),
+        ("auto", _UNKNOWN, True, (), 1, 1),
+        ("auto", (_KV,), True, (), 1, 1),
+        ("auto", _UNKNOWN, True, _PASSED, 0, 1),
+        ("auto", (_KV,), True, _FAILED, 0, 1),
+        ("auto", (_CHUNKED,), True, (), 0, 1),
+        ("auto", _UNKNOWN, False, (), 0, 1),
+        ("measure", (_KV,), True, _PASSED, 1, 0),
+        ("measure", _UNKNOWN, False, (), 0, 1),
+        ("facts", _UNKNOWN, True, (), 0, 1),
+        ("off", _UNKNOWN, True, _PASSED, 0, 0),
     ],
 )
 def test_a_model_is_measured_when_the_settings_ask_and_the_answer_matters(
     on_start: str | None,
     layers: tuple[LayerCacheFacts, ...],
     is_asked: bool,  # noqa: FBT001
+    known: tuple[ProbeResult, ...],
     measured: int,
     recalled: int,
 ) -> None:
-    """By default where the rule does not know; what was measured before counts unless it is off."""
-    measure, recall = _Counted(_PASSED), _Counted(_PASSED)
+    """By default where nothing is known, whatever the kind of cache; what is known counts unless off."""
+    measure, recall = _Counted(_PASSED), _Counted(known)
     with _GuardedDaemon(
         lambda: _Model(*layers), measure, recall, on_start=on_start, is_batching_asked=is_asked
     ) as daemon:
         source = _capabilities(daemon)["continuous_batching"]["source"]
 
     assert (measure.count, recall.count) == (measured, recalled)
-    is_blocked = layers == (_CHUNKED,)
-    assert source == ("measured" if measured + recalled and not is_blocked else "rule")
+    is_known = measured or (known and on_start != "off")
+    assert source == ("measured" if is_known and layers != (_CHUNKED,) else "rule")
+
+
+def test_without_evidence_a_rule_alone_may_be_asked_for() -> None:
+    """``off`` batches what has standard caches, as the operator wishes, and says that it is a rule."""
+    with _GuardedDaemon(lambda: _Model(_KV), on_start="off") as daemon:
+        verdict = _capabilities(daemon)["continuous_batching"]
+        assert _ask(daemon).headers["x-decode-mode"] == "batched"
+    assert (verdict["verdict"], verdict["source"]) == ("supported", "rule")
 
 
 def test_health_answers_and_a_stop_works_while_it_is_measured() -> None:
@@ -328,155 +364,90 @@ def test_health_answers_and_a_stop_works_while_it_is_measured() -> None:
     assert daemon.error is None
 
 
-# --- what is kept -------------------------------------------------------------------------------
+# --- beside the daemon --------------------------------------------------------------------------
 
 
-@pytest.fixture(name="checkpoint")
-def _checkpoint(tmp_path: Path) -> Path:
-    """Files as a model has them; nobody loads them."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return folder
+_REUSED = ProbeResult("cache_reuse", Outcome.PASSED, "", _FIGURES)
+_CUT = ProbeResult("trim", Outcome.PASSED, "", _FIGURES)
 
 
-class _Prober:
-    """Stands for the prober, and counts."""
+class _LaterDaemon(_GuardedDaemon):
+    """A daemon whose model turns out to do more, or less, while it is idle."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, results: tuple[ProbeResult, ...]) -> None:
-        self.count = 0
-        self.results = results
-        # Results hold for the engine's sources, which somebody may edit while this runs.
-        monkeypatch.setattr("machd_probes.versions.sources_digest", lambda: "sources")
-        monkeypatch.setattr("machd_probes.prober.measure_engine", self._measure)
+    def __init__(self, *news: tuple[ProbeResult, ...], on_start: str | None = None) -> None:
+        super().__init__(lambda: _Model(_LISTED), recall=lambda _engine: (), on_start=on_start)
+        self._news = list(news)
 
-    def _measure(self, _engine: Engine) -> tuple[ProbeResult, ...]:
-        self.count += 1
-        return self.results
-
-
-def test_a_second_start_remembers(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same files are measured once, and both starts come to the same verdict."""
-    prober = _Prober(monkeypatch, _PASSED)
-    told_verdicts = []
-    for _ in range(2):
-        measure = startup_measure(tmp_path, model_path=str(checkpoint))
-        with _GuardedDaemon(lambda: _Model(*_UNKNOWN), measure) as daemon:
-            told_verdicts.append(_capabilities(daemon)["continuous_batching"])
-            assert _ask(daemon).headers["x-decode-mode"] == "batched"
-
-    recall = startup_recall(tmp_path, model_path=str(checkpoint))
-    assert prober.count == 1
-    assert told_verdicts[0] == told_verdicts[1]
-    assert recall(_Model(*_UNKNOWN)) == _PASSED
+    def _measures(self) -> Measures:
+        return Measures(
+            recall=lambda _engine: (),
+            measure=lambda _engine: (),
+            measure_next=lambda _engine: self._news.pop(0) if self._news else None,
+        )
 
 
-def test_other_files_are_another_model(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New weights, another configuration or another place are measured anew."""
-    prober = _Prober(monkeypatch, _PASSED)
-    engine = _Model(*_UNKNOWN)
-    other = tmp_path / "other"
-
-    def measure(path: Path) -> int:
-        startup_measure(tmp_path, model_path=str(path))(engine)
-        return prober.count
-
-    assert measure(checkpoint) == measure(checkpoint) == 1
-    (checkpoint / "model.safetensors").write_bytes(b"other weights")
-    assert measure(checkpoint) == 2
-    (checkpoint / "config.json").write_text('{"sliding_window": 8}')
-    assert measure(checkpoint) == 3
-    checkpoint.rename(other)
-    assert measure(other) == 4
-    assert measure(other) == 4
+_LISTED = LayerCacheFacts("CacheList", nested=(_KV,))
 
 
-@pytest.mark.parametrize("name", ["model.py", "parts/deep/layers.py", "../elsewhere.py"])
-def test_code_of_a_checkpoint_is_part_of_it(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """A model that is built by Python code of its own is another one when that code changes."""
-    (checkpoint / "config.json").write_text(json.dumps({"model_file": name}))
-    code = checkpoint / name
-    code.parent.mkdir(parents=True, exist_ok=True)
-    code.write_text("WINDOW = 8")
-    prober = _Prober(monkeypatch, _PASSED)
-    measure = startup_measure(tmp_path / "cache", model_path=str(checkpoint))
-    engine = _Model(*_UNKNOWN)
+def test_what_is_found_beside_the_daemon_is_switched_on() -> None:
+    """Batching and the prefix cache begin when they are known to be right, with a line and an event."""
+    prompt = "a prompt that is long enough to be kept by the prefix cache of the daemon"
+    with capture_logs() as lines, _LaterDaemon((*_PASSED, _REUSED, _CUT)) as daemon:
+        before = _capabilities(daemon)
+        wait_until(
+            lambda: _capabilities(daemon)["decode_mode"]["active"] == "batched",
+            "what was measured is taken up",
+        )
+        wait_until(lambda: bool(_changes(lines)), "it is told")
+        after = _capabilities(daemon)
+        first, second = (_ask(daemon, prompt) for _ in range(2))
 
-    measure(engine)
-    measure(engine)
-    assert prober.count == 1
-    code.write_text("WINDOW = 16")
-    assert startup_recall(tmp_path / "cache", model_path=str(checkpoint))(engine) == ()
-    measure(engine)
-    assert prober.count == 2
-
-
-def test_a_file_that_looks_as_old_as_before_is_another_one(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights of the same size whose time of writing was set back are measured anew."""
-    weights = checkpoint / "model.safetensors"
-    prober = _Prober(monkeypatch, _PASSED)
-    measure = startup_measure(tmp_path / "cache", model_path=str(checkpoint))
-    before = weights.stat()
-
-    measure(_Model(*_UNKNOWN))
-    weights.write_bytes(b"other w")
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert weights.stat().st_size == before.st_size
-    measure(_Model(*_UNKNOWN))
-    assert prober.count == 2
+    assert before["continuous_batching"]["verdict"] == "unknown"
+    assert before["prefix_cache"]["active"] is False
+    assert after["prefix_cache"]["verdict"] == "supported"
+    assert after["prefix_cache"]["active"] is True
+    assert first.headers["x-decode-mode"] == "batched"
+    assert [_cached(one) > 0 for one in (first, second)] == [False, True]
+    assert _changes(lines)["continuous_batching"] == ("unknown", "supported")
+    assert _changes(lines)["prefix_cache"] == ("unknown", "supported")
 
 
-def test_a_folder_without_end_is_not_looked_through(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A link that leads back into the folder ends the search, and nothing is kept."""
-    (checkpoint / "again").symlink_to(checkpoint)
-    (checkpoint / "and again").symlink_to(checkpoint)
-    prober = _Prober(monkeypatch, _PASSED)
-    measure = startup_measure(tmp_path / "cache", model_path=str(checkpoint))
-
-    for _ in range(2):
-        assert measure(_Model(*_UNKNOWN)) == _PASSED
-    assert prober.count == 2
+def test_what_is_found_to_be_wrong_is_switched_off() -> None:
+    """A daemon that batched by what it knew stops when a probe fails, at a moment without requests."""
+    with capture_logs() as lines, _LaterDaemon(_PASSED, _FAILED) as daemon:
+        wait_until(lambda: "continuous_batching" in _changes(lines, "blocked"), "it is found wrong")
+        assert _ask(daemon).headers["x-decode-mode"] == "single"
 
 
-_ERRORED = ProbeResult("rope_positions", Outcome.ERRORED, "out of memory")
-_RAISED = ProbeResult("rope_positions", Outcome.FAILED, "raises RuntimeError: [malloc] 9 bytes")
+@pytest.mark.parametrize("on_start", ["off", "facts"])
+def test_nothing_is_measured_beside_a_daemon_that_is_not_to_measure(on_start: str) -> None:
+    """An operator who wants no measurement gets none later either."""
+    daemon = _LaterDaemon((*_PASSED, _REUSED), on_start=on_start)
+    with daemon:
+        assert _ask(daemon).headers["x-decode-mode"] == "single"
+    assert len(daemon._news) == 1
 
 
-@pytest.mark.parametrize(
-    ("results", "is_there"),
-    [((*_PASSED, _ERRORED), True), ((*_PASSED, _RAISED), True), (_PASSED, False)],
-    ids=["errored", "raised", "no files"],
-)
-def test_what_cannot_be_relied_on_is_not_kept(
-    tmp_path: Path,
-    checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    results: tuple[ProbeResult, ...],
-    is_there: bool,  # noqa: FBT001
-) -> None:
-    """Neither what ended in an error or compared nothing, nor results of files that are gone."""
-    prober = _Prober(monkeypatch, results)
-    path = str(checkpoint if is_there else tmp_path / "nowhere")
-    engine = _Model(*_UNKNOWN)
+def _changes(lines: list[Any], verdict: str = "") -> dict[str, tuple[str, str]]:
+    return {
+        line["feature"]: (line["previous"], line["verdict"])
+        for line in lines
+        if line["event"] == "capability.changed" and line["verdict"].startswith(verdict)
+    }
 
-    for _ in range(2):
-        assert startup_measure(tmp_path, model_path=path)(engine) == prober.results
-    assert prober.count == 2
-    assert startup_recall(tmp_path, model_path=path)(engine) == ()
+
+def _cached(answer: httpx.Response) -> int:
+    details = answer.json()["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens", 0))
 
 
 # --- real models --------------------------------------------------------------------------------
+
+
+def _real(cache: Path) -> tuple[Measure, Measure]:
+    """What ``serve`` measures with."""
+    measures = startup_measures(cache)
+    return measures.measure, measures.recall
 
 
 def test_a_hybrid_model_is_measured_and_then_batched(tmp_path: Path) -> None:
@@ -488,7 +459,7 @@ def test_a_hybrid_model_is_measured_and_then_batched(tmp_path: Path) -> None:
 
     with _GuardedDaemon(make, is_batching_asked=False) as daemon:
         alone = [_text(_ask(daemon, prompt, model="tiny-lfm2")) for prompt in prompts]
-    with _GuardedDaemon(make, startup_measure(tmp_path)) as daemon:
+    with _GuardedDaemon(make, *_real(tmp_path)) as daemon:
         verdict = _capabilities(daemon)["continuous_batching"]
         with ThreadPoolExecutor(len(prompts)) as pool:
             answers = list(
@@ -514,7 +485,7 @@ def test_a_blocked_architecture_is_served_one_at_a_time_and_says_why(tmp_path: P
         alone = [_text(_ask(daemon, prompt, model="tiny-llama4")) for prompt in prompts]
     with (
         capture_logs() as lines,
-        _GuardedDaemon(make, startup_measure(tmp_path)) as daemon,
+        _GuardedDaemon(make, *_real(tmp_path)) as daemon,
     ):
         capabilities = _capabilities(daemon)
         with ThreadPoolExecutor(len(prompts)) as pool:

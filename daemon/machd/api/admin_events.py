@@ -47,6 +47,14 @@ class SettingsChanged(_Happened, frozen=True, kw_only=True, tag="settings"):
     problems: list[str]
 
 
+class CapabilityChanged(_Happened, frozen=True, kw_only=True, tag="capability"):
+    """A measurement while the engine was idle changed a verdict; the feature is on or off by it now."""
+
+    feature: str
+    verdict: str
+    reason: str
+
+
 class RequestQueued(_Happened, frozen=True, kw_only=True, tag="queued"):
     """A sequence waits; ``position`` 0 is next. Its id begins with its request's."""
 
@@ -120,6 +128,7 @@ class EventsDropped(_Happened, frozen=True, kw_only=True, tag="dropped"):
 AdminEvent = (
     StateChanged
     | SettingsChanged
+    | CapabilityChanged
     | RequestQueued
     | RequestAdmitted
     | RequestFinished

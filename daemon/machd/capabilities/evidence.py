@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["FURTHEST_NATS", "Evidence", "Outcome", "ProbeResult"]
+__all__ = ["FURTHEST_NATS", "Evidence", "MeasuredOn", "Outcome", "ProbeResult"]
 
 FURTHEST_NATS = 1e9
 """Stands for differences that are infinite or no number: JSON has no word for them."""
@@ -25,6 +25,14 @@ class Outcome(StrEnum):
 
     ERRORED = "errored"
     """It raised, crashed or took too long."""
+
+
+class MeasuredOn(StrEnum):
+    """Which model a probe ran, in the words of a verdict's reason."""
+
+    ARCHITECTURE = "a tiny model of the architecture"
+    STAND_IN = "a tiny model of the same configuration"
+    WEIGHTS = "the model itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class ProbeResult:
         probe: Its name: the file of ``machd_probes/checks`` that it is in.
         detail: What a person should know beyond the figures; empty for most that passed.
         duration_s: What it took.
+        measured_on: Which model it ran.
     """
 
     probe: str
@@ -78,3 +87,9 @@ class ProbeResult:
     detail: str = ""
     evidence: Evidence = Evidence()
     duration_s: float = 0.0
+    measured_on: MeasuredOn = MeasuredOn.ARCHITECTURE
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it says something of the model: it passed, or it failed."""
+        return self.outcome in {Outcome.PASSED, Outcome.FAILED}

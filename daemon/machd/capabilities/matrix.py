@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
+from machd.capabilities.model_code import ModelCode
 
 __all__ = ["ArchitectureReport"]
 
@@ -19,9 +20,11 @@ class ArchitectureReport:
         facts: Of its caches; None where no model could be built.
         results: Of every probe, in the order of the catalogue.
         problem: Why there is nothing to say of it; empty otherwise.
+        code: Which code computed the models that were probed; None where there is no row to judge.
     """
 
     architecture: str
     facts: CacheFacts | None = None
     results: tuple[ProbeResult, ...] = ()
     problem: str = ""
+    code: ModelCode | None = None

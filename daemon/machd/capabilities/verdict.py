@@ -89,12 +89,17 @@ def _answered(
 
 def _failure(failed: Sequence[ProbeResult], consequence: str) -> str:
     found = "; ".join(f"{one.probe} failed: {one.detail or _figures([one])}" for one in failed)
-    return f"measured: {found}; {consequence}" if consequence else f"measured: {found}"
+    found = f"measured on {_subjects(failed)}: {found}"
+    return f"{found}; {consequence}" if consequence else found
 
 
 def _success(passed: Sequence[ProbeResult]) -> str:
     names = ", ".join(dict.fromkeys(one.probe for one in passed))
-    return f"measured: {names} passed, {_figures(passed)}"
+    return f"measured on {_subjects(passed)}: {names} passed, {_figures(passed)}"
+
+
+def _subjects(results: Sequence[ProbeResult]) -> str:
+    return " and ".join(dict.fromkeys(one.measured_on.value for one in results))
 
 
 def _figures(results: Sequence[ProbeResult]) -> str:

@@ -18,7 +18,7 @@ from machd.capabilities.rules import (
     prefix_cache,
     speculation,
 )
-from machd.capabilities.verdict import Support, Verdict, measured
+from machd.capabilities.verdict import Source, Support, Verdict, measured
 
 __all__ = ["ModelVerdicts", "judge"]
 
@@ -48,7 +48,7 @@ class ModelVerdicts:
 
 def judge(
     facts: CacheFacts,
-    results: Sequence[ProbeResult] = (),
+    results: Sequence[ProbeResult] | None = None,
     *,
     architecture: str = "",
     draft: DraftKind | None = None,
@@ -57,11 +57,16 @@ def judge(
 
     Args:
         facts: Of the model's caches.
-        results: Of any probes; those that no feature depends on change nothing.
+        results: Of any probes; those that no feature depends on change nothing. None lets the rules
+            decide alone; otherwise a rule's word is not enough to batch a model.
         architecture: mlx-lm's name of it; empty where it is not known.
         draft: What guesses tokens ahead; None where none has been chosen.
     """
+    is_rule_enough = results is None
+    results = results or ()
     batching = _batching(facts, results)
+    if not is_rule_enough:
+        batching = _unless_unmeasured(batching)
     guessing = _guessing(facts, results)
     return ModelVerdicts(
         continuous_batching=batching,
@@ -98,6 +103,19 @@ def _batching(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
     )
     return measured(
         continuous_batching(facts), fed, consequence="requests are served one at a time"
+    )
+
+
+def _unless_unmeasured(batching: Verdict) -> Verdict:
+    """A rule knows caches, not the code that fills them: a class may be wrong for rows in a batch."""
+    if batching.source is Source.MEASURED or batching.support is not Support.SUPPORTED:
+        return batching
+    return replace(
+        batching,
+        support=Support.UNKNOWN,
+        reason=f"{batching.reason}; but the code of this model has not been measured here, and requests "
+        "are served one at a time until it has been: serve does that at its start (probe.on_start), "
+        "machd check MODEL --measure at once",
     )
 
 

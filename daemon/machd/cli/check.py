@@ -34,7 +34,11 @@ _HOLDS_NOT = 1
     type=click.Choice(["batched"]),
     help="Exit with 1 unless continuous batching is supported.",
 )
-@click.option("--measure", is_flag=True, help="Load the weights and run the probes on them.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Load the weights, run the checks on them, and keep the results.",
+)
 @click.option("--all-archs", is_flag=True, help="Measure every architecture of mlx-lm.")
 @click.option(
     "--arch", "archs", multiple=True, metavar="NAME", help="Measure this one; may be repeated."
@@ -57,7 +61,7 @@ def check(
     """Check whether MODEL will run here, and how.
 
     Reads the configuration, the headers of the weights and the tokenizer, and loads nothing, unless
-    --measure says so. MODEL is what serve takes; without it the embedded default is checked. With
+    --measure says so: then every check runs on the weights, and serve finds what they say. MODEL is what serve takes; without it the embedded default is checked. With
     the options of serve it answers for a daemon that is started with them.
 
     With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead.
@@ -133,6 +137,11 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
         from machd.engine.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+        from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
+            EvidenceStore,
+            weights_key,
+        )
+        from machd_probes.versions import probe_basis  # noqa: PLC0415
 
         found = inspect_model(
             source,
@@ -140,7 +149,14 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             max_context_tokens=settings.model.max_context_tokens,
             chat_template=settings.model.chat_template,
         )
-        results: Sequence[ProbeResult] = ()
+        basis = probe_basis(
+            backend=found.backend,
+            blas=measure_blas(blas).name if found.backend == "cpu" else None,
+            dtype=found.dtype,
+        )
+        results: Sequence[ProbeResult] = EvidenceStore(cache_directory, basis).find(
+            found.architecture, found.code, weights_key(source)
+        )
         if measure:
             # What was measured is judged with the caches that it was measured on.
             cache, results = _measured(loaded, progress)
@@ -156,26 +172,30 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
 def _measured(
     loaded: LoadedSettings, progress: ProgressBar
 ) -> tuple[CacheFacts, Sequence[ProbeResult]]:
-    """Load the model as serve does: its caches, and what the probes that decide on batching say."""
+    """Load the model as serve does: its caches, and what every check says, kept for a daemon."""
     # Imported here, because without --measure they would be a tenth of the time.
     from machd.engine.opening import engine_loader  # noqa: PLC0415
     from machd.telemetry.logs import configure_logs  # noqa: PLC0415
-    from machd_probes.prober import measure_engine  # noqa: PLC0415
+    from machd_probes.model_probe import ModelProbe  # noqa: PLC0415
 
     # Standard output is the answer's; what loading has to say is not part of it.
     configure_logs(level="warning", log_format=loaded.settings.logging.format)
-    # The second tier is a daemon's alone, and nothing is kept of what probes say.
+    # The second tier is a daemon's alone.
     cache = loaded.settings.cache.model_copy(update={"disk_dir": None})
+    cache_directory = user_cache_directory(process_environ())
     load = engine_loader(
         loaded.settings.model_copy(update={"cache": cache}),
-        cache_directory=user_cache_directory(process_environ()),
+        cache_directory=cache_directory,
         set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
         progress=progress,
     )
     engine = load()
     try:
         progress.stage("measuring", None)
-        return engine.model.cache, measure_engine(engine)
+        probe = ModelProbe(cache_directory, model_path=loaded.settings.model.path)
+        results = probe.measure_weights(engine, anew=True)
+        assert results is not None, "a model in memory has code"
+        return engine.model.cache, results
     finally:
         engine.close()
 

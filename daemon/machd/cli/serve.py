@@ -13,7 +13,6 @@ from collections.abc import Callable
 import click
 
 from machd import __version__
-from machd.capabilities.evidence import ProbeResult
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.cli.progress import ProgressBar
 from machd.daemon import Daemon
@@ -22,10 +21,9 @@ from machd.engine.opening import engine_loader
 from machd.engine.protocol import Engine
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.notify import forget_service_variables
-from machd.serving.startup_guard import Measures
 from machd.settings.sources import LoadedSettings
 from machd.telemetry.logs import configure_logs
-from machd_probes.startup import startup_measure, startup_recall
+from machd_probes.startup import startup_measures
 
 __all__ = ["mode_lines", "serve", "welcome"]
 
@@ -49,13 +47,6 @@ def serve(loaded: LoadedSettings) -> None:
             click.echo(welcome(url, daemon.admin_url, engine, daemon.decode_mode), err=True)
 
         cache_directory = user_cache_directory(sources.environ)
-        model_path = settings.model.path
-        run_probes = startup_measure(cache_directory, model_path=model_path)
-
-        def measure(engine: Engine) -> tuple[ProbeResult, ...]:
-            progress.stage("probing", None)
-            return run_probes(engine)
-
         load = engine_loader(
             settings,
             cache_directory=cache_directory,
@@ -68,10 +59,10 @@ def serve(loaded: LoadedSettings) -> None:
             loaded,
             load,
             on_ready=announce,
-            measures=Measures(
-                measure=measure,
-                recall=startup_recall(cache_directory, model_path=model_path),
-                measure_anew=startup_measure(cache_directory, model_path=model_path, anew=True),
+            measures=startup_measures(
+                cache_directory,
+                model_path=settings.model.path,
+                on_measure=lambda: progress.stage("probing", None),
             ),
         )
         daemon = _made_between_signals(make_daemon)

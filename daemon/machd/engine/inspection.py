@@ -17,6 +17,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts
+from machd.capabilities.model_code import ModelCode
 from machd.engine.architecture import architecture_name, check_architecture
 from machd.engine.batchable import make_batchable
 from machd.engine.caches import trace_model
@@ -28,6 +29,7 @@ from machd.engine.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.inspection_bounds import bounded, printable
 from machd.engine.inspection_modes import native_modes
 from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.model_code import read_model_code
 from machd.engine.model_files import shortened
 from machd.engine.precision import (
     Quantization,
@@ -76,6 +78,7 @@ class ModelInspection:
         quantization: As stored; None when the weights are plain.
         keeps_quantized: Whether the weights would stay quantised in memory.
         native_modes: Whether this backend multiplies with packed weights, by quantisation mode.
+        code: Which code would compute the model.
         device_memory_bytes: What the device can hold in all.
         available_bytes: What of it could be taken now.
         notes: What a person should know.
@@ -97,6 +100,7 @@ class ModelInspection:
     backend: str
     device_memory_bytes: int
     available_bytes: int
+    code: ModelCode
     notes: tuple[str, ...] = ()
 
 
@@ -265,6 +269,7 @@ def _inspect(
         backend=backend,
         device_memory_bytes=memory.device_bytes,
         available_bytes=available_bytes,
+        code=read_model_code(model, cache),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
             for note in (*opened.notes, *opened.template.notes, traced.note)

@@ -6,6 +6,7 @@ the thread that first uses them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from machd.engine.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_ll
 from machd.engine.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.kv_format import PLAIN, KvFormat
 from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.model_code import read_model_code
+from machd.engine.model_files import own_code_files
 from machd.engine.precision import (
     choose_dtype,
     computed_dtype,
@@ -103,6 +106,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         model = _load_gguf(header, dtype, progress)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
+        own_files: tuple[Path, ...] = ()
     else:
         checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
         if "model_file" not in checkpoint.config:
@@ -118,6 +122,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         _read_weights(model, checkpoint, dtype, progress)
         architecture = architecture_name(model, checkpoint.model_type)
         weight_files = tuple(checkpoint.weight_files)
+        # Code that has run may have changed any class, mlx-lm's too.
+        has_run = "model_file" in checkpoint.config or checkpoint.code_files
+        own_files = tuple(own_code_files(source.path)) if has_run and trust_remote_code else ()
     progress.stage("trying the model", None)
     description = describe_model(
         model,
@@ -127,6 +134,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         eos_token_ids=tokenizer.eos_token_ids,
         blas=blas,
         kv_format=kv_format,
+        own_files=own_files,
     )
     written_unix_s = int(weight_files[0].stat().st_mtime)
     description = replace(description, created_unix_s=written_unix_s)
@@ -229,6 +237,7 @@ def describe_model(  # noqa: PLR0913 - one argument for each thing that files or
     eos_token_ids: frozenset[int],
     blas: str | None = None,
     kv_format: KvFormat = PLAIN,
+    own_files: Sequence[Path] = (),
 ) -> ModelDescription:
     """Mend a model in memory where it needs it, run a short prompt, and say what is known of it."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
@@ -251,4 +260,5 @@ def describe_model(  # noqa: PLR0913 - one argument for each thing that files or
         cache=measured.cache,
         created_unix_s=0,
         device_memory_bytes=device_memory_bytes(),
+        code=read_model_code(model, measured.cache, own_files),
     )

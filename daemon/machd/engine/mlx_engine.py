@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
@@ -124,6 +125,12 @@ class MlxEngine:
     def model(self) -> ModelDescription:
         """What is loaded."""
         return self._description
+
+    @property
+    def module(self) -> Module:
+        """The model in memory, to be measured on this thread while no row runs."""
+        module: Module = self._model
+        return module
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ __all__ = [
     "NO_TEMPLATE",
     "check_tokenizer_files",
     "open_regular",
+    "own_code_files",
     "read_bytes",
     "read_object",
     "read_template",
@@ -43,6 +45,9 @@ MAX_TEMPLATE_BYTES = 1 << 20
 """The longest chat templates have some 30 kB."""
 
 _MAX_SHOWN_CHARS = 80
+
+_MAX_ENTRIES = 10_000
+"""Of a model's folder and those in it; no model's own have a hundred."""
 
 _VOCABULARIES = (
     "tokenizer.json",
@@ -122,6 +127,24 @@ def read_object(path: Path) -> dict[str, object] | None:
     if not isinstance(value, dict):
         raise ModelFormatError(f"{path.name} is not a JSON object")
     return value
+
+
+def own_code_files(path: Path) -> Iterator[Path]:
+    """Python files that a checkpoint brings: one may be the model, others be imported by it.
+
+    Raises:
+        OSError: The folder holds too much to look through.
+        ModelFormatError: ``config.json`` is not an object in JSON.
+    """
+    named = (read_object(path / "config.json") or {}).get("model_file")
+    if isinstance(named, str):
+        yield path / named  # which may lie anywhere
+    seen = 0
+    for folder, folders, files in os.walk(path, followlinks=True):
+        seen += len(folders) + len(files)
+        if seen > _MAX_ENTRIES:
+            raise OSError("too many files")
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def read_template(path: Path) -> str:

@@ -31,6 +31,7 @@ from typing import Protocol
 
 from machd.api.constraint import Constraint
 from machd.capabilities.facts import CacheFacts
+from machd.capabilities.model_code import ModelCode
 from machd.engine.block_protocol import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.chat_protocol import ChatFormat
 
@@ -362,6 +363,7 @@ class ModelDescription:
             caches are kept, the versions of what computes. Blocks of another key are of no use.
         proposer: Who guesses tokens ahead.
         proposer_reason: Why that is so, for the operator.
+        code: Which code computes the model; None for an engine without a model of code.
     """
 
     model_id: str
@@ -381,6 +383,7 @@ class ModelDescription:
     block_key: bytes = b""
     proposer: ProposerKind = ProposerKind.OFF
     proposer_reason: str = ""
+    code: ModelCode | None = None
 
 
 class GrammarCompiler(Protocol):

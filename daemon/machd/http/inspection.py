@@ -20,7 +20,6 @@ from machd.api.capabilities import (
     SpeculationReport,
 )
 from machd.api.openapi import openapi_document
-from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
 from machd.engine.protocol import Tokenizer
 from machd.http.cache_stats import cache_stats
@@ -38,7 +37,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     """What the loaded model can do here, and why."""
     service = context.service
     model = service.model
-    verdicts = judge(model.cache, context.loop.probe_results, architecture=model.architecture)
+    verdicts = context.loop.judge(model)
     decision = decide_decode_mode(
         is_batching_asked=context.settings.continuous_batching.enabled,
         verdict=verdicts.continuous_batching,

@@ -170,6 +170,11 @@ class SchedulerCore:
             *self._end_decode(youngest, FinishReason.ERROR, now_s, error, is_sound=False)
         ]
 
+    def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
+        """Keep prompts and answers from now on, or no longer; at rest, the engine holds no block."""
+        assert self.is_at_rest, "rows hold blocks"
+        self._prefixes = prefixes
+
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
         """Keep less of prompts and answers, or more."""
         if self._prefixes is not None:

@@ -9,6 +9,7 @@ from machd.engine.protocol import MemoryReading, StepPlan, StepResult
 from machd.errors import MachdError
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode, Event
+from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.sequence import SequenceRequest
@@ -102,6 +103,10 @@ class Scheduler(Protocol):
 
         Asked with a decode running. Each call gives something, so that calls come to an end.
         """
+        ...
+
+    def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
+        """Keep prompts and answers from now on, or no longer; at rest, the engine holds no block."""
         ...
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from machd.api.admin_events import (
     AdminEvent,
+    CapabilityChanged,
     EventsDropped,
     FaultHappened,
     ModeChanged,
@@ -22,6 +23,7 @@ from machd.api.admin_events import (
     StateChanged,
     StepComputed,
 )
+from machd.capabilities.verdict import Verdict
 from machd.clock import Clock
 from machd.errors import TooManyInFlightError
 from machd.scheduler.events import (
@@ -145,6 +147,17 @@ class EventFeed:
                 ok=change.is_successful,
                 changed=list(change.changed),
                 problems=list(change.problems),
+            )
+        )
+
+    def on_verdict(self, feature: str, verdict: Verdict) -> None:
+        """Something else is known of what the model can do."""
+        self._push(
+            CapabilityChanged(
+                at=self._clock.unix_s(),
+                feature=feature,
+                verdict=verdict.support.value,
+                reason=verdict.reason,
             )
         )
 

@@ -13,9 +13,16 @@ from dataclasses import replace
 
 import structlog
 
-from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.rules import DraftKind
+from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
-from machd.engine.protocol import Engine, StepMemoryError, StepPlan
+from machd.engine.protocol import (
+    Engine,
+    ModelDescription,
+    ProposerKind,
+    StepMemoryError,
+    StepPlan,
+)
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
 from machd.scheduler.events import (
     EngineFaulted,
@@ -29,6 +36,7 @@ from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
+from machd.serving.idle_probe import IdleProbe
 from machd.serving.inbox import (
     Abort,
     ClearPrefixes,
@@ -43,7 +51,7 @@ from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
 from machd.serving.open_changes import OpenChanges
 from machd.serving.pulse import Pulse
 from machd.serving.rearrangement import Rearrangement
-from machd.serving.startup_guard import NothingToMeasure, Probe
+from machd.serving.startup_guard import NothingToMeasure, Probe, Results
 
 __all__ = ["EngineLoop", "LoopSnapshot"]
 
@@ -62,6 +70,10 @@ _PUT_AWAY_S = 2.0
 Publish = Callable[[list[Event]], None]
 
 
+def _adopt_nothing(_engine: Engine, _scheduler: Scheduler) -> list[Event]:
+    return []
+
+
 class EngineLoop:
     """Owner of the engine, the scheduler and the thread they live on.
 
@@ -70,7 +82,7 @@ class EngineLoop:
         finished: Resolves when the thread has ended: to None after a stop, else to the fault.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
         self,
         *,
         load: Callable[[], Engine],
@@ -78,6 +90,7 @@ class EngineLoop:
         publish: Publish,
         clock: Clock,
         probe: Probe | None = None,
+        adopt: Callable[[Engine, Scheduler], list[Event]] = _adopt_nothing,
         strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
@@ -89,6 +102,8 @@ class EngineLoop:
             clock: Reads time.
             probe: Measures the loaded engine before a scheduler is made for it, and later when
                 somebody asks for it; None to know nothing.
+            adopt: Schedules by what was measured while the engine was idle; called on the engine
+                thread, with the scheduler at rest.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
                 or are logged and counted while requests go on being answered.
         """
@@ -100,7 +115,9 @@ class EngineLoop:
         self._publish = publish
         self._clock = clock
         self._probe = probe or NothingToMeasure()
-        self._probe_results: tuple[ProbeResult, ...] = ()
+        self._probe_results: Results = None
+        self._adopt = adopt
+        self._idle_probe = IdleProbe(self._probe, clock)
         self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
         self._pulse = Pulse(clock)
@@ -116,9 +133,16 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
 
     @property
-    def probe_results(self) -> tuple[ProbeResult, ...]:
+    def probe_results(self) -> Results:
         """What is measured of the loaded model; there before the scheduler is made."""
         return self._probe_results
+
+    def judge(self, model: ModelDescription) -> ModelVerdicts:
+        """What the loaded model can do, by its rules and by what is measured of it."""
+        drafts = None if model.proposer is ProposerKind.OFF else DraftKind(model.proposer.value)
+        return judge(
+            model.cache, self._probe_results, architecture=model.architecture, draft=drafts
+        )
 
     @property
     def snapshot(self) -> LoopSnapshot:
@@ -266,6 +290,7 @@ class EngineLoop:
             elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
                 self._check_books(scheduler, idle=False)
             was_idle = is_idle
+            self._take_news(engine, scheduler, is_idle=is_idle)
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
@@ -320,6 +345,18 @@ class EngineLoop:
             self._publish(events)
         if self._stop:
             raise Interruption
+
+    def _take_news(self, engine: Engine, scheduler: Scheduler, *, is_idle: bool) -> None:
+        """Schedule by what was measured beside the daemon, if it changes a verdict."""
+        is_free = is_idle and scheduler.is_at_rest and not self._rearrangement.is_pending
+        results = self._idle_probe.news(engine, is_idle=is_free)
+        if results is None or results == self._probe_results:
+            return
+        before = self.judge(engine.model)
+        self._probe_results = results
+        if self.judge(engine.model) != before:
+            self._publish(self._adopt(engine, scheduler))
+            self._note(engine, scheduler, idle=True)
 
     def _rest_s(self, scheduler: Scheduler) -> float:
         """How long to sleep when no step can run; a message wakes the thread sooner."""

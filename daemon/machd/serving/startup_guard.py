@@ -1,9 +1,9 @@
-"""What is measured of a model, before anything decides how it is served.
+"""What is known of a model's abilities before anything decides how it is served.
 
-A rule may not know whether rows of a batch get what they would get alone. Then the loaded model is
-asked, on the engine thread, before the first request. Whatever goes wrong with that is logged and
-leaves the rule's verdict: a model that cannot be measured is served one request at a time. Later an
-operator may have it asked again.
+Known is what was measured, on this model or on a small one that runs the same code. Where batching is
+asked for and nothing of the kind is known, the model is measured on the engine thread before the first
+request. Whatever goes wrong with that is logged: a model that cannot be measured is served one request
+at a time. What the start had no time for is measured while the daemon is idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Protocol, TypeAlias
 import structlog
 
 from machd.capabilities.evidence import ProbeResult
-from machd.capabilities.rules import Support, continuous_batching
+from machd.capabilities.verdict import Support
+from machd.capabilities.verdicts import judge
 from machd.clock import Clock
 from machd.engine.protocol import Engine
 from machd.errors import FaultError
@@ -29,21 +30,27 @@ __all__ = [
     "NothingToMeasure",
     "OnStart",
     "Probe",
+    "Results",
     "StartupGuard",
     "nothing_known",
 ]
 
 _START_ADVICE = (
-    "requests are served as the rule alone says; probe.on_start = facts starts without measuring"
+    "requests are served one at a time; probe.on_start = off batches by rules, without evidence"
 )
 
-Measure: TypeAlias = Callable[[Engine], tuple[ProbeResult, ...]]
-"""Says what probes found of a loaded engine's model; called on the engine thread."""
+_SERVED_ADVICE = "what was known of the model still holds; report the traceback"
+
+Results: TypeAlias = tuple[ProbeResult, ...] | None
+"""What probes found of a model, empty where none has run; None where rules alone are to judge it."""
+
+Measure: TypeAlias = Callable[[Engine], Results]
+"""Says what is known of a loaded engine's model; called on the engine thread."""
 
 
-def nothing_known(_engine: Engine) -> tuple[ProbeResult, ...]:
-    """A :data:`Measure` that finds nothing."""
-    return ()
+def nothing_known(_engine: Engine) -> Results:
+    """A :data:`Measure` of a daemon that takes its model as it is."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,19 @@ class Measures:
     """The ways to find out what a model can do; each bounds its own time.
 
     Attributes:
-        measure: Runs probes, or gives what they found before.
-        recall: Gives what they found before and runs nothing.
-        measure_anew: Runs probes, whatever they found before.
+        measure: What is known, and what a small model that runs the same code shows of the rest.
+        recall: What is known; runs nothing.
+        measure_weights: What probes find on the loaded weights, or found before.
+        measure_anew: What probes find on the loaded weights, whatever they found before.
+        measure_next: What is known by now, while more is measured beside the daemon; None when that is
+            over. Returns at once.
     """
 
     measure: Measure = nothing_known
     recall: Measure = nothing_known
+    measure_weights: Measure = nothing_known
     measure_anew: Measure = nothing_known
+    measure_next: Measure = nothing_known
 
 
 NOTHING_MEASURED = Measures()
@@ -68,27 +80,40 @@ NOTHING_MEASURED = Measures()
 class Probe(Protocol):
     """Finds out what a loaded engine's model can do, on the engine thread, while it has no rows."""
 
-    def __call__(self, engine: Engine) -> tuple[ProbeResult, ...]:
+    def __call__(self, engine: Engine) -> Results:
         """What is to be known of a model that has just been loaded."""
         ...
 
-    def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
+    def remeasure(self, engine: Engine) -> Results:
         """What a model that is served already can do; raises where that cannot be found out."""
+        ...
+
+    def measure_next(self, engine: Engine) -> Results:
+        """What is known by now; None when nothing is being measured any more. Returns at once."""
         ...
 
 
 class NothingToMeasure:
     """A :class:`Probe` that finds nothing."""
 
-    def __call__(self, engine: Engine) -> tuple[ProbeResult, ...]:
+    def __call__(self, engine: Engine) -> Results:
         """Nothing."""
         del engine
-        return ()
+        return None
 
-    def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
+    def remeasure(self, engine: Engine) -> Results:
         """Nothing."""
         del engine
-        return ()
+        return None
+
+    def measure_next(self, engine: Engine) -> Results:
+        """Nothing."""
+        del engine
+        return None
+
+
+class _NotMeasuredError(Exception):
+    """A probe raised; the log says what."""
 
 
 class OnStart(StrEnum):
@@ -117,35 +142,54 @@ class StartupGuard:
     measures: Measures
     clock: Clock
 
-    def __call__(self, engine: Engine) -> tuple[ProbeResult, ...]:
+    def __call__(self, engine: Engine) -> Results:
         """What is known of the model; nothing where finding out failed, which is logged.
 
         Raises:
             Exception: The engine cannot be put back to where it has no rows.
         """
         if self.on_start is OnStart.OFF:
+            return None
+        try:
+            return self._found(engine)
+        except _NotMeasuredError:
             return ()
-        if not self._has_to_measure(engine):
-            return self._ask(self.measures.recall, engine, advice=_START_ADVICE) or ()
-        return self._measured(self.measures.measure, engine, advice=_START_ADVICE) or ()
 
-    def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
-        """Measure a model that is served already, whatever the settings say of its start.
+    def remeasure(self, engine: Engine) -> Results:
+        """Measure the weights of a model that is served, whatever the settings say of its start.
 
         Raises:
             FaultError: It could not be measured; the log says why.
             Exception: The engine cannot be put back to where it has no rows.
         """
-        results = self._measured(
-            self.measures.measure_anew, engine, advice="what was known of the model still holds"
-        )
-        if results is None:
-            raise FaultError("the model could not be measured; what was known of it still holds")
-        return results
+        try:
+            return self._measured(self.measures.measure_anew, engine, advice=_SERVED_ADVICE)
+        except _NotMeasuredError:
+            raise FaultError(
+                "the model could not be measured; what was known of it still holds"
+            ) from None
 
-    def _measured(
-        self, measure: Measure, engine: Engine, *, advice: str
-    ) -> tuple[ProbeResult, ...] | None:
+    def measure_next(self, engine: Engine) -> Results:
+        """What is known by now; None when nothing is being measured any more, or that failed."""
+        if self.on_start in {OnStart.OFF, OnStart.FACTS}:
+            return None
+        try:
+            return self.measures.measure_next(engine)
+        except (Exception, SystemExit):  # noqa: BLE001 - logged, and nothing more is measured
+            structlog.get_logger("machd.probe").exception("probe.failed", advice=_SERVED_ADVICE)
+            return None
+
+    def _found(self, engine: Engine) -> Results:
+        if self.on_start is OnStart.MEASURE and self.is_batching_asked:
+            return self._measured(self.measures.measure_weights, engine, advice=_START_ADVICE)
+        known = self._ask(self.measures.recall, engine, advice=_START_ADVICE)
+        if self.on_start is OnStart.FACTS or not self.is_batching_asked:
+            return known
+        if judge(engine.model.cache, known).continuous_batching.support is not Support.UNKNOWN:
+            return known
+        return self._measured(self.measures.measure, engine, advice=_START_ADVICE)
+
+    def _measured(self, measure: Measure, engine: Engine, *, advice: str) -> Results:
         structlog.get_logger("machd.probe").info("probe.started")
         try:
             return self._ask(measure, engine, advice=advice)
@@ -153,23 +197,19 @@ class StartupGuard:
             # Rows of a probe that broke off are nobody's, and would stay for good.
             engine.reset()
 
-    def _has_to_measure(self, engine: Engine) -> bool:
-        if not self.is_batching_asked or self.on_start is OnStart.FACTS:
-            return False
-        is_unknown = continuous_batching(engine.model.cache).support is Support.UNKNOWN
-        return is_unknown or self.on_start is OnStart.MEASURE
+    def _ask(self, source: Measure, engine: Engine, *, advice: str) -> Results:
+        """What it found.
 
-    def _ask(
-        self, source: Measure, engine: Engine, *, advice: str
-    ) -> tuple[ProbeResult, ...] | None:
-        """What it found; None where it failed, which is logged with ``advice``."""
+        Raises:
+            _NotMeasuredError: It raised, which is logged with ``advice``.
+        """
         log = structlog.get_logger("machd.probe")
         start_s = self.clock.monotonic_s()
         try:
-            results = tuple(source(engine))
+            results = source(engine)
         except (Exception, SystemExit):
             log.exception("probe.failed", duration_s=self._since_s(start_s), advice=advice)
-            return None
+            raise _NotMeasuredError from None
         if results:
             counts = Counter(result.outcome.value for result in results)
             log.info("probe.finished", duration_s=self._since_s(start_s), **counts)
@@ -179,6 +219,7 @@ class StartupGuard:
                     probe=result.probe,
                     outcome=result.outcome.value,
                     detail=result.detail,
+                    measured_on=result.measured_on.value,
                 )
         return results
 

@@ -342,8 +342,9 @@ class ProbeSettings(SettingsSection):
 
     on_start: Annotated[Literal["facts", "measure", "auto", "off"], Mark.RESTART] = Field(
         default="auto",
-        description="When the loaded model is measured before it is batched: auto where its caches "
-        "do not tell, measure always, facts never; earlier results count. off goes by caches alone.",
+        description="What is measured before a model is batched: auto a small model of the same "
+        "code, where nothing is known of it; measure the model itself; facts nothing. What is known "
+        "counts. off goes by rules about caches alone.",
     )
 
 

@@ -126,7 +126,16 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "What was found out about the model, as counts, and how long that took.",
     ),
     LogEvent(
-        "probe.answered", ("debug",), ("probe", "outcome", "detail"), "One thing that was found."
+        "probe.answered",
+        ("debug",),
+        ("probe", "outcome", "detail", "measured_on"),
+        "One thing that is known, and which model showed it.",
+    ),
+    LogEvent(
+        "capability.changed",
+        ("info",),
+        ("feature", "verdict", "previous", "reason"),
+        "A measurement while nothing ran changed what is known; the feature is on or off by it now.",
     ),
     LogEvent(
         "probe.failed",

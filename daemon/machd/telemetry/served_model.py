@@ -8,11 +8,12 @@ import structlog
 
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
-from machd.capabilities.verdicts import ModelVerdicts, judge
+from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol import ModelDescription, ProposerKind
 from machd.scheduler.events import DecodeMode
 from machd.serving.configuration import Configuration
 from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
+from machd.serving.event_feed import EventFeed
 from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
 from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
@@ -25,11 +26,15 @@ __all__ = ["ServedModel"]
 class ServedModel:
     """The verdicts on the model that the engine has loaded."""
 
-    def __init__(self, loop: EngineLoop, configuration: Configuration, metrics: Metrics) -> None:
+    def __init__(
+        self, loop: EngineLoop, configuration: Configuration, metrics: Metrics, feed: EventFeed
+    ) -> None:
         """Judge the model of ``loop`` under the settings in force."""
         self._loop = loop
         self._configuration = configuration
         self._metrics = metrics
+        self._feed = feed
+        self._announced: dict[str, Verdict] = {}
 
     @property
     def description(self) -> ModelDescription | None:
@@ -44,7 +49,7 @@ class ServedModel:
     ) -> tuple[ModelVerdicts, DecodeModeDecision]:
         """What a model can do, and how it is decoded under ``settings``; by default, today's."""
         section = (settings or self._configuration.settings).continuous_batching
-        verdicts = judge(model.cache, self._loop.probe_results, architecture=model.architecture)
+        verdicts = self._loop.judge(model)
         decision = decide_decode_mode(
             is_batching_asked=section.enabled, verdict=verdicts.continuous_batching
         )
@@ -68,6 +73,7 @@ class ServedModel:
             dtype=model.dtype,
             backend=model.backend,
         )
+        self._announced = verdicts.by_feature()
         self._metrics.forget("machd_capability_info")
         for feature, verdict in verdicts.by_feature().items():
             # Not an info, which has one series: a feature has one each.
@@ -88,6 +94,27 @@ class ServedModel:
             asked_gb = self._configuration.settings.continuous_batching.kv_budget_gb
             _log_budget(asked_gb, model.device_memory_bytes)
         return decision
+
+    def announce_changes(self) -> None:
+        """Log what has come to be known since the last time, tell who watches, and export it."""
+        model = self.description
+        assert model is not None, "there is a model to speak of"
+        verdicts, _ = self.judge(model)
+        for feature, verdict in verdicts.by_feature().items():
+            before = self._announced.get(feature)
+            if before is None or (before.support, before.source) != (
+                verdict.support,
+                verdict.source,
+            ):
+                structlog.get_logger("machd.probe").info(
+                    "capability.changed",
+                    feature=feature,
+                    verdict=verdict.support.value,
+                    previous=before.support.value if before else None,
+                    reason=verdict.reason,
+                )
+                self._feed.on_verdict(feature, verdict)
+        self.announce()
 
 
 def _log_decision(decision: DecodeModeDecision, verdict: Verdict) -> None:

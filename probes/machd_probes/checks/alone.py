@@ -6,7 +6,7 @@ import numpy as np
 
 from machd.engine.protocol import SampledToken
 from machd_probes.finding import Finding
-from machd_probes.passes import Logprobs, Passes
+from machd_probes.passes import Logprobs
 from machd_probes.play import Join
 from machd_probes.subject import Subject
 
@@ -17,7 +17,7 @@ _LENGTHS = (1, 5, 18, 44)
 
 def probe(subject: Subject) -> Finding:
     """Completions in the engine against the plain model's, which says the same tokens."""
-    passes = Passes(subject.plain)
+    passes = subject.passes(subject.plain)
     pairs = []
     for prompt in (one for one in subject.prompts if len(one) in _LENGTHS):
         said = subject.alone(Join(prompt, subject.extent.tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from machd_probes.finding import Finding
-from machd_probes.passes import Passes, restored, snapshot
+from machd_probes.passes import restored, snapshot
 from machd_probes.subject import Subject
 
 __all__ = ["probe"]
@@ -16,7 +16,7 @@ def probe(subject: Subject) -> Finding:
 
     They go on in turn, so that arrays that two of them share are overwritten before they are read.
     """
-    passes = Passes(subject.module)
+    passes = subject.passes(subject.module)
     prefix = subject.prompt(37, 37)
     texts = [subject.prompt(10, seed) for seed in (9, 9, 14)]
     owner = passes.new_caches()

@@ -19,7 +19,7 @@ _TOKENS = 5
 
 def probe(subject: Subject) -> Finding:
     """Prompts of unequal length in one ``BatchGenerator``, made to say what each says alone."""
-    passes = Passes(subject.plain)
+    passes = subject.passes(subject.plain)
     prompts = [prompt for prompt in subject.prompts if len(prompt) > 1]
     pairs: list[tuple[Logprobs, Logprobs]] = []
     for width in (3, len(prompts)):

@@ -53,14 +53,14 @@ def probe(subject: Subject) -> Finding:
         return found
     model = LoadedModel(subject.module, FakeTokenizer(), subject.description, kv_format=_FORMAT)
     engine = MlxEngine(model, max_rows=_MAX_ROWS)
-    served = Subject(engine, subject.extent)
+    served = Subject(engine, subject.extent, watch=subject.watch)
     served.noise_floor = max(served.noise_floor, _FLOOR)
     return served.found({"8-bit keys and values in a batch": script})
 
 
 def _alone(subject: Subject) -> Finding:
     """A prompt in two chunks and some tokens more, in caches of ours and in rounded ones."""
-    passes = Passes(subject.module)
+    passes = subject.passes(subject.module)
     chunks = subject.prompt(33, 33), subject.prompt(11, 11)
     suffix = subject.prompt(8, 8)
     ours, rounded = make_row_caches(subject.module, _FORMAT), _rounded_caches(passes)

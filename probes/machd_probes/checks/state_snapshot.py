@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd_probes.finding import Finding
-from machd_probes.passes import Passes, restored, snapshot
+from machd_probes.passes import restored, snapshot
 from machd_probes.subject import Subject
 
 __all__ = ["probe"]
@@ -11,7 +11,7 @@ __all__ = ["probe"]
 
 def probe(subject: Subject) -> Finding:
     """Go on with other tokens, restore, and go on with the right ones, below and above a window."""
-    passes = Passes(subject.module)
+    passes = subject.passes(subject.module)
     pairs = []
     for length in (6, 41):
         prefix, astray, suffix = (subject.prompt(one, one) for one in (length, 11, 8))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 from machd_probes.finding import Finding, unsupported
-from machd_probes.passes import Passes
 from machd_probes.subject import Subject
 
 __all__ = ["probe"]
@@ -15,7 +14,7 @@ _GUESS_TOKENS = 3
 
 def probe(subject: Subject) -> Finding:
     """Feed a guess, cut it off, and go on with the right tokens."""
-    passes = Passes(subject.module)
+    passes = subject.passes(subject.module)
     if not can_trim_prompt_cache(passes.new_caches()):
         return unsupported("the caches cannot be cut back")
     pairs = []

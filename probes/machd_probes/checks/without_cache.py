@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from machd.capabilities.evidence import Outcome
 from machd_probes.finding import Finding
-from machd_probes.passes import Passes, compared_passes
+from machd_probes.passes import compared_passes
 from machd_probes.subject import Subject
 
 __all__ = ["probe"]
@@ -15,7 +15,7 @@ _TOLERATED = 0.02
 
 def probe(subject: Subject) -> Finding:
     """One pass over a text without a cache, against chunks and single tokens with one."""
-    passes = Passes(subject.plain)
+    passes = subject.passes(subject.plain)
     text = subject.prompt(33, 3)
     whole = passes.feed(text, None)
     caches = passes.new_caches()

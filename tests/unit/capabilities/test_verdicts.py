@@ -249,7 +249,7 @@ def test_no_measurement_lifts_a_rule_s_block(
 ) -> None:
     """On any model, with any results: blocked stays, supported and unknown move as they may."""
     facts = _facts(*layers)
-    before, after = judge(facts).by_feature(), judge(facts, results).by_feature()
+    before, after = judge(facts, ()).by_feature(), judge(facts, results).by_feature()
     for feature, rule in before.items():
         verdict = after[feature]
         if rule.support is Support.BLOCKED:
@@ -267,8 +267,20 @@ def test_no_measurement_lifts_a_rule_s_block(
 def test_nothing_seen_is_nothing_known(
     layers: list[LayerCacheFacts], results: list[ProbeResult]
 ) -> None:
-    """Without a probe that passed or failed, every verdict is the rule's."""
-    assert judge(_facts(*layers), results) == judge(_facts(*layers))
+    """Without a probe that passed or failed, every verdict is what it is without any probe."""
+    assert judge(_facts(*layers), results) == judge(_facts(*layers), ())
+
+
+@given(_layers)
+def test_rules_alone_batch_nothing_that_was_not_measured(layers: list[LayerCacheFacts]) -> None:
+    """Where evidence is asked for and there is none, supported becomes unknown, and says so."""
+    rule, verdict = (judge(_facts(*layers), known).continuous_batching for known in (None, ()))
+    if rule.support is Support.SUPPORTED:
+        assert verdict.support is Support.UNKNOWN
+        assert verdict.reason.startswith(rule.reason)
+        assert "has not been measured" in verdict.reason
+    else:
+        assert verdict == rule
 
 
 def _changed(before: ModelVerdicts, after: ModelVerdicts) -> set[str]:
@@ -302,7 +314,7 @@ def test_a_probe_that_fails_blocks_its_features_and_no_others(
     """On caches that can be cut and on ones with state, each probe decides what depends on it."""
     failed = [_result(probe, Outcome.FAILED)]
     for layers, features in (([KV], standard), ([GATED_DELTA, KV], state)):
-        rules, verdicts = judge(_facts(*layers)), judge(_facts(*layers), failed)
+        rules, verdicts = judge(_facts(*layers), ()), judge(_facts(*layers), failed)
 
         assert _changed(rules, verdicts) == features
         for feature in features:
@@ -328,7 +340,7 @@ def test_a_probe_that_fails_blocks_its_features_and_no_others(
 def test_a_probe_that_passes_answers_for_its_features(probe: str, features: set[str]) -> None:
     """On a model of which nothing is known, only a feature's main probe gives an answer."""
     facts = _facts(LIST)
-    rules, verdicts = judge(facts), judge(facts, [_result(probe, Outcome.PASSED)])
+    rules, verdicts = judge(facts, ()), judge(facts, [_result(probe, Outcome.PASSED)])
 
     assert _changed(rules, verdicts) == features
     for feature in features:

@@ -66,7 +66,7 @@ def test_verdicts_arrive_as_they_are(layers: list[LayerCacheFacts]) -> None:
     facts = CacheFacts(tuple(layers), 1, 0)
     row = _row(*layers)
 
-    for feature, verdict in judge(facts).by_feature().items():
+    for feature, verdict in judge(facts, ()).by_feature().items():
         assert row[feature]["verdict"] == verdict.support.value
         assert row[feature]["reason"] == verdict.reason
         assert row[feature]["source"] == "rule"

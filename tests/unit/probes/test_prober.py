@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.capabilities.rules import Support
+from machd.capabilities.rules import Source, Support
 from machd.capabilities.verdicts import judge
 from machd.engine.fake_tokenizer import FakeTokenizer
 from machd.engine.loader import LoadedModel, describe_model
 from machd.engine.mlx_engine import MlxEngine
 from machd.engine.mlx_lm_import import import_mlx_lm
-from machd_probes import prober
-from machd_probes.prober import measure_engine, probe_architecture, tiny_subject
+from machd_probes.bounded import Deadline
+from machd_probes.catalogue import FEATURE_CHECKS
+from machd_probes.model_probe import ModelProbe
+from machd_probes.prober import loaded_subject, probe_architecture, run_check, tiny_subject
 from machd_probes.tiny import tiny_configuration, tiny_model
 
 
@@ -62,17 +64,25 @@ def _by_name(results: tuple[ProbeResult, ...]) -> Mapping[str, ProbeResult]:
     return {one.probe: one for one in results}
 
 
-def test_a_loaded_model_is_measured_and_left_without_rows() -> None:
-    """All that decides on batching passes, with figures, and nothing of it stays in memory."""
+@pytest.fixture(name="probe")
+def _probe(tmp_path: Path) -> ModelProbe:
+    """Of no file: nothing is kept of weights."""
+    return ModelProbe(tmp_path, model_path=str(tmp_path / "nowhere"))
+
+
+def test_a_loaded_model_is_measured_and_left_without_rows(probe: ModelProbe) -> None:
+    """Every check that decides on a feature passes, with figures, and nothing stays in memory."""
     engine = MlxEngine(_loaded("lfm2"))
 
-    results = _by_name(measure_engine(engine))
+    results = _by_name(probe.measure_weights(engine) or ())
 
+    assert set(results) >= set(FEATURE_CHECKS)
     assert results["batch_parity"].outcome is Outcome.PASSED
     assert results["batch_parity"].evidence.cases > 5
-    assert judge(engine.model.cache, tuple(results.values())).continuous_batching.support is (
-        Support.SUPPORTED
-    )
+    verdicts = judge(engine.model.cache, tuple(results.values()))
+    assert verdicts.continuous_batching.support is Support.SUPPORTED
+    assert verdicts.prefix_cache.source is Source.MEASURED
+    assert verdicts.speculation.source is Source.MEASURED
     assert engine.memory().kv_used_bytes == 0
 
 
@@ -80,41 +90,17 @@ def test_a_loaded_model_is_measured_and_left_without_rows() -> None:
 def test_half_a_check_is_no_pass(tick_s: float) -> None:
     """However much there was time for, what was not finished has no data and decides nothing."""
     engine = MlxEngine(_loaded("lfm2"))
+    subject = loaded_subject(engine, engine.module)
+    clock = TickingClock(tick_s)
+    subject.watch = Deadline(clock, max_s=30.0)
 
-    results = _by_name(measure_engine(engine, TickingClock(tick_s)))
+    result = run_check(subject, "batch_parity", clock)
 
-    assert results["batch_parity"].outcome is Outcome.NO_DATA
-    assert "time" in results["batch_parity"].detail
-    verdict = judge(engine.model.cache, tuple(results.values())).continuous_batching
+    assert result.outcome is Outcome.NO_DATA
+    assert "time" in result.detail
+    verdict = judge(engine.model.cache, (result,)).continuous_batching
     assert verdict.support is Support.UNKNOWN
     assert engine.memory().kv_used_bytes == 0
-
-
-def test_a_window_too_wide_to_fill_is_tried_on_a_tiny_model() -> None:
-    """The stand-in is named, and its result counts."""
-    engine = MlxEngine(_loaded("gemma3_text", sliding_window=600))
-
-    result = _by_name(measure_engine(engine))["window_overflow"]
-
-    assert result.outcome is Outcome.PASSED
-    assert "on a tiny model" in result.detail
-    assert "600" in result.detail
-
-
-def test_a_stand_in_that_is_wrong_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inverse: a tiny model whose windows are wrong speaks for the loaded one too."""
-    engine = MlxEngine(_loaded("gemma3_text", sliding_window=600))
-    wrong = ProbeResult("window_overflow", Outcome.FAILED, "planted")
-    run = prober._run
-
-    def planted(subject: Any, names: Any, clock: Any) -> tuple[ProbeResult, ...]:
-        return (wrong,) if tuple(names) == ("window_overflow",) else run(subject, names, clock)
-
-    monkeypatch.setattr(prober, "_run", planted)
-    results = measure_engine(engine)
-
-    assert _by_name(results)["window_overflow"].outcome is Outcome.FAILED
-    assert judge(engine.model.cache, results).continuous_batching.support is Support.BLOCKED
 
 
 def test_llama_layers_around_other_caches_keep_passes_of_their_own(
@@ -129,7 +115,7 @@ def test_llama_layers_around_other_caches_keep_passes_of_their_own(
         type(model), "make_cache", lambda _self: [RotatingKVCache(8) for _ in range(caches)]
     )
     subject = tiny_subject("llama")
-    (result,) = prober._run(subject, ("batch_parity",), TickingClock(0.0))
+    result = run_check(subject, "batch_parity", TickingClock(0.0))
 
     assert (result.outcome, result.detail) == (Outcome.PASSED, "")
 

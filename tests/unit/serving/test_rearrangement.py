@@ -42,6 +42,7 @@ from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import SingleFlightScheduler, single_flight
 from machd.serving.loop_snapshot import LoopSnapshot
+from machd.serving.startup_guard import Results
 
 PROBED = (ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(1)),)
 
@@ -57,7 +58,7 @@ class _ScriptedProbe:
         self.may_end.set()
         self.count = 0
 
-    def __call__(self, engine: Engine) -> tuple[ProbeResult, ...]:
+    def __call__(self, engine: Engine) -> Results:
         """Nothing is known at the start."""
         del engine
         return ()
@@ -71,6 +72,11 @@ class _ScriptedProbe:
         if self.error is not None:
             raise self.error
         return PROBED
+
+    def measure_next(self, engine: Engine) -> Results:
+        """Nothing is measured beside it."""
+        del engine
+        return None
 
 
 class _SteppingProbe(_ScriptedProbe):
@@ -487,7 +493,7 @@ def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
 
 def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
     """Results are there before ``arrange`` asks for them, and only then who asked is told."""
-    seen: list[tuple[ProbeResult, ...]] = []
+    seen: list[Results] = []
     with running_thread(probe=_ScriptedProbe()) as thread:
         assert thread.loop.probe_results == ()
 

@@ -31,14 +31,14 @@ def test_it_measures_although_a_start_would_not(on_start: OnStart) -> None:
     """Neither ``probe.on_start`` nor batching being off keep an operator from an answer."""
     guard, engine = _guard(lambda _engine: FOUND, on_start), FakeEngine()
     with capture_logs():
-        assert guard(engine) == ()
+        assert guard(engine) is None
         assert guard.remeasure(engine) == FOUND
 
 
 def test_finding_nothing_is_an_answer() -> None:
     """Where there is nothing to run, nothing failed."""
     with capture_logs():
-        assert _guard(nothing_known).remeasure(FakeEngine()) == ()
+        assert _guard(nothing_known).remeasure(FakeEngine()) is None
 
 
 @pytest.mark.parametrize("error", [OSError("planted"), SystemExit(1)], ids=["error", "exit"])

@@ -22,7 +22,6 @@ from machd.api.admin_cache import (
     WarmRequest,
 )
 from machd.api.errors import error_body
-from machd.capabilities.verdicts import judge
 from machd.engine.protocol import MemoryReading
 from machd.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 from machd.http.admin.configuration import body_timeout_s
@@ -202,7 +201,7 @@ def _check_cache(admin: AdminContext) -> None:
             "cache.prefix is off, so that nothing would be kept; turn it on and restart the daemon"
         )
     if admin.loop.snapshot.prefix is None:
-        verdicts = judge(model.cache, admin.loop.probe_results, architecture=model.architecture)
+        verdicts = admin.loop.judge(model)
         raise ConflictError(
             f"this model's prompts cannot be kept, so that there is no prefix cache: "
             f"{verdicts.prefix_cache.reason}"

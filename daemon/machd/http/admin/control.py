@@ -16,7 +16,6 @@ from machd.api.admin_status import (
     ModeStatus,
     ProbeReport,
 )
-from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
 from machd.errors import ModeUnavailableError, NotReadyError
 from machd.http.admin.configuration import body_timeout_s
@@ -76,7 +75,7 @@ async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
     """
     model = admin.service.model
     await asyncio.shield(asyncio.wrap_future(admin.probe()))
-    verdicts = judge(model.cache, admin.loop.probe_results, architecture=model.architecture)
+    verdicts = admin.loop.judge(model)
     versions = msgspec.structs.replace(admin.versions, backend=model.backend, dtype=model.dtype)
     return ProbeReport(
         capabilities=wire_capabilities(model.architecture, model.cache, verdicts, versions),

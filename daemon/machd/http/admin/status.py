@@ -18,7 +18,6 @@ from machd.api.admin_status import (
     StoredResponses,
 )
 from machd.api.cache import CacheStats
-from machd.capabilities.verdicts import judge
 from machd.engine.protocol import ModelDescription
 from machd.errors import MachdError
 from machd.http.admin.context import AdminContext
@@ -108,7 +107,7 @@ def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
     model = _model(admin)
     if model is None:
         return None
-    verdicts = judge(model.cache, admin.loop.probe_results, architecture=model.architecture)
+    verdicts = admin.loop.judge(model)
     decision = decide_speculation(admin.configuration.settings.speculation, model, verdicts)
     drafts = admin.loop.snapshot.drafts
     return SpeculationStatus(

@@ -1,0 +1,64 @@
+"""Which code computes a model: what tells whether evidence about one model holds for another.
+
+Plain data, read from a model in memory by ``engine/model_code.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["ModelCode", "shared_layers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCode:
+    """The classes and files that a model is made of.
+
+    Attributes:
+        package: Python module of the model's class, such as ``mlx_lm.models.llama``.
+        layers: Qualified names of the classes of its layers, machd's repairs among them, each with the
+            switches that are on; a packed layer counts as a plain one.
+        caches: What its caches are, a text for each kind of layer.
+        digest: Of the source files that define the model, imported ones included.
+    """
+
+    package: str
+    layers: frozenset[str]
+    caches: frozenset[str]
+    digest: str
+
+    def covers(self, other: ModelCode, shared: frozenset[str] = frozenset()) -> bool:
+        """Whether what was measured on a model with this code says something of ``other``.
+
+        Args:
+            other: Code of the model in question.
+            shared: Layers that were measured in other architectures, such as rotations.
+        """
+        return (
+            self.digest == other.digest
+            and other.layers - shared <= self.layers
+            and other.caches <= self.caches
+        )
+
+    def joined(self, other: ModelCode) -> ModelCode:
+        """The code of two models of one architecture."""
+        assert (self.package, self.digest) == (other.package, other.digest), "one architecture"
+        return ModelCode(
+            self.package, self.layers | other.layers, self.caches | other.caches, self.digest
+        )
+
+
+def shared_layers(every: Iterable[ModelCode]) -> frozenset[str]:
+    """Layers of all models that are no model's own: mlx's, and those in modules for many.
+
+    A layer is an architecture's own where its module has a model, or where machd has repaired it.
+    """
+    known = tuple(every)
+    packages = {one.package for one in known}
+    layers = {layer for one in known for layer in one.layers}
+    return frozenset(
+        layer
+        for layer in layers
+        if (module := layer.rpartition(".")[0]) not in packages and not module.startswith("machd.")
+    )

@@ -1,0 +1,155 @@
+"""The one place for what was measured: what comes with machd, and what this user's machine found.
+
+A result holds for the code that computed it. Where a probe failed on one model and passed on another
+that runs the same code, the failure counts. Otherwise the nearest answer counts: of the model's own
+weights, then of the tiny model of its architecture that comes with machd, then of one of its
+configuration that was measured here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.model_code import ModelCode
+from machd.engine.model_files import own_code_files
+from machd.engine.source import ModelSource, SourceKind
+from machd.errors import MachdError
+from machd_probes.matrix_file import KeptMatrix, kept_matrix
+from machd_probes.results_cache import ResultsCache, results_directory
+from machd_probes.versions import ProbeBasis
+
+__all__ = ["EvidenceStore", "weights_key"]
+
+_DIRECTORY_FILES = ("*.safetensors", "*.json")
+"""What makes a model what it is: weights, and the configuration that shapes its caches."""
+
+
+class EvidenceStore:
+    """What is known of models under one basis, on any thread. A disk that takes nothing is no error."""
+
+    def __init__(
+        self, cache_directory: Path, basis: ProbeBasis, *, matrix: KeptMatrix | None = None
+    ) -> None:
+        """Open it; nothing is read yet.
+
+        Args:
+            cache_directory: What ``machd.engine.embedded.user_cache_directory`` gives.
+            basis: What a result has to hold for.
+            matrix: What comes with machd, unless another one is given.
+        """
+        self._basis = basis
+        self._cache = ResultsCache(results_directory(cache_directory), basis)
+        self._matrix = matrix or kept_matrix()
+        self._fresh: dict[str, dict[str, ProbeResult]] = {}
+        self._lock = threading.Lock()
+
+    def find(
+        self, architecture: str, code: ModelCode, weights: str = ""
+    ) -> tuple[ProbeResult, ...]:
+        """What is known of a model; nothing where it has to be measured.
+
+        Args:
+            architecture: mlx-lm's name of it.
+            code: Which code computes it.
+            weights: What :func:`weights_key` gives.
+        """
+        found: dict[str, ProbeResult] = {}
+        with self._lock:
+            for result in self._nearest_first(architecture, code, weights):
+                known = found.get(result.probe)
+                if known is None or _weight(result) > _weight(known):
+                    found[result.probe] = result
+        return tuple(found.values())
+
+    def keep_stand_in(
+        self, architecture: str, code: ModelCode, results: Iterable[ProbeResult]
+    ) -> None:
+        """Keep what was measured on a tiny model that runs this code, beside what is there."""
+        key = _code_key(architecture, code)
+        with self._lock:
+            self._fresh.setdefault(key, {}).update({one.probe: one for one in results})
+            lasting = [one for one in self._known(key) if one.outcome is not Outcome.ERRORED]
+            self._cache.put_results(key, tuple(lasting))
+
+    def keep_weights(self, weights: str, results: Iterable[ProbeResult]) -> None:
+        """Keep what was measured on a model's own weights, in place of what was there.
+
+        Args:
+            weights: What :func:`weights_key` gives.
+            results: Those that say as much of the machine as of the model are for this process alone.
+        """
+        fresh = tuple(results)
+        with self._lock:
+            self._fresh[weights] = {one.probe: one for one in fresh}
+        if weights:
+            self._cache.put_results(weights, tuple(filter(_is_lasting, fresh)))
+
+    def _known(self, key: str) -> tuple[ProbeResult, ...]:
+        """What the cache has, and what this process found, which a disk may not have taken."""
+        kept = {one.probe: one for one in self._cache.get_results(key) or ()} if key else {}
+        return tuple((kept | self._fresh.get(key, {})).values())
+
+    def _nearest_first(
+        self, architecture: str, code: ModelCode, weights: str
+    ) -> Iterator[ProbeResult]:
+        yield from self._known(weights)
+        yield from self._shipped(architecture, code)
+        yield from self._known(_code_key(architecture, code))
+
+    def _shipped(self, architecture: str, code: ModelCode) -> tuple[ProbeResult, ...]:
+        matrix = self._matrix
+        if matrix is None or not matrix.basis.computes_like(self._basis):
+            return ()
+        report = matrix.reports.get(architecture)
+        if report is None or report.code is None:
+            return ()
+        return report.results if report.code.covers(code, matrix.shared_layers) else ()
+
+
+def weights_key(source: ModelSource) -> str:
+    """Names a model by the state of its files.
+
+    Empty where they are gone or too many to look at, so that nothing is kept of them.
+    """
+    try:
+        files = [_state(file) for file in _files(source)]
+    except (MachdError, OSError):
+        return ""
+    return msgspec.json.encode((str(source.path.resolve()), files)).decode()
+
+
+def _weight(result: ProbeResult) -> int:
+    """A failure is worth more than a pass, and any answer more than none."""
+    return 2 if result.outcome is Outcome.FAILED else int(result.is_answer)
+
+
+def _code_key(architecture: str, code: ModelCode) -> str:
+    return msgspec.json.encode((architecture, code), order="deterministic").decode()
+
+
+def _is_lasting(result: ProbeResult) -> bool:
+    """Whether it says something of the model, whatever else the machine did meanwhile."""
+    if result.outcome is Outcome.FAILED:
+        return result.evidence.cases > 0  # without any, something raised before it could differ
+    return result.outcome is not Outcome.ERRORED
+
+
+def _files(source: ModelSource) -> list[Path]:
+    if source.kind is SourceKind.GGUF:
+        return [source.path]
+    data = (file for pattern in _DIRECTORY_FILES for file in source.path.glob(pattern))
+    return sorted({*data, *own_code_files(source.path)})
+
+
+def _state(file: Path) -> tuple[str, int, int, int, int]:
+    """Path, bytes, when it was written and changed in nanoseconds since 1970, and its number.
+
+    Whoever sets the time of writing back cannot set the other two.
+    """
+    facts = file.stat()
+    return str(file), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino

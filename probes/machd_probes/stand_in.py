@@ -1,0 +1,130 @@
+"""A small model in place of a loaded one: the same code, with random weights, in its own engine.
+
+Numbers of a large model that its code holds can point behind the arrays of a small one, and mlx checks
+no bounds. So this runs in a worker process alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map
+
+from machd.capabilities.evidence import MeasuredOn, ProbeResult
+from machd.capabilities.model_code import ModelCode
+from machd.clock import SystemClock
+from machd.engine.architecture import import_architecture
+from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.loader import LoadedModel, describe_model
+from machd.engine.mlx_engine import MlxEngine
+from machd.engine.untyped import LanguageModel
+from machd_probes.prober import run_check
+from machd_probes.shrink import shrunk_configurations
+from machd_probes.subject import Extent, Subject
+from machd_probes.tiny import TinyConfiguration, build_tiny, tiny_configuration, tiny_variants
+from machd_probes.worker_messages import StandInOrder
+
+__all__ = ["make_stand_in", "probe_stand_in"]
+
+_CONTEXT_TOKENS = 1024
+_MAX_ROWS = 16
+_LARGEST_PARAMETERS = 64_000_000
+"""Of a stand-in: larger ones take longer than a start may."""
+
+
+def probe_stand_in(order: StandInOrder) -> Iterator[ProbeResult]:
+    """What each check says of a stand-in; nothing where none can be built."""
+    subject = make_stand_in(order)
+    if subject is None:
+        return
+    clock = SystemClock()
+    for name in order.checks:
+        yield run_check(subject, name, clock, measured_on=MeasuredOn.STAND_IN)
+
+
+def make_stand_in(order: StandInOrder) -> Subject | None:
+    """Build a small model that runs all the code that the loaded one runs; None where that fails.
+
+    Its own configuration made small comes first, then those of the architecture that come with the
+    probes. Takes a second at most.
+    """
+    classes = _classes(order)
+    for configuration in _configurations(order):
+        loaded = _built(configuration, classes, order)
+        if loaded is not None and _is_like(loaded.description.code, order.code):
+            engine = MlxEngine(loaded, max_rows=_MAX_ROWS)
+            return Subject(engine, Extent(), model=loaded.model)
+    return None
+
+
+def _configurations(order: StandInOrder) -> Iterator[TinyConfiguration]:
+    if order.config:
+        yield from map(TinyConfiguration, shrunk_configurations(order.config))
+    if order.model_file is None:
+        yield from map(tiny_configuration, tiny_variants(order.architecture))
+
+
+def _classes(order: StandInOrder) -> tuple[LanguageModel, LanguageModel]:
+    """The classes that the loaded model was made from, which may be a checkpoint's own."""
+    if order.model_file is None:
+        module = import_architecture(order.architecture)
+    else:
+        path = Path(order.model_file)
+        # The name that mlx-lm gives it, which is part of the names of its classes.
+        spec = importlib.util.spec_from_file_location("custom_model", path)
+        assert spec is not None, "a path of a Python file"
+        assert spec.loader is not None, "a path of a Python file"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module.Model, module.ModelArgs
+
+
+def _built(
+    configuration: TinyConfiguration,
+    classes: tuple[LanguageModel, LanguageModel],
+    order: StandInOrder,
+) -> LoadedModel | None:
+    """A model of this configuration; None where it does not build or is too large."""
+    try:
+        small = build_tiny(configuration, *classes)
+        is_small = _parameters(small) <= _LARGEST_PARAMETERS
+        return _loaded(small, order) if is_small else None
+    except (Exception, SystemExit):  # noqa: BLE001 - code of a model does anything
+        return None
+
+
+def _is_like(small: ModelCode | None, loaded: ModelCode) -> bool:
+    """Whether all that the loaded model is made of is in the small one.
+
+    The digest is not asked for: both were made from the same files just now.
+    """
+    assert small is not None, "a model in memory has code"
+    return loaded.layers <= small.layers and loaded.caches <= small.caches
+
+
+def _loaded(small: Module, order: StandInOrder) -> LoadedModel:
+    dtype = getattr(mx, order.dtype)
+    small.update(
+        tree_map(
+            lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array,
+            small.parameters(),
+        )
+    )
+    described = describe_model(
+        small,
+        model_id=f"small-{order.architecture}",
+        architecture=order.architecture,
+        context_tokens=_CONTEXT_TOKENS,
+        eos_token_ids=frozenset(),
+    )
+    return LoadedModel(small, FakeTokenizer(), described)
+
+
+def _parameters(model: Module) -> int:
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    return int(get_total_parameters(model))

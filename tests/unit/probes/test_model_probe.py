@@ -1,0 +1,116 @@
+"""A model whose code nobody has measured: a process measures a small one, and everybody remembers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from polling import wait_until
+
+from machd.capabilities.evidence import MeasuredOn, Outcome
+from machd.capabilities.rules import Support
+from machd.capabilities.verdicts import judge
+from machd.engine import batchable
+from machd.engine.mlx_engine import MlxEngine
+from machd_probes import evidence_store
+from machd_probes.catalogue import FEATURE_CHECKS
+from machd_probes.model_probe import ModelProbe
+from machd_probes.prober import tiny_loaded
+from machd_probes.runner import WORKER_COMMAND
+
+_SCRIPT = """
+from machd.engine.mlx_lm_import import import_mlx_lm
+import_mlx_lm()
+from machd.engine import batchable
+batchable._MENDED.clear()
+from machd_probes.worker import main
+main()
+"""
+WITHOUT_REPAIRS = (sys.executable, "-P", "-c", _SCRIPT)
+BATCHING = {"batch_parity", "window_overflow", "rope_positions", "sampling_isolation"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an architecture that nobody has measured."""
+    monkeypatch.setattr(evidence_store, "kept_matrix", lambda: None)
+
+
+def _probe(directory: Path, command: tuple[str, ...] = WORKER_COMMAND) -> ModelProbe:
+    return ModelProbe(directory, model_path=str(directory / "nowhere"), worker_command=command)
+
+
+def test_unknown_code_is_measured_and_remembered(tmp_path: Path) -> None:
+    """Batching first, then the rest while the daemon serves; the next start measures nothing."""
+    engine = MlxEngine(tiny_loaded("qwen2"))
+    probe = _probe(tmp_path)
+    assert probe.recall(engine) == ()
+
+    found = probe.measure(engine) or ()
+    assert {one.probe for one in found} >= BATCHING
+    assert {one.measured_on for one in found} == {MeasuredOn.STAND_IN}
+    assert judge(engine.model.cache, found).continuous_batching.support is Support.SUPPORTED
+
+    wait_until(lambda: not probe.is_measuring, "the rest is measured")
+    rest = probe.measure_next(engine) or ()
+    assert {one.probe for one in rest} == set(FEATURE_CHECKS)
+    assert probe.measure_next(engine) is None
+    again = _probe(tmp_path, ("false",))
+    assert {one.probe for one in again.measure(engine) or ()} == set(FEATURE_CHECKS)
+    assert again.measure_next(engine) is None
+
+
+def test_without_its_repair_a_model_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpt_bigcode's caches are standard ones, and its rows in a batch would answer wrongly."""
+    monkeypatch.setattr(batchable, "_MENDED", {})
+    engine = MlxEngine(tiny_loaded("gpt_bigcode"))
+    assert judge(engine.model.cache).continuous_batching.support is Support.SUPPORTED
+
+    found = _probe(tmp_path, WITHOUT_REPAIRS).measure(engine)
+
+    verdict = judge(engine.model.cache, found).continuous_batching
+    assert verdict.support is Support.BLOCKED
+    assert MeasuredOn.STAND_IN.value in verdict.reason
+
+
+def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
+    """What a small model does to its process a large one might do to the daemon."""
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    engine = MlxEngine(tiny_loaded("qwen2"))
+
+    found = _probe(tmp_path, (sys.executable, "-c", crash)).measure(engine) or ()
+
+    (result,) = found
+    assert (result.probe, result.outcome) == ("batch_parity", Outcome.FAILED)
+    assert "SIGSEGV" in result.detail
+    assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED
+
+
+@pytest.mark.parametrize("command", [("false",), ("/nowhere/python",)], ids=["ended", "absent"])
+def test_without_a_small_model_the_loaded_one_is_asked(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """A process that cannot be started, or builds nothing, leaves the model itself."""
+    engine = MlxEngine(tiny_loaded("qwen2"))
+
+    found = _probe(tmp_path, command).measure(engine) or ()
+
+    assert {one.measured_on for one in found} == {MeasuredOn.WEIGHTS}
+    assert judge(engine.model.cache, found).continuous_batching.support is Support.SUPPORTED
+    assert engine.memory().kv_used_bytes == 0
+
+
+def test_other_code_in_the_process_is_not_taken_for_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with repairs speaks for no model without: then the loaded one is asked."""
+    monkeypatch.setattr(batchable, "_MENDED", {})
+    engine = MlxEngine(tiny_loaded("gpt_bigcode"))
+
+    found = _probe(tmp_path).measure(engine) or ()
+
+    assert {one.measured_on for one in found} == {MeasuredOn.WEIGHTS}
+    assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED

@@ -1,0 +1,56 @@
+"""News of a measurement beside the daemon are taken up when nobody asks for anything."""
+
+from __future__ import annotations
+
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.clock import ManualClock
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import Engine
+from machd.serving.idle_probe import IdleProbe
+from machd.serving.startup_guard import NothingToMeasure, Results
+
+FIRST = (ProbeResult("batch_parity", Outcome.PASSED),)
+LAST = (*FIRST, ProbeResult("trim", Outcome.PASSED))
+
+
+class _Beside(NothingToMeasure):
+    """Knows more each time it is asked, and then nothing more."""
+
+    def __init__(self, *news: Results) -> None:
+        self.news = list(news)
+        self.count = 0
+
+    def measure_next(self, engine: Engine) -> Results:
+        """The next of them."""
+        del engine
+        self.count += 1
+        return self.news.pop(0) if self.news else None
+
+
+def test_it_asks_until_there_is_nothing_more() -> None:
+    """From a second of silence on, and never again after the end."""
+    clock, probe = ManualClock(), _Beside(FIRST, LAST)
+    idle = IdleProbe(probe, clock)
+    engine = FakeEngine()
+
+    assert idle.news(engine, is_idle=True) is None
+    assert probe.count == 0, "a pause between two requests is no idle moment"
+    clock.advance(1)
+    assert idle.news(engine, is_idle=True) == FIRST
+    assert idle.news(engine, is_idle=True) == LAST
+    for _ in range(3):
+        assert idle.news(engine, is_idle=True) is None
+    assert probe.count == 3
+
+
+def test_requests_come_first() -> None:
+    """Whoever asks for something begins the second anew."""
+    clock, probe = ManualClock(), _Beside(FIRST)
+    idle = IdleProbe(probe, clock)
+    engine = FakeEngine()
+    for _ in range(5):
+        assert idle.news(engine, is_idle=True) is None
+        clock.advance(0.9)
+        assert idle.news(engine, is_idle=False) is None
+        clock.advance(0.9)
+    assert probe.count == 0
