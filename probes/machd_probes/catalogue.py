@@ -13,7 +13,7 @@ BATCHING_CHECKS = ("batch_parity", "window_overflow", "rope_positions", "samplin
 
 FEATURE_CHECKS = (
     *BATCHING_CHECKS,
-    *("state_snapshot", "cache_reuse", "trim"),
+    *("state_snapshot", "cache_reuse", "trim", "batched_drafts"),
     *("chunked_prefill", "quantized_kv"),
 )
 """What decides on a feature, the most valuable first: after batching the prefix cache and speculation."""

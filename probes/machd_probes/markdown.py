@@ -27,6 +27,7 @@ _HEADINGS = (
     "mlx-lm's batch",
     "prefix cache",
     "speculation",
+    "batched specdec",
     "quantised KV",
     "chunked prefill",
 )
@@ -44,6 +45,8 @@ mlx-lm has: a few layers with random weights, each kind of layer that the archit
   *right*, *wrong* or *raises*.
 - **prefix cache**: *full*, any beginning of an earlier prompt is used again; *snapshot*, only one
   that was copied on the way.
+- **batched specdec**: rows of a batch verify guesses together, whoever makes them: n-grams, a draft model or a
+  DFlash draft. *no* leaves speculation to rows that run alone.
 - **-**: not measured.
 """
 
@@ -87,6 +90,7 @@ def _cells(row: MatrixRow) -> _Cells:
         _mlx_lm(row),
         prefix_mark(row.prefix_cache),
         mark(row.speculation),
+        mark(row.batched_specdec),
         mark(row.kv_quantization),
         mark(row.chunked_prefill),
     )

@@ -153,7 +153,7 @@ def _row(report: ArchitectureReport, versions: Versions) -> MatrixRow:
 def _capabilities(report: ArchitectureReport, versions: Versions) -> ModelCapabilities:
     name = report.architecture
     if report.facts is not None:
-        verdicts = judge(report.facts, report.results, architecture=name)
+        verdicts = judge(report.facts, report.results)
         return wire_capabilities(name, report.facts, verdicts, versions)
     reason = report.problem or "nothing was measured"
     verdict = FeatureVerdict(verdict="unknown", reason=reason, source="rule")

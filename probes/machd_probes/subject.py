@@ -142,7 +142,7 @@ class Subject:
 
     def chunking_difference(self, row: Join, chunk_tokens: int) -> float:
         """What other chunks of the prompt change of the row alone, in nats."""
-        other = self._forced(replace(row, chunk_tokens=chunk_tokens, lane=Lane.SERIAL))
+        other = self.forced(replace(row, chunk_tokens=chunk_tokens, lane=Lane.SERIAL))
         return largest_difference(self.alone(row), play(self.engine, [other])[0])
 
     def alone(self, row: Join) -> list[SampledToken]:
@@ -176,7 +176,7 @@ class Subject:
             # What is said does not matter, so all say what is most likely: fewer are computed alone.
             rows = tuple(replace(row, sampling=GREEDY) for row in rows)
         alone = [self.alone(row) for row in rows]
-        turn = self._forced if is_forced else self._free
+        turn = self.forced if is_forced else self._free
         joins = tuple(turn(row) for row in rows)
         together = replace(script, joins=joins).play(self.engine)
         compare = compared if is_forced else compared_choices
@@ -216,11 +216,17 @@ class Subject:
     def judged_passes(self, pairs: Sequence[tuple[Logprobs, Logprobs]], wrong: str) -> Finding:
         """Compare pairs of passes, the reference first; ``wrong`` says what a difference means."""
         slack = tolerated(self.noise_floor)
-        parts = [compared_passes(one, other, self.noise_floor, slack) for one, other in pairs]
+        return self.judged(
+            [compared_passes(one, other, self.noise_floor, slack) for one, other in pairs], wrong
+        )
+
+    def judged(self, parts: Sequence[Evidence], wrong: str) -> Finding:
+        """What comparisons come to; ``wrong`` says what a difference means."""
         together = Evidence.together(parts)
         return _finding(parts, [] if is_equal(together) else [f"{wrong}: {_figures(together)}"])
 
-    def _forced(self, row: Join) -> Join:
+    def forced(self, row: Join) -> Join:
+        """The row, to say what it says alone."""
         said = tuple(token.token_id for token in self.alone(row))
         sampling = replace(self._asking(row.sampling), forced_token_ids=said)
         return replace(row, sampling=sampling)

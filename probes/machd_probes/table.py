@@ -104,14 +104,15 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
     for heading, width in (
         ("\nbatch", 5),
         ("\nrows", 4),
-        ("tokens\nwrong", 6),
+        ("\nwrong", 5),
         ("\nnats", 5),
         ("prefix\ncache", 8),
-        ("specu-\nlation", 6),
-        ("quant-\nised KV", 7),
-        ("chunked\nprefill", 7),
+        ("spec-\ndec", 4),
+        ("batched\nspecdec", 7),
+        ("quant.\nKV", 6),
+        ("in\nchunks", 6),
     ):
-        is_figure = heading in {"\nrows", "tokens\nwrong", "\nnats"}
+        is_figure = heading in {"\nrows", "\nwrong", "\nnats"}
         table.add_column(
             heading, min_width=width, no_wrap=True, justify="right" if is_figure else "left"
         )
@@ -121,6 +122,7 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
             *_figures(row),
             prefix_mark(row.prefix_cache),
             mark(row.speculation),
+            mark(row.batched_specdec),
             mark(row.kv_quantization),
             mark(row.chunked_prefill),
         )

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from types import MappingProxyType
 
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.verdict import Support, Verdict
 
-__all__ = ["DraftKind", "batched_specdec", "continuous_batching"]
-
-
-class DraftKind(StrEnum):
-    """What guesses tokens ahead."""
-
-    NGRAM = "ngram"
-    DRAFT = "draft"
-    DFLASH = "dflash"
+__all__ = ["batched_specdec", "continuous_batching"]
 
 
 _MEASURE = "requests are served one at a time until it has been measured"
 _ALONE = "requests are served one at a time"
 _ROWS_ALONE = "rows verify guesses alone"
 _NO_CACHE = "the model keeps no cache that could be judged"
-
-_DFLASH_BATCHED = frozenset({"qwen3_5_moe"})
-"""Gated-delta-net architectures whose state a DFlash draft puts right after each verification."""
 
 _UNKNOWN = MappingProxyType(
     {
@@ -68,55 +56,38 @@ def continuous_batching(facts: CacheFacts) -> Verdict:
     return Verdict(Support.UNKNOWN, f"{reason}; {_MEASURE}")
 
 
-def batched_specdec(
-    facts: CacheFacts, *, architecture: str = "", draft: DraftKind | None = None
-) -> Verdict:
+def batched_specdec(facts: CacheFacts) -> Verdict:
     """Whether rows of a batch can verify guesses together: each takes back its own wrong ones.
 
-    Args:
-        facts: Of the target's caches.
-        architecture: mlx-lm's name of the target's; empty where it is not known.
-        draft: What guesses; None where none has been chosen.
+    Whoever guesses, the rows do the same. Recurrent state is put back to before the pass, and what was
+    right is computed again with the rest of each row masked out, as padding is.
     """
     obstacle = _batch_obstacle(facts)
     if obstacle:
         return Verdict(Support.BLOCKED, f"{obstacle}; {_ROWS_ALONE}")
-    if facts.kind is KvCacheKind.HYBRID_GDN and not facts.window_tokens:
-        return _gated_delta_specdec(architecture, draft)
     if not facts.layers:
         return Verdict(Support.UNKNOWN, f"{_NO_CACHE}; {_ROWS_ALONE}")
-    if not facts.can_be_cut:
+    if facts.window_tokens:
         return Verdict(
             Support.BLOCKED,
-            "rows accept different numbers of guesses, and a sliding window or recurrent state "
-            f"cannot be cut back for one row of a batch; {_ROWS_ALONE}",
+            "rows accept different numbers of guesses, and a sliding window cannot be cut back for one "
+            f"row of a batch; {_ROWS_ALONE}",
         )
-    if facts.kind is KvCacheKind.NESTED:
+    if facts.has_positions_only and facts.kind is not KvCacheKind.NESTED:
         return Verdict(
-            Support.UNKNOWN,
-            "layers keep several caches each, and whether one row's wrong guesses can be taken out "
-            f"of them is not known; {_ROWS_ALONE}",
+            Support.SUPPORTED,
+            "every layer keeps a standard KV cache, which is cut back row by row after verification",
         )
-    return Verdict(
-        Support.SUPPORTED,
-        "every layer keeps a standard KV cache, which is cut back row by row after verification",
+    what = (
+        "layers keep several caches each"
+        if facts.kind is KvCacheKind.NESTED
+        else "layers keep recurrent state"
     )
-
-
-def _gated_delta_specdec(architecture: str, draft: DraftKind | None) -> Verdict:
-    if architecture not in _DFLASH_BATCHED or draft not in {DraftKind.DFLASH, None}:
-        return Verdict(
-            Support.BLOCKED,
-            "gated-delta-net state cannot be cut back for one row of a batch, which only a DFlash "
-            f"draft on {', '.join(sorted(_DFLASH_BATCHED))} makes good; {_ROWS_ALONE}",
-        )
-    if draft is None:
-        return Verdict(
-            Support.UNKNOWN,
-            "it takes a DFlash draft to verify guesses beside gated-delta-net state in a batch, and "
-            f"none has been named (speculation.draft_model); {_ROWS_ALONE}",
-        )
-    return Verdict(Support.SUPPORTED, "a DFlash draft brings gated-delta-net state back row by row")
+    return Verdict(
+        Support.UNKNOWN,
+        f"{what}, and whether rows with different numbers of guesses stay apart in them depends on the "
+        f"model's code; {_ROWS_ALONE}",
+    )
 
 
 def _batch_obstacle(facts: CacheFacts) -> str | None:

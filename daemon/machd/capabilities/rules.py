@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from machd.capabilities.batching_rules import DraftKind, batched_specdec, continuous_batching
+from machd.capabilities.batching_rules import batched_specdec, continuous_batching
 from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
 from machd.capabilities.verdict import Source, Support, Verdict, measured
 
 __all__ = [
-    "DraftKind",
     "PrefixExtent",
     "PrefixVerdict",
     "Source",

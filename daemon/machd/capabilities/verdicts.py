@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import (
-    DraftKind,
     PrefixExtent,
     PrefixVerdict,
     batched_specdec,
@@ -46,21 +45,13 @@ class ModelVerdicts:
         }
 
 
-def judge(
-    facts: CacheFacts,
-    results: Sequence[ProbeResult] | None = None,
-    *,
-    architecture: str = "",
-    draft: DraftKind | None = None,
-) -> ModelVerdicts:
+def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> ModelVerdicts:
     """Ask every rule, and weigh what was measured against each.
 
     Args:
         facts: Of the model's caches.
         results: Of any probes; those that no feature depends on change nothing. None lets the rules
             decide alone; otherwise a rule's word is not enough to batch a model.
-        architecture: mlx-lm's name of it; empty where it is not known.
-        draft: What guesses tokens ahead; None where none has been chosen.
     """
     is_rule_enough = results is None
     results = results or ()
@@ -71,7 +62,13 @@ def judge(
     return ModelVerdicts(
         continuous_batching=batching,
         batched_specdec=_both(
-            batched_specdec(facts, architecture=architecture, draft=draft), batching, guessing
+            measured(
+                batched_specdec(facts),
+                _fed(results, "batched_drafts"),
+                consequence="rows verify guesses alone",
+            ),
+            batching,
+            guessing,
         ),
         speculation=guessing,
         prefix_cache=_prefix(facts, results),
@@ -134,17 +131,14 @@ def _prefix(facts: CacheFacts, results: Sequence[ProbeResult]) -> PrefixVerdict:
     return replace(verdict, extent=PrefixExtent.NONE) if is_blocked else verdict
 
 
-def _both(rule: Verdict, batching: Verdict, guessing: Verdict) -> Verdict:
-    """The rule's verdict; measured to be wrong is also what one of its two halves is.
-
-    Passing does not add up: nothing has measured the two together.
-    """
-    if rule.support is Support.BLOCKED:
-        return rule
+def _both(together: Verdict, batching: Verdict, guessing: Verdict) -> Verdict:
+    """The verdict on the two together; blocked is also what one of the halves is."""
+    if together.support is Support.BLOCKED:
+        return together
     for half in (batching, guessing):
         if half.support is Support.BLOCKED:
             return replace(half, reason=f"{half.reason}; rows verify no guesses together")
-    return rule
+    return together
 
 
 def _fed(

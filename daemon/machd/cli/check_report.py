@@ -48,7 +48,7 @@ def model_check(
         device_memory_bytes=found.device_memory_bytes,
         available_bytes=found.available_bytes,
     )
-    verdicts = judge(facts, results, architecture=found.architecture)
+    verdicts = judge(facts, results)
     row = wire_capabilities(found.architecture, facts, verdicts, _versions(found))
     return ModelCheck(
         **{name: getattr(row, name) for name in row.__struct_fields__},

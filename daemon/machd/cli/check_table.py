@@ -59,7 +59,7 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     verdicts: tuple[tuple[str, FeatureVerdict | SpeculationReport | UnsetType | None], ...] = (
         ("batching", check.continuous_batching),
         ("speculation", check.speculation),
-        ("  in a batch", check.batched_specdec),
+        ("batched specdec", check.batched_specdec),
         ("prefix cache", check.prefix_cache),
         ("quantised KV", check.kv_quantization),
         ("chunked prefill", check.chunked_prefill),

@@ -31,6 +31,7 @@ class BatchCaches:
         self._layers: list[Cache] = []
         self._marks: CacheMarks | None = None
         self._marked_lengths: list[int] = []
+        self._padded: list[Cache] = []
 
     @property
     def layers(self) -> list[Cache]:
@@ -49,10 +50,9 @@ class BatchCaches:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether every layer has standard caches, or the only row's can be brought back."""
-        others = self._others
-        is_one = len(self._positions.lengths) == 1
-        return not others or (is_one and all(can_be_marked(cache) for cache in others))
+        """Whether the rows can be brought back, in every layer that has no standard cache."""
+        rows = len(self._positions.lengths)
+        return all(can_be_marked(cache, rows) for cache in self._others)
 
     def mark(self) -> None:
         """Remember where the rows are."""
@@ -68,18 +68,24 @@ class BatchCaches:
         assert marks is not None, "there is a mark"
         marked = self._marked_lengths
         added = [one - old for one, old in zip(self._positions.lengths, marked, strict=True)]
-        assert all(0 <= one <= new for one, new in zip(counts, added, strict=True)), (
-            "all came since"
-        )
-        # Whatever is no slab is of one row.
-        is_done = marks.take_back(counts[0], added[0])
+        is_done = marks.take_back(counts, added)
         if not is_done or any(counts):
             self._positions.cut(counts if is_done else added)
         return is_done
 
     def open_step(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; of several tokens only where all caches take them, or all of one row."""
+        """Begin a forward pass; recurrent state is told how much of each row is no padding."""
         self._positions.open_step(lengths)
+        self._padded = []
+        if lengths is not None and len(set(lengths)) > 1:
+            self._padded = self._others
+        for cache in self._padded:
+            cache.prepare(lengths=list(lengths or ()))
+
+    def close_step(self) -> None:
+        """Forget what padded the pass that was dispatched."""
+        for cache in self._padded:
+            cache.finalize()
 
     def growth_bytes(
         self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int

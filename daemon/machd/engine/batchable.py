@@ -6,7 +6,8 @@ mlx-lm 0.32.2:
 - masks of four axes against scores of five (gemma2, phi3small);
 - positions taken from how wide the cache is, or as one number for all rows (afm7, gpt_bigcode,
   phi3small, rotations that grow with the length);
-- a first token told from others by there being no state at all (recurrent_gemma).
+- a first token told from others by there being no state at all (recurrent_gemma);
+- state that takes in what pads a row, in a pass of several tokens (olmo_hybrid).
 
 Some are mended for a row alone too, because their answers depend on how a prompt is cut, or are wrong
 whatever is done: phi3small (adds a mask of truth values to its scores, so that its sparse layers see
@@ -259,6 +260,31 @@ def _olmo_block(block: Layer) -> None:
     former = _take_class(block, {"__call__": call})
 
 
+def _olmo_hybrid_net(net: Layer) -> None:
+    """Its convolution's state is that of each row's own last tokens, not of what pads the row."""
+
+    def convolve(
+        self: Layer,
+        x: mx.array,
+        conv: Layer,
+        state: mx.array | None,
+        cache: Cache,
+        index: int,
+    ) -> mx.array:
+        convolved: mx.array = own_convolution(self, x, conv, state, cache, index)
+        if cache is not None and cache.lengths is not None:
+            rows, tokens, width = x.shape
+            kept = self.conv_kernel_size - 1
+            before = mx.zeros((rows, kept, width), x.dtype) if state is None else state
+            ends = mx.clip(cache.lengths, 0, tokens)[:, None] + mx.arange(kept)
+            every = mx.concatenate([before, x], axis=1)
+            cache[index] = mx.take_along_axis(every, ends[..., None], axis=1)
+        return convolved
+
+    own_convolution = type(net)._apply_conv1d  # noqa: SLF001 - the name is mlx-lm's
+    _take_class(net, {"_apply_conv1d": convolve})
+
+
 def _recurrent_gemma_unit(unit: Layer) -> None:
     """A row of a batch that has no state yet has zeros, which no row has later on."""
 
@@ -308,6 +334,7 @@ _MENDED: dict[tuple[str, str], Callable[[Layer], None]] = {
     ("olmo", "TransformerBlock"): _olmo_block,
     ("phi3small", "Attention"): _phi3small_attention,
     ("phi3small", "Model"): _phi3small_model,
+    ("olmo_hybrid", "GatedDeltaNet"): _olmo_hybrid_net,
     ("plamo3", "Model"): _plamo3_model,
     ("recurrent_gemma", "RGLRU"): _recurrent_gemma_unit,
     ("rope_utils", "DynamicNTKScalingRoPE"): _growing_rotation,

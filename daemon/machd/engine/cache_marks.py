@@ -3,7 +3,7 @@
 A standard cache has a column for each position, and what was added is cut off its end. So it is with
 a window after one pass of several tokens: mlx-lm leaves the columns in their order then, and as many
 of those before as the first of the tokens sees, so cut after a token it is as if the pass had ended
-there. Recurrent state is known only as it is now; it is what it was before, or as it is.
+there. Recurrent state is known only as it is now, of all rows: it is what it was before, or as it is.
 
 Nothing is copied. ``mx.array(a)`` is another name for what ``a`` holds now, and mlx never changes
 what has a name: writing into ``a`` writes over its memory only if nobody else has it, and into a
@@ -12,7 +12,7 @@ copy otherwise. A window and a state get new arrays in a pass of several tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -24,35 +24,45 @@ from machd.engine.untyped import Cache
 __all__ = ["CacheMarks", "can_be_marked", "straighten"]
 
 
-def can_be_marked(cache: Cache) -> bool:
-    """Whether it is known how tokens are taken out of an innermost cache of one row."""
-    return type(cache) in _mark_classes()
+def can_be_marked(cache: Cache, rows: int = 1) -> bool:
+    """Whether it is known how tokens are taken out of an innermost cache.
+
+    Args:
+        cache: Of any class.
+        rows: That it holds. Of several, a window's cannot be: mlx-lm pads them in front.
+    """
+    kind = _mark_classes().get(type(cache))
+    return kind is not None and (rows == 1 or kind is _StateMark)
 
 
 class CacheMarks:
-    """Where the caches of one row are."""
+    """Where caches are."""
 
     def __init__(self, caches: Iterable[Cache]) -> None:
         """Remember it of innermost caches, each of a class that can be marked."""
         classes = _mark_classes()
         self._marks = [classes[type(cache)](cache) for cache in caches]
 
-    def take_back(self, count: int, added: int) -> bool:
-        """Take the last positions out again; the marks have no further use.
+    def take_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
+        """Take the last positions of each row out again; the marks have no further use.
 
         Args:
-            count: How many; 0 or more.
-            added: How many have come since, in one pass.
+            counts: How many of each row; 0 or more.
+            added: How many of each row have come since, in one pass.
 
         Returns:
             Whether it is done. If it is not, all caches are where they were.
         """
-        assert 0 <= count <= added, "what is taken back came after the mark"
-        if not count or (count < added and all(mark.cut(count) for mark in self._marks)):
+        assert all(0 <= one <= new for one, new in zip(counts, added, strict=True)), (
+            "what is taken back came after the mark"
+        )
+        if not any(counts) or not self._marks:
+            return True
+        if len(counts) == 1 and counts[0] < added[0] and all(m.cut(counts[0]) for m in self._marks):
             return True
         for mark in self._marks:
             mark.put_back()
-        return count == added
+        return list(counts) == list(added)
 
 
 def straighten(cache: Cache, length: int) -> None:

@@ -82,6 +82,7 @@ class Passes:
             chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
             token_ids = mx.concatenate([token_ids, chunk])
         logits = self._forward(token_ids, layers)[: len(lengths)]
+        self._caches.close_step()
         if longest > 1:
             last = mx.array(lengths, dtype=mx.int32) - 1
             logits = logits[mx.arange(len(lengths)), last]
@@ -98,6 +99,7 @@ class Passes:
         known = [row.certain + draft.token_ids for row, draft in pairs]
         token_ids, lengths = self._open(known, last_ids)
         logits = self._forward(token_ids, self._caches.layers)
+        self._caches.close_step()
         places = [
             (index, len(row.certain) + place)
             for index, (row, draft) in enumerate(pairs)
@@ -115,6 +117,7 @@ class Passes:
         longest = max(kept_tokens)
         self._caches.open_step(kept_tokens if longest > 1 else None)
         self._forward(current.token_ids[:, :longest], self._caches.layers)
+        self._caches.close_step()
         mx.eval([cache.state for cache in self._caches.layers])
 
     def _open(

@@ -46,6 +46,7 @@ from machd.engine.protocol import (
 from machd.engine.row_caches import STEP_TOKENS
 from machd.engine.row_planes import StandingRow, make_row_caches
 from machd.engine.sampling import RowSampling
+from machd.engine.speculation.draft_pacing import DraftPacing
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.speculation.proposer import Proposer
 from machd.engine.step_memory import StepMemory, StepNeed
@@ -62,7 +63,7 @@ _DROPPED_BYTES = 64_000_000
 class MlxEngine:
     """A model in memory. Made, used and closed on one thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing that a daemon chooses
         self,
         loaded: LoadedModel,
         *,
@@ -71,6 +72,7 @@ class MlxEngine:
         leaves_blocks: bool = True,
         block_files: SecondTier | None = None,
         proposer: Proposer | None = None,
+        draft_pacing: DraftPacing | None = None,
     ) -> None:
         """Take over a loaded model and compute a first token that nobody waits for.
 
@@ -84,6 +86,7 @@ class MlxEngine:
                 given.
             proposer: Guesses what rows say next, and is closed by the engine; nobody does unless
                 given.
+            draft_pacing: Says how many guesses pay; by what they take, unless given.
         """
         self._loaded: LoadedModel | None = loaded
         self._model: Any = loaded.model
@@ -94,7 +97,9 @@ class MlxEngine:
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
         )
         width = loaded.description.vocabulary_tokens
-        self._drafting = None if proposer is None else Drafting(proposer, SystemClock(), width)
+        self._drafting = (
+            None if proposer is None else Drafting(proposer, SystemClock(), width, draft_pacing)
+        )
         self._tokenizer = loaded.tokenizer
         self._max_rows = max_rows
         is_cpu = loaded.description.backend == "cpu"

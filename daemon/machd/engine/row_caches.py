@@ -55,9 +55,9 @@ class RowCaches(Protocol):
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether a pass may take several tokens of a row that may have to be taken back.
+        """Whether a pass may take several tokens of each row that may have to be taken back.
 
-        Where :attr:`takes_several` says otherwise, that is so of one row, which nothing pads.
+        With recurrent state that depends on the model's code, too: it has to leave out what pads a row.
         """
         ...
 
@@ -86,6 +86,10 @@ class RowCaches(Protocol):
         Args:
             lengths: Tokens of each row, shorter rows padded; one each unless given.
         """
+        ...
+
+    def close_step(self) -> None:
+        """The pass that was opened is dispatched."""
         ...
 
     def growth_bytes(
@@ -160,14 +164,16 @@ class SingleCaches:
 
     def take_back(self, counts: Sequence[int]) -> bool:
         """Take the row's last positions out again; not done where there is recurrent state."""
-        (count,) = counts
         marks, self._marks = self._marks, None
         assert marks is not None, "there is a mark"
-        return marks.take_back(count, self._added)
+        return marks.take_back(counts, [self._added])
 
     def open_step(self, lengths: Sequence[int] | None = None) -> None:
         """Nothing to prepare: the caches count their positions themselves."""
         self._added += 1 if lengths is None else lengths[0]
+
+    def close_step(self) -> None:
+        """Nothing padded it."""
 
     def growth_bytes(
         self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int

@@ -13,13 +13,11 @@ from dataclasses import replace
 
 import structlog
 
-from machd.capabilities.rules import DraftKind
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
 from machd.engine.protocol import (
     Engine,
     ModelDescription,
-    ProposerKind,
     StepMemoryError,
     StepPlan,
 )
@@ -139,10 +137,7 @@ class EngineLoop:
 
     def judge(self, model: ModelDescription) -> ModelVerdicts:
         """What the loaded model can do, by its rules and by what is measured of it."""
-        drafts = None if model.proposer is ProposerKind.OFF else DraftKind(model.proposer.value)
-        return judge(
-            model.cache, self._probe_results, architecture=model.architecture, draft=drafts
-        )
+        return judge(model.cache, self._probe_results)
 
     @property
     def snapshot(self) -> LoopSnapshot:

@@ -342,9 +342,8 @@ class ProbeSettings(SettingsSection):
 
     on_start: Annotated[Literal["facts", "measure", "auto", "off"], Mark.RESTART] = Field(
         default="auto",
-        description="What is measured before a model is batched: auto a small model of the same "
-        "code, where nothing is known of it; measure the model itself; facts nothing. What is known "
-        "counts. off goes by rules about caches alone.",
+        description="What is measured before a model is batched: auto a small model of the same code, "
+        "measure the model, facts nothing. What is known counts; off goes by rules about caches alone.",
     )
 
 

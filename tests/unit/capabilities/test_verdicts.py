@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.rules import (
-    DraftKind,
     PrefixExtent,
     PrefixVerdict,
     Source,
@@ -294,16 +293,17 @@ _BATCHING = {"continuous_batching", "batched_specdec"}
 @pytest.mark.parametrize(
     ("probe", "standard", "state"),
     [
-        ("batch_parity", _BATCHING, {"continuous_batching"}),
-        ("window_overflow", _BATCHING, {"continuous_batching"}),
-        ("rope_positions", _BATCHING, {"continuous_batching"}),
-        ("sampling_isolation", _BATCHING, {"continuous_batching"}),
+        ("batch_parity", _BATCHING, _BATCHING),
+        ("window_overflow", _BATCHING, _BATCHING),
+        ("rope_positions", _BATCHING, _BATCHING),
+        ("sampling_isolation", _BATCHING, _BATCHING),
         ("chunked_prefill", {"chunked_prefill"}, {"chunked_prefill"}),
         ("cache_reuse", {"prefix_cache"}, set()),
         ("trim", {"prefix_cache", "speculation", "batched_specdec"}, set()),
-        ("state_snapshot", set(), {"prefix_cache", "speculation"}),
+        ("state_snapshot", set(), {"prefix_cache", "speculation", "batched_specdec"}),
         ("quantized_kv", {"kv_quantization"}, {"kv_quantization"}),
         ("memory_baseline", set(), set()),
+        ("batched_drafts", {"batched_specdec"}, {"batched_specdec"}),
         ("mlx_lm_batch", set(), set()),
         ("no_such_probe", set(), set()),
     ],
@@ -333,6 +333,7 @@ def test_a_probe_that_fails_blocks_its_features_and_no_others(
         ("sampling_isolation", set()),
         ("window_overflow", set()),
         ("trim", set()),
+        ("batched_drafts", {"batched_specdec"}),
         ("mlx_lm_batch", set()),
         ("memory_baseline", set()),
     ],
@@ -382,14 +383,30 @@ def test_a_blocked_prefix_keeps_nothing() -> None:
     assert (verdict.support, verdict.extent) == (Support.BLOCKED, PrefixExtent.NONE)
 
 
-def test_architecture_and_draft_reach_the_rule() -> None:
-    """The one rule that asks for them gets them."""
-    facts = _facts(GATED_DELTA, KV)
-    plain = judge(facts, architecture="qwen3_5_moe")
-    drafted = judge(facts, architecture="qwen3_5_moe", draft=DraftKind.DFLASH)
+@pytest.mark.parametrize(
+    ("outcome", "support"),
+    [
+        (Outcome.PASSED, Support.SUPPORTED),
+        (Outcome.FAILED, Support.BLOCKED),
+        (Outcome.NO_DATA, Support.UNKNOWN),
+        (Outcome.UNSUPPORTED, Support.UNKNOWN),
+    ],
+)
+def test_state_of_a_batch_is_put_back_where_that_was_measured(
+    outcome: Outcome, support: Support
+) -> None:
+    """Recurrent state beside guesses is the code's affair, so a probe decides."""
+    verdict = judge(_facts(GATED_DELTA, KV), [_result("batched_drafts", outcome)]).batched_specdec
+    assert verdict.support is support
 
-    assert plain.batched_specdec.support is Support.UNKNOWN
-    assert drafted.batched_specdec.support is Support.SUPPORTED
+
+@pytest.mark.parametrize("half", ["batch_parity", "state_snapshot"])
+def test_rows_verify_nothing_together_where_one_half_is_wrong(half: str) -> None:
+    """Neither batches nor guesses that are wrong by themselves are right together."""
+    results = [_result("batched_drafts", Outcome.PASSED), _result(half, Outcome.FAILED)]
+    verdict = judge(_facts(GATED_DELTA, KV), results).batched_specdec
+    assert verdict.support is Support.BLOCKED
+    assert verdict.reason.endswith("rows verify no guesses together")
 
 
 def test_six_features_are_judged() -> None:

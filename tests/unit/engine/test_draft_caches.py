@@ -73,7 +73,7 @@ def test_what_is_written_in_place_does_not_reach_a_mark(
     state[1] = mx.ones(3)
     window.keys[...] = 7.0
     window.offset += 2
-    assert marks.take_back(2, 2)
+    assert marks.take_back([2], [2])
 
     is_back = state.cache[0].tolist() == [0, 1, 2, 3, 4, 5] and state.cache[1] is None
     assert is_back is write
@@ -93,7 +93,7 @@ def test_a_mark_takes_no_memory() -> None:
     mx.eval(state.cache)
 
     assert mx.get_active_memory() - before < 1 << 16
-    assert marks.take_back(0, 1)
+    assert marks.take_back([0], [1])
 
 
 @pytest.mark.parametrize("before", range(11))
@@ -105,7 +105,7 @@ def test_a_window_that_is_cut_is_one_that_never_had_more(before: int, added: int
         marks = CacheMarks([cache])
         _write(cache, before, added)
 
-        assert marks.take_back(count, added)
+        assert marks.take_back([count], [added])
 
         end = before + added - count
         assert cache.offset == end
@@ -121,12 +121,12 @@ def test_a_window_is_put_back_where_too_little_of_it_is_left() -> None:
     for token in range(9, 12):
         _write(cache, token, 1)
 
-    assert not marks.take_back(2, 3)
+    assert not marks.take_back([2], [3])
 
     assert cache.offset == 9
     assert _seen(cache) == [6, 7, 8, 99]
     state.cache = [mx.zeros(3)]
-    assert not CacheMarks([KVCache(), state]).take_back(1, 2)
+    assert not CacheMarks([KVCache(), state]).take_back([1], [2])
 
 
 def test_all_caches_are_put_back_if_one_cannot_be_cut() -> None:
@@ -143,7 +143,7 @@ def test_all_caches_are_put_back_if_one_cannot_be_cut() -> None:
     for cache in standard:
         cache.update_and_fetch(mx.ones((1, 1, 3, 64)), mx.ones((1, 1, 3, 64)))
 
-    assert not marks.take_back(1, 3)
+    assert not marks.take_back([1], [3])
 
     assert [cache.offset for cache in (*standard, caches[0], caches[4])] == [6, 6, 6, 2]
     assert _seen(caches[0]) == [3, 4, 5, 99]
@@ -189,17 +189,51 @@ def test_only_known_classes_take_drafts(make: Callable[[], Any], known: bool) ->
 
 
 def test_rows_of_a_batch_take_drafts_if_they_can_be_cut_one_by_one() -> None:
-    """Standard caches always, others while there is one row."""
-    batch, mixed = BatchCaches(4), BatchCaches(4)
+    """Standard caches and recurrent state always, a window while there is one row."""
+    batch, state, window = BatchCaches(4), BatchCaches(4), BatchCaches(4)
     for count in (1, 2):
         batch.join(PrefilledRow([KVCache()], 0, 9, 1))
-        mixed.join(PrefilledRow([KVCache(), CacheList(ArraysCache(1), KVCache())], 0, 9, 1))
+        state.join(PrefilledRow([KVCache(), CacheList(ArraysCache(1), KVCache())], 0, 9, 1))
+        window.join(PrefilledRow([KVCache(), RotatingKVCache(_WINDOW)], 0, 9, 1))
         assert batch.takes_drafts
-        assert mixed.takes_drafts is (count == 1)
-    mixed.keep([1])
+        assert state.takes_drafts
+        assert window.takes_drafts is (count == 1)
+    window.keep([1])
 
-    assert mixed.takes_drafts
-    assert not mixed.takes_several
+    assert window.takes_drafts
+    assert not state.takes_several
+
+
+def test_state_of_several_rows_is_as_before_or_as_it_is() -> None:
+    """Unless every row keeps all, or none keeps anything, the rows are put back for another pass."""
+    for counts, is_done, value in (
+        ([0, 0], True, 1.0),
+        ([3, 1], True, 0.0),
+        ([3, 0], False, 0.0),
+        ([1, 0], False, 0.0),
+    ):
+        state = ArraysCache(1)
+        state.cache = [mx.zeros((2, 4))]
+        marks = CacheMarks([state])
+        state.cache = [mx.ones((2, 4))]
+
+        assert marks.take_back(counts, [3, 1]) is is_done
+        assert float(state.cache[0].sum()) == 8 * value
+
+
+def test_state_is_told_what_pads_a_row_and_forgets_it() -> None:
+    """Rows of different length in one pass; the next pass is of one token each again."""
+    batch = BatchCaches(2)
+    state = ArraysCache(1)
+    for _ in range(2):
+        batch.join(PrefilledRow([KVCache(), state], 0, 9, 1))
+    state = batch.layers[1]
+    batch.open_step([3, 1])
+    assert state.make_mask(3).tolist() == [[True, True, True], [True, False, False]]
+    batch.close_step()
+    assert state.make_mask(1) is None
+    batch.open_step([2, 2])
+    assert state.make_mask(2) is None, "nothing is padded"
 
 
 def test_a_window_with_sinks_keeps_them() -> None:
@@ -213,7 +247,7 @@ def test_a_window_with_sinks_keeps_them() -> None:
                     _write(cache, token, 1)
             marks = CacheMarks([cut])
             _write(cut, before, 4)
-            assert marks.take_back(count, 4)
+            assert marks.take_back([count], [4])
             if count < 4:
                 _write(plain, before, 4 - count)
             for token in range(20, 30):

@@ -242,7 +242,7 @@ class _GuessCaches:
             self._empty()
             return 0
         guessed = len(self.guessed)
-        return right if marks.take_back(guessed - right, guessed) else 0
+        return right if marks.take_back([guessed - right], [guessed]) else 0
 
     def _empty(self) -> None:
         self.layers = make_row_caches(self._model)

@@ -95,18 +95,25 @@ class RowDrafting:
 class Drafting:
     """Guesses for all rows of an engine. Lives on the engine thread."""
 
-    def __init__(self, proposer: Proposer, clock: Clock, vocabulary_tokens: int) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        clock: Clock,
+        vocabulary_tokens: int,
+        pacing: DraftPacing | None = None,
+    ) -> None:
         """Begin without rows.
 
         Args:
             proposer: Guesses.
             clock: Tells what guessing and passes take.
             vocabulary_tokens: Width of the served model's logits.
+            pacing: Says how many guesses pay; by what they and passes take, unless given.
         """
         self._vocabulary_tokens = vocabulary_tokens
         self._proposer = proposer
         self._clock = clock
-        self._pacing = DraftPacing()
+        self._pacing = pacing or DraftPacing()
         self._since_s = self._guessing_s = 0.0
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> RowDrafting:
