@@ -417,7 +417,11 @@ class SchedulerCore:
         # A prompt's last token is computed by the step that decodes it.
         prefill_tokens = plan.prefill_tokens - sum(chunk.is_last for chunk in plan.prefill)
         self._pace.observe(
-            lane, len(plan.decode), prefill_tokens=prefill_tokens, duration_s=duration_s
+            lane,
+            len(plan.decode),
+            prefill_tokens=prefill_tokens,
+            duration_s=duration_s,
+            context_tokens=max((chunk.start for chunk in plan.prefill), default=0),
         )
         if lane is not None:
             self._turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH

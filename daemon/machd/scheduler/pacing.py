@@ -16,7 +16,14 @@ from machd.engine.protocol import Lane
 __all__ = ["PREFILL_CHUNK_TOKENS", "PrefillPace"]
 
 PREFILL_CHUNK_TOKENS = 512
-"""Prompt tokens between two looks at the inbox: what an abort during prefill has to wait for."""
+"""The most prompt tokens between two looks at the inbox."""
+
+_ALONE_S = 1.0
+"""How long a step without decoding rows should take: whoever comes, or leaves, waits for its end. With
+6,000 tokens before them, 512 take 7 s on two cores; in chunks of 100 the whole takes a tenth longer."""
+
+_LEAST_ALONE_TOKENS = 32
+"""Fewer cost much more each, because a step reads all weights."""
 
 _GOAL = 1.5
 """How long a step may take beside a prompt, in steps without one. The slowest in a hundred take half as
@@ -75,6 +82,37 @@ class _Width:
         self.chunk_tokens = min(float(PREFILL_CHUNK_TOKENS), max(_MIN_CHUNK_TOKENS, grown))
 
 
+class _AloneSteps:
+    """Prompt tokens for steps in which no row decodes, by how much context they have before them.
+
+    A token costs more the more it attends to, so contexts are told apart by powers of two.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tokens: dict[int, float] = {}
+
+    def tokens(self, context_tokens: int) -> int:
+        """As many as should take the time of a step; of a context never seen, as of the one below."""
+        width = _context_width(context_tokens)
+        known = [self._tokens[one] for one in range(width, -1, -1) if one in self._tokens]
+        return int(known[0]) if known else self._most
+
+    def observe(self, context_tokens: int, prefill_tokens: int, duration_s: float) -> None:
+        """Take in what a step took."""
+        now = self.tokens(context_tokens)
+        if duration_s <= _ALONE_S and prefill_tokens < now:
+            return  # the prompt ended: that a shorter chunk is quick says nothing of this one
+        ratio = _ALONE_S / duration_s if duration_s else _MAX_GROWTH
+        wanted = prefill_tokens * min(ratio, _MAX_GROWTH)
+        least = min(self._most, _LEAST_ALONE_TOKENS)
+        self._tokens[_context_width(context_tokens)] = max(least, min(float(self._most), wanted))
+
+
+def _context_width(tokens: int) -> int:
+    return (tokens // PREFILL_CHUNK_TOKENS).bit_length()
+
+
 class PrefillPace:
     """Learns from every step; what it has learnt stays for the next prompt.
 
@@ -87,10 +125,11 @@ class PrefillPace:
 
         Args:
             beside_decode: Prompt tokens in a step in which rows decode; None measures.
-            alone: Prompt tokens in a step in which none does.
+            alone: The most prompt tokens in a step in which none does.
         """
         self._beside_decode = beside_decode
         self._alone = alone
+        self._alone_steps = _AloneSteps(alone)
         self._token_s = 0.0
         self._widths: dict[tuple[Lane, int], _Width] = {}
 
@@ -103,20 +142,25 @@ class PrefillPace:
         """Seconds for each prompt token of late, what ran beside it included; 0 before the first."""
         return self._token_s
 
-    def prefill_tokens(self, lane: Lane | None, rows: int) -> int:
+    def prefill_tokens(self, lane: Lane | None, rows: int, *, context_tokens: int = 0) -> int:
         """Prompt tokens for a step in which ``rows`` of ``lane`` decode.
 
         0 asks for a step without prefill, to measure it: three times when nothing is known of such
         rows, later now and then.
+
+        Args:
+            lane: None where no row decodes.
+            rows: Of that lane.
+            context_tokens: Before the tokens that come next of a prompt.
         """
         if lane is None:
-            return self._alone
+            return self._alone_steps.tokens(context_tokens)
         if self._beside_decode is not None:
             return self._beside_decode
         width = self._widths.get(_key(lane, rows))
         return int(width.chunk_tokens) if width is not None and width.is_measured else 0
 
-    def burst_tokens(self, completions: Iterable[int]) -> int:
+    def burst_tokens(self, completions: Iterable[int], *, context_tokens: int = 0) -> int:
         """Prompt tokens for a step of its own, before rows with so few tokens go on decoding.
 
         Requests that come together are to run together: prefilled in small chunks beside the first
@@ -124,18 +168,31 @@ class PrefillPace:
 
         Args:
             completions: Tokens that each row has which could decode.
+            context_tokens: Before the tokens that come next of a prompt.
         """
         is_young = all(tokens < _YOUNG_TOKENS for tokens in completions)
-        return self._alone if is_young and self._beside_decode is None else 0
+        if not is_young or self._beside_decode is not None:
+            return 0
+        return self._alone_steps.tokens(context_tokens)
 
     def observe(
-        self, lane: Lane | None, rows: int, *, prefill_tokens: int, duration_s: float
+        self,
+        lane: Lane | None,
+        rows: int,
+        *,
+        prefill_tokens: int,
+        duration_s: float,
+        context_tokens: int = 0,
     ) -> None:
-        """Take in what a step took."""
+        """Take in what a step took; arguments as of :meth:`prefill_tokens`."""
         if prefill_tokens:
             token_s = duration_s / prefill_tokens
             self._token_s += (token_s - self._token_s) * (_TOKEN_WEIGHT if self._token_s else 1.0)
-        if lane is None or self._beside_decode is not None:
+        if lane is None:
+            if prefill_tokens:
+                self._alone_steps.observe(context_tokens, prefill_tokens, duration_s)
+            return
+        if self._beside_decode is not None:
             return
         width = self._widths.setdefault(_key(lane, rows), _Width())
         if prefill_tokens:

@@ -33,11 +33,14 @@ def plan_step(
     """
     changes = prefixes.changes if prefixes is not None else ()
     prompts = _Prompts(_in_turn(slots, pace.token_s), prefixes)
-    burst_tokens = pace.burst_tokens(one.completion_tokens for one in slots if one.is_prefilled)
+    context_tokens = prompts.context_tokens
+    burst_tokens = pace.burst_tokens(
+        (one.completion_tokens for one in slots if one.is_prefilled), context_tokens=context_tokens
+    )
     if burst := prompts.whole(burst_tokens):
         return StepPlan(slots.released, burst, blocks=changes)
     lane, rows = _decoding(slots, turn)
-    budget_tokens = pace.prefill_tokens(lane, len(rows))
+    budget_tokens = pace.prefill_tokens(lane, len(rows), context_tokens=context_tokens)
     max_draft_tokens = drafts.tokens_for(len(slots))
     return StepPlan(
         slots.released,
@@ -76,6 +79,11 @@ class _Prompts:
     def __init__(self, decodes: Sequence[Decode], prefixes: PrefixCache | None) -> None:
         self._prefixes = prefixes
         self._decodes = [one for one in decodes if prefixes is None or prefixes.is_ready(one)]
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens before those that come next of the prompt whose turn it is."""
+        return self._decodes[0].prefilled_tokens if self._decodes else 0
 
     def whole(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
         """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""

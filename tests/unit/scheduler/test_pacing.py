@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import median, quantiles
@@ -16,7 +16,7 @@ from sequence_samples import LIMITS, batching_of, only, request_of
 from machd.engine.fake import FakeEngine
 from machd.engine.protocol import Lane, StepPlan
 from machd.scheduler.continuous import ContinuousScheduler
-from machd.scheduler.events import TokenGenerated
+from machd.scheduler.events import SequenceAdmitted, TokenGenerated
 from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace
 
 
@@ -197,3 +197,98 @@ def test_running_streams_keep_their_pace_while_a_long_prompt_comes_in(
     p99_s = quantiles(during_s, n=100)[98]
     assert p99_s <= 2 * median(before_s)
     assert steps <= max_steps, "as much as the goal allows is used"
+
+
+# Long prompts
+
+
+@dataclass(frozen=True)
+class _Attending:
+    """What a token of a prompt takes, the more the more it attends to: two cores, 6,000 tokens."""
+
+    token_s: float = 0.0025
+    context_s: float = 1.7e-6
+
+    def duration_s(self, plan: StepPlan) -> float:
+        """Of a step."""
+        decode_s = 0.08 if plan.decode else 0.0
+        return decode_s + sum(
+            len(one.token_ids) * (self.token_s + self.context_s * one.start) for one in plan.prefill
+        )
+
+
+def _alone_steps(pace: PrefillPace, start: int, stop: int) -> list[tuple[int, float]]:
+    """Tokens and seconds of the steps of a prompt that nobody decodes beside."""
+    steps = []
+    while start < stop:
+        tokens = min(pace.prefill_tokens(None, 0, context_tokens=start), stop - start)
+        duration_s = tokens * (0.0025 + 1.7e-6 * start)
+        pace.observe(None, 0, prefill_tokens=tokens, duration_s=duration_s, context_tokens=start)
+        steps.append((tokens, duration_s))
+        start += tokens
+    return steps
+
+
+def test_a_long_prompt_is_computed_in_steps_of_about_a_second() -> None:
+    """However far it is: whoever comes waits for the end of a step."""
+    steps = _alone_steps(PrefillPace(beside_decode=None), 0, 8000)
+    assert steps[0][0] == PREFILL_CHUNK_TOKENS
+    assert max(duration_s for _, duration_s in steps) < 2.5
+    assert max(duration_s for _, duration_s in steps[8:]) < 1.5
+    assert sum(tokens for tokens, _ in steps) == 8000
+
+
+def test_the_rest_of_a_cached_prompt_does_not_begin_with_a_long_step() -> None:
+    """What its context costs was learnt when that was computed; short prompts cost no less for it."""
+    pace = PrefillPace(beside_decode=None)
+    _alone_steps(pace, 0, 5133)
+    (tokens, duration_s), *_ = _alone_steps(pace, 5133, 6223)
+    assert duration_s < 1.5
+    assert tokens < PREFILL_CHUNK_TOKENS
+    assert pace.prefill_tokens(None, 0) > 2 * tokens
+    assert pace.burst_tokens([]) == pace.prefill_tokens(None, 0)
+    assert pace.burst_tokens([], context_tokens=5133) < 2 * tokens
+
+
+def test_a_machine_that_is_fast_computes_long_prompts_in_long_steps() -> None:
+    """And a hiccup is forgotten with the next steps."""
+    pace = PrefillPace(beside_decode=None)
+    for _ in range(20):
+        pace.observe(None, 0, prefill_tokens=512, duration_s=0.01)
+        assert pace.prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+    pace.observe(None, 0, prefill_tokens=512, duration_s=10.0)
+    assert pace.prefill_tokens(None, 0) == 51
+    for _ in range(8):
+        tokens = pace.prefill_tokens(None, 0)
+        pace.observe(None, 0, prefill_tokens=tokens, duration_s=tokens * 2e-5)
+    assert pace.prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("at_token", [0, 600, 3000, 5133, 6000])
+def test_a_short_request_beside_a_long_prompt_waits_two_steps_at_most(at_token: int) -> None:
+    """It comes right after a step has begun, with a slot free, and is admitted when that ends."""
+    cost = _Attending()
+    limits = replace(LIMITS, queue_timeout_s=1000.0, request_timeout_s=1000.0)
+    scheduler = ContinuousScheduler(limits, batching_of(prefill_chunk_tokens=None))
+    engine = FakeEngine()
+    now_s = 0.0
+    scheduler.submit((request_of("long", prompt_tokens=6223, max_tokens=4),), now_s)
+    came_s, waited_steps, queued_s = None, 0, None
+    while queued_s is None:
+        events = scheduler.admit(now_s)
+        if any(one.sequence_id == "short" for one in only(SequenceAdmitted, events)):
+            assert came_s is not None
+            queued_s = now_s - came_s
+            break
+        plan = scheduler.plan()
+        duration_s = cost.duration_s(plan)
+        assert not plan.is_empty
+        if came_s is None and any(one.start + 600 > at_token for one in plan.prefill):
+            came_s = now_s + duration_s / 1000
+            scheduler.submit((request_of("short", prompt_tokens=33),), came_s)
+        waited_steps += came_s is not None
+        result = engine.run(plan)
+        now_s += duration_s
+        scheduler.commit(plan, result, now_s, duration_s=duration_s)
+    assert waited_steps <= 2
+    assert queued_s < 2.5
