@@ -1,0 +1,116 @@
+"""Rows with recurrent state verify guesses together, and each says what it says alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+import pytest
+from block_drafts import HearingDraft
+from guessed_rows import GuessedScripts, always, say
+from oracle import WatchedEngine, eager
+from tiny_models import TinyKind
+
+from machd.engine.batch_caches import BatchCaches
+from machd.engine.cache_marks import CacheMarks
+from machd.engine.decode_pass import Passes
+from machd.engine.protocol import ProposerKind
+from machd.engine.speculation.dflash import DFlashProposer
+from machd_probes.play import Join
+from machd_probes.prober import tiny_loaded
+from machd_probes.scripts import LENGTHS, random_prompt, scripts
+
+__all__ = ["eager"]
+
+PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
+SCRIPTS = scripts(PROMPTS, 16)
+STATEFUL = (TinyKind.HYBRID_GDN, TinyKind.HYBRID, TinyKind.NESTED)
+_EXHAUSTIVE = tuple(set(SCRIPTS) - {"early leaves", "down to one and up again"})
+
+pytestmark = pytest.mark.usefixtures("eager")
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
+@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in _EXHAUSTIVE else ()) for name in SCRIPTS],
+)
+def test_rows_with_state_are_guessed_for_together(
+    name: str,
+    kind: TinyKind,
+    looks_ahead: bool,  # noqa: FBT001
+) -> None:
+    """Whatever number of guesses each accepts, its state is that of the tokens that it said."""
+    stage = GuessedScripts(kind, looks_ahead=looks_ahead)
+
+    assert stage.differences(SCRIPTS[name], always) == []
+    accepted = [[one.accepted_tokens for one in result.drafts] for result in stage.engine.results]
+    assert any(len(set(one)) > 1 for one in accepted), "rows accept different numbers"
+
+
+def _unpadded(self: BatchCaches, lengths: Sequence[int] | None = None) -> None:
+    self._positions.open_step(lengths)
+
+
+def _all_done(self: CacheMarks, counts: Sequence[int], added: Sequence[int]) -> bool:
+    del self, counts, added
+    return True
+
+
+def _whole(self: Passes, current: object, kept_tokens: Sequence[int]) -> None:
+    longest = [max(kept_tokens)] * len(kept_tokens)
+    self._caches.open_step(longest)
+    self._forward(current.token_ids[:, : longest[0]], self._caches.layers)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault"),
+    [
+        (BatchCaches, "open_step", _unpadded),
+        (CacheMarks, "take_back", _all_done),
+        (Passes, "compute_again", _whole),
+    ],
+    ids=["padding goes in", "nothing is put back", "too much is computed again"],
+)
+def test_a_fault_shows(
+    owner: type, method: str, fault: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison notices state with what pads a row, or with what was guessed wrongly."""
+    stage = GuessedScripts(TinyKind.HYBRID_GDN)
+    stage.differences(
+        SCRIPTS["early leaves"], lambda _step, _rows: 0
+    )  # what is said alone is known
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises(AssertionError):  # the oracle may be the first to notice
+        assert stage.differences(SCRIPTS["early leaves"], always) == []
+
+
+@pytest.fixture(name="uncompiled")
+def _uncompiled() -> Iterator[None]:
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_block_draft_guesses_for_a_batch_of_qwen3_5_moe() -> None:
+    """The field's case, end to end: a DFlash draft that hears the target, and several rows at once."""
+    model = tiny_loaded("qwen3_5_moe")
+    rows = [Join(prompt, 24) for prompt in PROMPTS[2:6]]
+    plain = WatchedEngine(model, None)
+    expected = say(plain, rows).token_ids
+    plain.reset()
+    width = model.description.vocabulary_tokens
+    proposer = DFlashProposer(HearingDraft(model.model, width), vocabulary_tokens=width)
+    engine = WatchedEngine(model, proposer)
+
+    said = say(engine, rows, 4)
+
+    assert engine.model.proposer is ProposerKind.DFLASH
+    assert said.token_ids == expected
+    assert said.draft_faults == []
+    together = [result for result in said.results if len(result.drafts) > 1]
+    assert any(len({one.accepted_tokens for one in result.drafts}) > 1 for result in together)
+    assert said.accepted_tokens > 0
+    assert engine.passes < plain.passes
