@@ -51,7 +51,7 @@ class _HearingReader:
         token_id, rows = last_token_id, []
         for _ in range(count):
             logits = self._logits(caches, [token_id])
-            token_id = int(mx.argmax(logits).item())
+            token_id = int(str(mx.argmax(logits).item()))
             self._draft.blocks += 1
             wrong = self._draft.blocks % _WRONG_EVERY == 0
             said = (token_id + 1) % self._draft.vocabulary_tokens if wrong else token_id

@@ -62,7 +62,7 @@ def test_an_architecture_is_batched_without_a_mismatch(name: str) -> None:
     assert report.facts is not None
     assert report.facts.kind is _SUPPORTED[name]
     assert tuple(result.probe for result in report.results) == CHECK_NAMES
-    verdict = judge(report.facts, report.results, architecture=name).continuous_batching
+    verdict = judge(report.facts, report.results).continuous_batching
     assert (verdict.support, verdict.source) == (Support.SUPPORTED, Source.MEASURED)
     evidence = verdict.evidence
     assert evidence is not None
@@ -84,7 +84,7 @@ def test_what_cannot_be_batched_is_blocked_with_the_reason(name: str) -> None:
     assert report.problem == ""
     assert report.facts is not None
     assert report.facts.kind is kind
-    verdict = judge(report.facts, report.results, architecture=name).continuous_batching
+    verdict = judge(report.facts, report.results).continuous_batching
     assert (verdict.support, verdict.source) == (Support.BLOCKED, Source.RULE)
     assert reason in verdict.reason
     assert "one at a time" in verdict.reason

@@ -23,7 +23,7 @@ def _guessed_by(proposer: ProposerKind, reason: str = "why") -> ModelDescription
 
 
 def _judged(model: ModelDescription) -> ModelVerdicts:
-    return judge(model.cache, (), architecture=model.architecture)
+    return judge(model.cache)
 
 
 @pytest.mark.parametrize("proposer", ProposerKind)
