@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from litestar.types import ASGIApp
 
@@ -29,6 +30,7 @@ from machd.scheduler.continuous import continuous
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import DecodeMode, Event
 from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement
 from machd.scheduler.single_flight import single_flight
@@ -199,18 +201,29 @@ class Parts:
         verdicts, _ = self.served.judge(engine.model, self.configuration.settings)
         if not section.prefix or verdicts.prefix_cache.support is not Support.SUPPORTED:
             return None
-        limits = prefix_limits(section, self._available_bytes)
+        limits = self._prefix_limits(engine.model, self.configuration.settings)
         return PrefixCache(prefix_shape(section, engine.model), limits, engine.saved_blocks())
 
-    def _adopt(self, engine: Engine, scheduler: Scheduler) -> list[Event]:
-        """Schedule by verdicts that changed while the engine was idle; on the engine thread."""
+    def _prefix_limits(self, model: ModelDescription, settings: Settings) -> PrefixLimits:
+        """What blocks may take: nothing where they turned out to be wrong."""
+        limits = prefix_limits(settings.cache, self._available_bytes)
+        verdicts, _ = self.served.judge(model, settings)
+        is_right = verdicts.prefix_cache.support is Support.SUPPORTED
+        return limits if is_right else replace(limits, max_bytes=0)
+
+    def _adopt(self, engine: Engine, scheduler: Scheduler, changed: frozenset[str]) -> list[Event]:
+        """Schedule by what was measured beside the daemon; on the engine thread."""
+        events: list[Event] = []
         arrangement = self._arrangement(engine)
-        # Blocks of before are given up: what they hold may be what turned out to be wrong.
-        engine.reset(max_rows=arrangement.shape.slot_count)
-        scheduler.set_prefix_cache(self._prefixes(engine))
-        events = scheduler.rearrange(arrangement, self._clock.monotonic_s())
+        if not scheduler.is_arranged_as(arrangement):
+            engine.reset(max_rows=arrangement.shape.slot_count)
+            events = scheduler.rearrange(arrangement, self._clock.monotonic_s())
+        if scheduler.prefix_reading is None:
+            scheduler.set_prefix_cache(self._prefixes(engine))
+        else:
+            scheduler.set_prefix_limits(self._prefix_limits(engine.model, self._in_force))
         with contextlib.suppress(RuntimeError):  # the event loop has closed
-            self._event_loop.call_soon_threadsafe(self.served.announce_changes)
+            self._event_loop.call_soon_threadsafe(self.served.announce_changes, changed)
         return events
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
@@ -236,8 +249,8 @@ class Parts:
                 self._rearrange(settings)
             # Before the model is loaded there is nothing to limit, and what there will be reads these.
             if settings.cache != old.cache and self._has_prefixes:
-                limits = prefix_limits(settings.cache, self._available_bytes)
-                self.loop.set_prefix_limits(limits)
+                model = self.service.model
+                self.loop.set_prefix_limits(self._prefix_limits(model, settings))
             # Afterwards and at once: another arrangement may have to wait for long answers.
             if settings.limits != old.limits:
                 self.loop.set_queue_limits(_queue_limits(settings))

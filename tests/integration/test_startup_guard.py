@@ -412,6 +412,31 @@ def test_what_is_found_beside_the_daemon_is_switched_on() -> None:
     assert _changes(lines)["prefix_cache"] == ("unknown", "supported")
 
 
+def test_a_prefix_cache_that_turns_out_wrong_keeps_nothing() -> None:
+    """What was kept is forgotten, prompts are computed anew, and answers go on."""
+    prompt = "a prompt that is long enough to be kept by the prefix cache of the daemon"
+    wrong = replace(_REUSED, outcome=Outcome.FAILED)
+    right = (*_PASSED, _REUSED, _CUT)
+    released = threading.Event()
+
+    class _Turning(_LaterDaemon):
+        def _measures(self) -> Measures:
+            def measure_next(_engine: Engine) -> Results:
+                return (*_PASSED, wrong, _CUT) if released.is_set() else right
+
+            return Measures(recall=lambda _engine: right, measure_next=measure_next)
+
+    with _Turning() as daemon:
+        first, second = (_ask(daemon, prompt) for _ in range(2))
+        assert [_cached(one) > 0 for one in (first, second)] == [False, True]
+        released.set()
+        wait_until(lambda: not _capabilities(daemon)["prefix_cache"]["active"], "it is off")
+        third, fourth = (_ask(daemon, prompt) for _ in range(2))
+        assert [_cached(one) for one in (third, fourth)] == [0, 0]
+        assert third.headers["x-decode-mode"] == "batched"
+        assert scrape(daemon.url, "machd_kv_cache_bytes", state="used") == 0
+
+
 def test_what_is_found_to_be_wrong_is_switched_off() -> None:
     """A daemon that batched by what it knew stops when a probe fails, at a moment without requests."""
     with capture_logs() as lines, _LaterDaemon(_PASSED, _FAILED) as daemon:

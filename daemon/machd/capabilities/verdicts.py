@@ -44,6 +44,11 @@ class ModelVerdicts:
             "chunked_prefill": self.chunked_prefill,
         }
 
+    def changed_since(self, before: ModelVerdicts) -> frozenset[str]:
+        """Features whose verdict is another one than before, whatever it stands on."""
+        old, new = before.by_feature(), self.by_feature()
+        return frozenset(name for name in new if new[name].support is not old[name].support)
+
 
 def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> ModelVerdicts:
     """Ask every rule, and weigh what was measured against each.

@@ -68,7 +68,11 @@ _PUT_AWAY_S = 2.0
 Publish = Callable[[list[Event]], None]
 
 
-def _adopt_nothing(_engine: Engine, _scheduler: Scheduler) -> list[Event]:
+Adopt = Callable[[Engine, Scheduler, frozenset[str]], list[Event]]
+"""Takes up other verdicts; the set has the features that can do something else now."""
+
+
+def _adopt_nothing(_engine: Engine, _scheduler: Scheduler, _changed: frozenset[str]) -> list[Event]:
     return []
 
 
@@ -88,7 +92,7 @@ class EngineLoop:
         publish: Publish,
         clock: Clock,
         probe: Probe | None = None,
-        adopt: Callable[[Engine, Scheduler], list[Event]] = _adopt_nothing,
+        adopt: Adopt = _adopt_nothing,
         strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
@@ -100,8 +104,8 @@ class EngineLoop:
             clock: Reads time.
             probe: Measures the loaded engine before a scheduler is made for it, and later when
                 somebody asks for it; None to know nothing.
-            adopt: Schedules by what was measured while the engine was idle; called on the engine
-                thread, with the scheduler at rest.
+            adopt: Schedules by what was measured beside the daemon, and tells of it; called on the
+                engine thread, with the scheduler at rest.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
                 or are logged and counted while requests go on being answered.
         """
@@ -349,8 +353,10 @@ class EngineLoop:
             return
         before = self.judge(engine.model)
         self._probe_results = results
-        if self.judge(engine.model) != before:
-            self._publish(self._adopt(engine, scheduler))
+        after = self.judge(engine.model)
+        if after != before:
+            changed = after.changed_since(before)
+            self._publish(self._adopt(engine, scheduler, changed))
             self._note(engine, scheduler, idle=True)
 
     def _rest_s(self, scheduler: Scheduler) -> float:

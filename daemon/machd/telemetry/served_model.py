@@ -73,17 +73,7 @@ class ServedModel:
             dtype=model.dtype,
             backend=model.backend,
         )
-        self._announced = verdicts.by_feature()
-        self._metrics.forget("machd_capability_info")
-        for feature, verdict in verdicts.by_feature().items():
-            # Not an info, which has one series: a feature has one each.
-            self._metrics.watch(
-                "machd_capability_info",
-                lambda: 1.0,
-                feature=feature,
-                verdict=verdict.support.value,
-                source=verdict.source.value,
-            )
+        self._export(verdicts)
         speculation = decide_speculation(self._configuration.settings.speculation, model, verdicts)
         self._metrics.watch_one_of(
             "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active
@@ -95,26 +85,39 @@ class ServedModel:
             _log_budget(asked_gb, model.device_memory_bytes)
         return decision
 
-    def announce_changes(self) -> None:
-        """Log what has come to be known since the last time, tell who watches, and export it."""
+    def announce_changes(self, changed: frozenset[str]) -> None:
+        """Export what is known now; log, and tell who watches, what can do something else."""
         model = self.description
         assert model is not None, "there is a model to speak of"
         verdicts, _ = self.judge(model)
+        if not changed:
+            self._export(verdicts)
+            return
+        before = self._announced
         for feature, verdict in verdicts.by_feature().items():
-            before = self._announced.get(feature)
-            if before is None or (before.support, before.source) != (
-                verdict.support,
-                verdict.source,
-            ):
+            if feature in changed:
                 structlog.get_logger("machd.probe").info(
                     "capability.changed",
                     feature=feature,
                     verdict=verdict.support.value,
-                    previous=before.support.value if before else None,
+                    previous=before[feature].support.value,
                     reason=verdict.reason,
                 )
                 self._feed.on_verdict(feature, verdict)
         self.announce()
+
+    def _export(self, verdicts: ModelVerdicts) -> None:
+        self._announced = verdicts.by_feature()
+        self._metrics.forget("machd_capability_info")
+        for feature, verdict in verdicts.by_feature().items():
+            # Not an info, which has one series: a feature has one each.
+            self._metrics.watch(
+                "machd_capability_info",
+                lambda: 1.0,
+                feature=feature,
+                verdict=verdict.support.value,
+                source=verdict.source.value,
+            )
 
 
 def _log_decision(decision: DecodeModeDecision, verdict: Verdict) -> None:
