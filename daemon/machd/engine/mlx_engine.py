@@ -212,6 +212,7 @@ class MlxEngine:
             tuple(dict.fromkeys(blocks.unsaved)),
             tuple(step.drafts),
             tuple(step.draft_faults),
+            None if self._drafting is None else self._drafting.batched_gain,
         )
 
     def memory(self) -> MemoryReading:

@@ -36,6 +36,7 @@ from machd.engine.block_protocol import BlockChange, HeldBlock, ReusedPrefix, Sa
 from machd.engine.chat_protocol import ChatFormat
 
 __all__ = [
+    "LEAST_BATCHED_GAIN",
     "ChatMessages",
     "DecodeRow",
     "Detokenizer",
@@ -274,6 +275,10 @@ class DraftFault:
     cause: BaseException = field(compare=False)
 
 
+LEAST_BATCHED_GAIN = 1.1
+"""By how much guesses have to pay where others wait for them: tokens a second, over those without."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step made.
@@ -287,6 +292,8 @@ class StepResult:
         unsaved_blocks: Digests that the second tier was to keep since earlier steps, and does not.
         drafts: What came of the guesses, for each row that had some.
         draft_faults: Rows that nobody guesses for any more.
+        batched_gain: Tokens a second that guesses for several rows together are thought to make, over
+            those without; None before that was asked.
     """
 
     tokens: tuple[SampledToken, ...] = ()
@@ -296,6 +303,7 @@ class StepResult:
     unsaved_blocks: tuple[bytes, ...] = ()
     drafts: tuple[DraftOutcome, ...] = ()
     draft_faults: tuple[DraftFault, ...] = ()
+    batched_gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

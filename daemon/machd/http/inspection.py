@@ -21,7 +21,7 @@ from machd.api.capabilities import (
 )
 from machd.api.openapi import openapi_document
 from machd.capabilities.wire import wire_capabilities
-from machd.engine.protocol import Tokenizer
+from machd.engine.protocol import LEAST_BATCHED_GAIN, ProposerKind, Tokenizer
 from machd.http.cache_stats import cache_stats
 from machd.http.context import ServerContext
 from machd.scheduler.draft_reading import DraftReading
@@ -45,6 +45,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     speculation = decide_speculation(context.settings.speculation, model, verdicts)
     versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
     row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
+    row = _with_gain(row, speculation, context.loop.snapshot.drafts)
     return Capabilities(
         **msgspec.structs.asdict(row)
         | {
@@ -127,6 +128,30 @@ def _prefix_cache(row: ModelCapabilities, context: ServerContext) -> PrefixCache
         **msgspec.structs.asdict(verdict),
         active=snapshot.prefix is not None and snapshot.prefix.limit_bytes != 0,
         disk=snapshot.memory.disk is not None,
+    )
+
+
+def _with_gain(
+    row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
+) -> ModelCapabilities:
+    """The verdict on guesses in a batch, with what they are worth now where that is known."""
+    verdict, gain = row.batched_specdec, drafts.batched_gain
+    assert verdict is not None, "every model is judged"
+    is_on = decision.active is not ProposerKind.OFF and verdict.verdict == "supported"
+    if not is_on or gain is None:
+        return row
+    state = "on" if gain > LEAST_BATCHED_GAIN else "off because slower"
+    told = msgspec.structs.replace(
+        verdict,
+        reason=f"{verdict.reason}; {state}: rows with guesses are thought to make {gain:.2f} times as "
+        f"many tokens a second as without, and {LEAST_BATCHED_GAIN:g} is asked for",
+    )
+    speculation = row.speculation
+    assert isinstance(speculation, SpeculationReport), "every model is judged"
+    return msgspec.structs.replace(
+        row,
+        batched_specdec=told,
+        speculation=msgspec.structs.replace(speculation, batched_specdec=told),
     )
 
 

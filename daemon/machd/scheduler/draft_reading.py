@@ -20,6 +20,7 @@ class DraftReading:
         drafted_by_position: How often there was a first, second, ... guess.
         accepted_by_position: How often it was right, all before it included.
         fallbacks: Rows for which guessing failed, so that they went on without.
+        batched_gain: The engine's, as of its last step that told one.
     """
 
     cycles: int = 0
@@ -28,6 +29,7 @@ class DraftReading:
     drafted_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
     fallbacks: int = 0
+    batched_gain: float | None = None
 
     @property
     def acceptance(self) -> float | None:
@@ -43,10 +45,13 @@ class DraftCounts:
         self._cycles = self._fallbacks = 0
         self._drafted: list[int] = []
         self._accepted: list[int] = []
+        self._batched_gain: float | None = None
 
     def observe(self, result: StepResult) -> None:
         """Take a step in."""
         self._fallbacks += len(result.draft_faults)
+        if result.batched_gain is not None:
+            self._batched_gain = result.batched_gain
         for outcome in result.drafts:
             self._cycles += 1
             missing = outcome.drafted_tokens - len(self._drafted)
@@ -66,4 +71,5 @@ class DraftCounts:
             tuple(self._drafted),
             tuple(self._accepted),
             self._fallbacks,
+            self._batched_gain,
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from machd.engine.protocol import LEAST_BATCHED_GAIN
 from machd.engine.speculation.pass_costs import PassCosts, RecentTimes
 
 __all__ = ["DraftPacing", "RowPacing"]
@@ -25,9 +26,6 @@ _MAX_ALLOWANCE_PASSES = 2.0
 _GROWTH = 0.01
 """How much of its plain time a row may lose. The promise is twice that: the other half is for what
 noise hides."""
-
-_BATCH_MARGIN = 1.1
-"""By how much guesses have to pay where others wait for them."""
 
 _MAX_HICCUP, _MIN_HICCUP = 1.5, 0.75
 """What a pass of a well known kind is charged with at the most and the least, in its usual time."""
@@ -147,10 +145,16 @@ class RowPacing:
 
 
 class DraftPacing:
-    """What passes cost on this machine, and with it how many guesses each row may have."""
+    """What passes cost on this machine, and with it how many guesses each row may have.
+
+    Attributes:
+        batched_gain: Of the last pass of several rows that guesses were thought of for: tokens a
+            second with the best number of guesses over those without; None before one.
+    """
 
     def __init__(self) -> None:
         """Know nothing of this machine."""
+        self.batched_gain: float | None = None
         self._costs: dict[int, PassCosts] = {}
         self._guess = RecentTimes()
         self._has_guessed = False
@@ -256,7 +260,7 @@ class DraftPacing:
             guess_s: What each of them costs before the pass.
         """
         width, costs = len(rows), self._of(len(rows))
-        best, best_gain = 0, _BATCH_MARGIN if width > 1 else 1.0
+        best, best_gain = 0, LEAST_BATCHED_GAIN if width > 1 else 1.0
         plain_s = costs.plain_s
         allowed_s = min(row.allowance_s or 0.0 for row in rows) - self._guessing_s
         if not plain_s or allowed_s <= 0:
@@ -264,7 +268,7 @@ class DraftPacing:
         faded = _GUESSING_FADING**self._passes_since_guess
         # What guessing took long ago may have been a hiccup, which nobody could put right otherwise.
         feared_guess = 1.0 if self._passes_since_guess < _FORGIVEN_PASSES else faded
-        guessing_s, made = 0.0, float(width)
+        guessing_s, made, highest = 0.0, float(width), 0.0
         likely = [1.0] * width  # that a row's guesses are right up to here
         rates = [row.acceptance for row in rows]
         for count in range(1, min(max(offered), costs.reach_tokens - 1) + 1):
@@ -277,6 +281,9 @@ class DraftPacing:
                 continue
             expected_s = costs.expected_s(1 + count) + faded * guessing_s
             gain = made * plain_s / (width * expected_s)
+            highest = max(highest, gain)
             if gain > best_gain:
                 best, best_gain = count, gain
+        if width > 1 and highest:
+            self.batched_gain = highest
         return best, best_gain

@@ -162,6 +162,11 @@ class Drafting:
             return [0 for _ in rows]
         return self._pacing.worthwhile_tokens([row.pacing for row in rows], guessed_tokens)
 
+    @property
+    def batched_gain(self) -> float | None:
+        """What guesses would be worth for several rows; see :class:`DraftPacing`."""
+        return self._pacing.batched_gain
+
     def begin_pass(self) -> None:
         """From now on time counts for the next :meth:`observe_pass`, but for that of guessing."""
         self._since_s, self._guessing_s = self._clock.monotonic_s(), 0.0

@@ -1,0 +1,60 @@
+"""Guesses in a batch that are right but slower are left off, and the verdict says so with the figure."""
+
+from __future__ import annotations
+
+import pytest
+
+from machd.api.capabilities import ModelCapabilities, SpeculationReport, Versions
+from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.capabilities.verdicts import judge
+from machd.capabilities.wire import wire_capabilities
+from machd.engine.protocol import ProposerKind
+from machd.http.inspection import _with_gain
+from machd.scheduler.draft_reading import DraftReading
+from machd.serving.speculation_mode import SpeculationDecision
+
+STATE = LayerCacheFacts("ArraysCache", owner="GatedDeltaNet", trimmable=False)
+
+
+def _row(outcome: Outcome = Outcome.PASSED) -> ModelCapabilities:
+    facts = CacheFacts((STATE, LayerCacheFacts("KVCache")), 1, 1)
+    versions = Versions(machd="1", mlx="2", mlx_lm="3")
+    verdicts = judge(facts, [ProbeResult("batched_drafts", outcome)])
+    return wire_capabilities("qwen3_5_moe", facts, verdicts, versions)
+
+
+def _decision(active: ProposerKind = ProposerKind.DFLASH) -> SpeculationDecision:
+    return SpeculationDecision("auto", active, "why", 8)
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"), [(0.62, "off because slower"), (1.08, "off because slower"), (1.4, "; on: ")]
+)
+def test_the_figure_stands_in_the_verdict(gain: float, words: str) -> None:
+    """Supported all the same, in both places where it is told."""
+    row = _with_gain(_row(), _decision(), DraftReading(batched_gain=gain))
+
+    verdict = row.batched_specdec
+    assert verdict is not None
+    assert verdict.verdict == "supported"
+    assert words in verdict.reason
+    assert f"{gain:.2f} times" in verdict.reason
+    assert isinstance(row.speculation, SpeculationReport)
+    assert row.speculation.batched_specdec == verdict
+
+
+@pytest.mark.parametrize(
+    ("row", "decision", "reading"),
+    [
+        (_row(), _decision(), DraftReading()),
+        (_row(), _decision(ProposerKind.OFF), DraftReading(batched_gain=0.5)),
+        (_row(Outcome.FAILED), _decision(), DraftReading(batched_gain=0.5)),
+    ],
+    ids=["not asked yet", "nobody guesses", "blocked"],
+)
+def test_without_guesses_there_is_no_figure(
+    row: ModelCapabilities, decision: SpeculationDecision, reading: DraftReading
+) -> None:
+    """The verdict is as it was."""
+    assert _with_gain(row, decision, reading) == row
