@@ -11,14 +11,12 @@ from machd.engine.speculation.dflash import BlockReader
 from machd.engine.untyped import Cache, LanguageModel
 from machd_probes.passes import restored, snapshot
 
-__all__ = ["HearingDraft"]
-
 _BLOCK_TOKENS = 4
 _WRONG_EVERY = 3
 
 
 class HearingDraft:
-    """Computes what the served model makes of a row, and guesses what it would say: mostly rightly."""
+    """Runs the served model on a row and drafts its next tokens, one of three wrong."""
 
     block_tokens = _BLOCK_TOKENS
 
@@ -46,7 +44,7 @@ class _HearingReader:
         self._logits(self._caches, token_ids)
 
     def block_logits(self, last_token_id: int, count: int) -> mx.array:
-        """What the model says next, in caches of the guess alone, and something else at some places."""
+        """Return logits of the model's next tokens, computed in copies of the caches."""
         caches = restored(make_row_caches(self._draft.model), snapshot(self._caches))
         token_id, rows = last_token_id, []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What a probe may take: it is asked before every step and every pass, and may break the probe off."""
+"""Deadlines for probes, checked before every engine step and every forward pass."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no time left."""
+        """Return whether the deadline has passed."""
         return self._clock.monotonic_s() > self._end_s
 
     def __call__(self) -> None:
-        """Raise when it is over.
+        """Check the deadline.
 
         Raises:
             OutOfTimeError: There is no time left.

@@ -1,4 +1,4 @@
-"""The one place for what was measured: what comes with machd, and what this user's machine found.
+"""The evidence store: the matrix that ships with machd, and results measured on this machine.
 
 A result holds for the code that computed it. Where a probe failed on one model and passed on another
 that runs the same code, the failure counts. Otherwise the nearest answer counts: of the model's own
@@ -23,14 +23,12 @@ from machd_probes.matrix_file import KeptMatrix, kept_matrix
 from machd_probes.results_cache import ResultsCache, results_directory
 from machd_probes.versions import ProbeBasis
 
-__all__ = ["EvidenceStore", "weights_key"]
-
 _DIRECTORY_FILES = ("*.safetensors", "*.json")
 """What makes a model what it is: weights, and the configuration that shapes its caches."""
 
 
 class EvidenceStore:
-    """What is known of models under one basis, on any thread. A disk that takes nothing is no error."""
+    """Evidence on models under one basis. Thread-safe; a disk that cannot be written is not an error."""
 
     def __init__(
         self, cache_directory: Path, basis: ProbeBasis, *, matrix: KeptMatrix | None = None
@@ -51,7 +49,7 @@ class EvidenceStore:
     def find(
         self, architecture: str, code: ModelCode, weights: str = ""
     ) -> tuple[ProbeResult, ...]:
-        """What is known of a model; nothing where it has to be measured.
+        """Return the evidence on a model; empty if it has to be measured.
 
         Args:
             architecture: mlx-lm's name of it.
@@ -69,7 +67,7 @@ class EvidenceStore:
     def keep_stand_in(
         self, architecture: str, code: ModelCode, results: Iterable[ProbeResult]
     ) -> None:
-        """Keep what was measured on a tiny model that runs this code, beside what is there."""
+        """Add results of a small model that runs this code."""
         key = _code_key(architecture, code)
         with self._lock:
             self._fresh.setdefault(key, {}).update({one.probe: one for one in results})
@@ -77,7 +75,7 @@ class EvidenceStore:
             self._cache.put_results(key, tuple(lasting))
 
     def keep_weights(self, weights: str, results: Iterable[ProbeResult]) -> None:
-        """Keep what was measured on a model's own weights, in place of what was there.
+        """Replace the results of a model's own weights.
 
         Args:
             weights: What :func:`weights_key` gives.
@@ -90,7 +88,7 @@ class EvidenceStore:
             self._cache.put_results(weights, tuple(filter(_is_lasting, fresh)))
 
     def _known(self, key: str) -> tuple[ProbeResult, ...]:
-        """What the cache has, and what this process found, which a disk may not have taken."""
+        """Return the cached results and those of this process, which may not be on disk."""
         kept = {one.probe: one for one in self._cache.get_results(key) or ()} if key else {}
         return tuple((kept | self._fresh.get(key, {})).values())
 
@@ -133,7 +131,7 @@ def _code_key(architecture: str, code: ModelCode) -> str:
 
 
 def _is_lasting(result: ProbeResult) -> bool:
-    """Whether it says something of the model, whatever else the machine did meanwhile."""
+    """Return whether the result holds for the model, independent of the machine's load."""
     if result.outcome is Outcome.FAILED:
         return result.evidence.cases > 0  # without any, something raised before it could differ
     return result.outcome is not Outcome.ERRORED
@@ -147,9 +145,9 @@ def _files(source: ModelSource) -> list[Path]:
 
 
 def _state(file: Path) -> tuple[str, int, int, int, int]:
-    """Path, bytes, when it was written and changed in nanoseconds since 1970, and its number.
+    """Return path, size, mtime and ctime in nanoseconds, and inode number.
 
-    Whoever sets the time of writing back cannot set the other two.
+    mtime can be set back; ctime and the inode number cannot.
     """
     facts = file.stat()
     return str(file), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino

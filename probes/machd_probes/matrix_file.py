@@ -13,8 +13,6 @@ from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.model_code import shared_layers
 from machd_probes.versions import ProbeBasis
 
-__all__ = ["MATRIX_PATH", "KeptMatrix", "encode_matrix_file", "kept_matrix"]
-
 _NAME = "matrix.json"
 
 MATRIX_PATH = Path(__file__).with_name(_NAME)

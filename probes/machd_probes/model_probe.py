@@ -1,4 +1,4 @@
-"""Finds out what the model that a daemon has loaded can do: looks it up, or has it measured."""
+"""Looks up or measures what the loaded model can do."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from machd_probes.stand_in_process import StandInProcess
 from machd_probes.versions import probe_basis
 from machd_probes.worker_messages import StandInOrder
 
-__all__ = ["ModelProbe"]
-
 _START_S = 6.0
 """For a stand-in, while the daemon starts: the process takes two, a check less than one."""
 
@@ -38,7 +36,7 @@ _WEIGHTS_S = 30.0
 
 
 class ModelProbe:
-    """Of one loaded model. Lives on the engine thread, while the engine has no rows."""
+    """Evidence on one loaded model. Lives on the engine thread, while the engine has no rows."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class ModelProbe:
         self._is_over = False
 
     def recall(self, engine: Engine) -> tuple[ProbeResult, ...] | None:
-        """What is known of the model; None where it has no code that could be asked for."""
+        """Return the stored evidence on the model; None for an engine without model code."""
         model = engine.model
         if isinstance(engine, MlxEngine):
             self._module = engine.module  # later it may be behind another engine
@@ -78,9 +76,9 @@ class ModelProbe:
         return self._stored(model).find(model.architecture, model.code, self._weights_key())
 
     def measure(self, engine: Engine) -> tuple[ProbeResult, ...] | None:
-        """What is known, and what a small model that runs the same code shows within seconds.
+        """Return the stored evidence, after measuring a small model of the same code if batching needs it.
 
-        Where no such model can be built, the loaded one is asked.
+        If no small model can be built, the loaded one is measured.
         """
         known = self.recall(engine)
         if known is None or self._is_batching_known(known):
@@ -94,11 +92,11 @@ class ModelProbe:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a process measures beside the daemon."""
+        """Return whether a worker process is measuring."""
         return self._stand_in is not None and self._stand_in.is_running
 
     def measure_next(self, engine: Engine) -> tuple[ProbeResult, ...] | None:
-        """What is known by now, while more is measured beside the daemon; None when that is over."""
+        """Return the evidence known by now; None when the worker has finished. Does not block."""
         known = self.recall(engine)
         if known is None or self._is_over:
             return None
@@ -115,9 +113,9 @@ class ModelProbe:
     def measure_weights(
         self, engine: Engine, *, anew: bool = False
     ) -> tuple[ProbeResult, ...] | None:
-        """Every check on the loaded model, unless that was done before.
+        """Run every check on the loaded model, or return what an earlier run found.
 
-        Takes a bounded number of seconds; what there is no time for has no data.
+        Bounded in time; checks that do not finish have no data.
 
         Args:
             engine: What serves.
@@ -139,7 +137,7 @@ class ModelProbe:
         return self.recall(engine)
 
     def close(self) -> None:
-        """End what is still being measured."""
+        """Stop the worker."""
         if self._stand_in is not None:
             self._stand_in.close()
 
@@ -147,7 +145,7 @@ class ModelProbe:
         return not set(BATCHING_CHECKS) & set(_open(known))
 
     def _start(self, model: ModelDescription, known: tuple[ProbeResult, ...]) -> None:
-        """Have measured what nobody has, if anything is left and a process can be started."""
+        """Start a worker for the checks that have no result, if there are any."""
         checks = _open(known)
         config = self._config() or {}
         if not checks:
@@ -204,9 +202,9 @@ class ModelProbe:
 
 
 def _open(known: tuple[ProbeResult, ...]) -> tuple[str, ...]:
-    """Checks that nobody has run, the most valuable first.
+    """Return the checks without a result, the most valuable first.
 
-    What had no time or a window too wide on the weights, a small model may still tell.
+    A check without data on the weights (no time, window too wide) may succeed on a small model.
     """
     done = {
         one.probe

@@ -56,7 +56,7 @@ def probe_architecture(name: str) -> ArchitectureReport:
 
 
 def tiny_loaded(variant: str) -> LoadedModel:
-    """A tiny model as the loader would hand it out, with a tokenizer that nobody needs.
+    """Build a tiny model as the loader would return it, with a fake tokenizer.
 
     Raises:
         Exception: Whatever importing, building or running the architecture raises.
@@ -98,7 +98,7 @@ def loaded_subject(engine: Engine, model: Module | None) -> Subject:
 def run_check(
     subject: Subject, name: str, clock: Clock, *, measured_on: MeasuredOn = MeasuredOn.ARCHITECTURE
 ) -> ProbeResult:
-    """What one check says of a model; whatever the model raises is the check's answer."""
+    """Run one check on a model; an exception of the model is a failed check."""
     started_s = clock.monotonic_s()
     finding = _found(subject, name)
     return ProbeResult(

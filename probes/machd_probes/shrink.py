@@ -1,8 +1,8 @@
-"""A model's own configuration, made small enough to be measured in a second.
+"""Shrinks a model's configuration so that it can be measured in a second.
 
-What decides on the code that runs stays: options, kinds of layers, rotations, the dimension of a head,
-several queries to a key. Numbers that only make a model large become small: layers, heads, widths,
-experts, the vocabulary, windows. Names are those of the checkpoints on the Hugging Face hub.
+Options that select code stay: kinds of layers, rotations, the head dimension, grouped queries. Sizes
+shrink: layers, heads, widths, experts, the vocabulary, windows. Keys are those of checkpoints on the
+Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-__all__ = ["shrunk_configurations"]
 
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16)
 """Layers that are tried: as few as have every kind of layer."""
@@ -56,15 +54,15 @@ class _Scale:
         return cls(few, queries)
 
     def __call__(self, number: int) -> int:
-        """The number, smaller; as it is where that would be no whole number."""
+        """Return the scaled number, or the number itself if that is not an integer."""
         scaled, rest = divmod(number * self.numerator, self.denominator)
         return scaled if scaled and not rest else number
 
 
 def shrunk_configurations(config: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """Smaller and smaller differences to the original: with two layers first, then with more.
+    """Yield shrunk configurations, with two layers first, then with more.
 
-    None may build, and none may have every kind of layer: whoever asks tries them.
+    Some may not build, or may lack a kind of layer; the caller tries them in order.
     """
     for depth in _DEPTHS:
         yield _shrunk(config, depth, _Scale())

@@ -28,8 +28,6 @@ from machd_probes.subject import Extent, Subject
 from machd_probes.tiny import TinyConfiguration, build_tiny, tiny_configuration, tiny_variants
 from machd_probes.worker_messages import StandInOrder
 
-__all__ = ["make_stand_in", "probe_stand_in"]
-
 _CONTEXT_TOKENS = 1024
 _MAX_ROWS = 16
 _LARGEST_PARAMETERS = 64_000_000
@@ -37,7 +35,7 @@ _LARGEST_PARAMETERS = 64_000_000
 
 
 def probe_stand_in(order: StandInOrder) -> Iterator[ProbeResult]:
-    """What each check says of a stand-in; nothing where none can be built."""
+    """Run the checks on a stand-in; yield nothing if none can be built."""
     subject = make_stand_in(order)
     if subject is None:
         return
@@ -47,10 +45,10 @@ def probe_stand_in(order: StandInOrder) -> Iterator[ProbeResult]:
 
 
 def make_stand_in(order: StandInOrder) -> Subject | None:
-    """Build a small model that runs all the code that the loaded one runs; None where that fails.
+    """Build a small model that runs all the code of the loaded one; None if that fails.
 
-    Its own configuration made small comes first, then those of the architecture that come with the
-    probes. Takes a second at most.
+    Tries its own configuration, shrunk, then the tiny configurations of the architecture. Takes at
+    most a second.
     """
     classes = _classes(order)
     for configuration in _configurations(order):
@@ -98,9 +96,9 @@ def _built(
 
 
 def _is_like(small: ModelCode | None, loaded: ModelCode) -> bool:
-    """Whether all that the loaded model is made of is in the small one.
+    """Return whether the small model has every layer and cache of the loaded one.
 
-    The digest is not asked for: both were made from the same files just now.
+    Digests are not compared: both were built from the same files.
     """
     assert small is not None, "a model in memory has code"
     return loaded.layers <= small.layers and loaded.caches <= small.caches

@@ -1,4 +1,4 @@
-"""The worker that measures a stand-in beside a daemon, as the daemon sees it."""
+"""The daemon's end of the worker process that measures a stand-in."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from machd_probes.runner import WORKER_COMMAND
 from machd_probes.worker import STAND_IN_FLAG
 from machd_probes.worker_messages import CheckFinished, StandInOrder, decode_message
 
-__all__ = ["StandInProcess"]
-
 _LOWER_PRIORITY = 10
-"""Of 19: requests come first."""
+"""Niceness of the worker, of 19."""
 
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-"""What a process ends with by its own doing; anything else was done to it."""
+"""Signals of a crash; others, such as SIGKILL, come from outside."""
 
 
 class StandInProcess:
-    """Runs until all checks are done. Its results can be taken at any time."""
+    """A worker process that runs until all checks are done."""
 
     def __init__(
         self,
@@ -64,7 +62,7 @@ class StandInProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether more results may come."""
+        """Return whether more results may come."""
         return self._is_running
 
     def has_measured(self, name: str, *, within_s: float) -> bool:
@@ -74,7 +72,7 @@ class StandInProcess:
             return self._is_running or bool(self._done)
 
     def yield_to_requests(self) -> None:
-        """Give way to whatever the daemon computes from now on."""
+        """Lower the worker's priority below that of requests."""
         if hasattr(os, "setpriority"):
             try:
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOWER_PRIORITY)
@@ -105,7 +103,7 @@ class StandInProcess:
             self._changed.notify_all()
 
     def _note_crash(self, code: int) -> None:
-        """What crashes the process when it is small may crash it when it is large."""
+        """Count a crash as a failed check: the loaded model may crash the daemon the same way."""
         left = [name for name in self._order.checks if name not in self._done]
         if left and -code in _FAULTS:
             detail = f"the process that measured it crashed with {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""What a daemon is given to find out about its model. Imports neither mlx nor mlx-lm by itself."""
+"""Gives the daemon the functions that measure its model. Imports neither mlx nor mlx-lm."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from machd.serving.startup_guard import Measure, Measures, Results
 
 if TYPE_CHECKING:
     from machd_probes.model_probe import ModelProbe
-
-__all__ = ["startup_measures"]
 
 
 def startup_measures(

@@ -109,7 +109,7 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
         ("prefix\ncache", 8),
         ("spec-\ndec", 4),
         ("batched\nspecdec", 7),
-        ("quant.\nKV", 6),
+        ("quant\nKV", 5),
         ("in\nchunks", 6),
     ):
         is_figure = heading in {"\nrows", "\nwrong", "\nnats"}

@@ -1,4 +1,4 @@
-"""What a measurement depends on beside the model: versions, what computes, and machd's own code."""
+"""The basis of a measurement: versions, backend, dtype and machd's own code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SUFFIXES = frozenset({".py", ".toml"})
 
 @dataclass(frozen=True, slots=True)
 class ProbeBasis:
-    """What a result holds for; where any of it differs, the result says nothing.
+    """The conditions that a result holds for.
 
     Attributes:
         backend: ``cpu``, ``metal`` or ``cuda``.
@@ -87,7 +87,7 @@ class ProbeBasis:
         )
 
     def computes_like(self, other: ProbeBasis) -> bool:
-        """Whether what another basis found holds here too.
+        """Return whether results of another basis hold under this one.
 
         The version of machd and the BLAS may differ: the digest says which code computes, and every
         BLAS multiplies the same matrices, up to the noise that each comparison allows for.

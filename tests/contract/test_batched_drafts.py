@@ -1,4 +1,4 @@
-"""Rows with recurrent state verify guesses together, and each says what it says alone."""
+"""Rows with recurrent state verify drafts together, and each answers as it does alone."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.usefixtures("eager")
     "name",
     [pytest.param(name, marks=pytest.mark.long if name in _EXHAUSTIVE else ()) for name in SCRIPTS],
 )
-def test_rows_with_state_are_guessed_for_together(
+def test_stateful_rows_verify_drafts_together(
     name: str,
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """Whatever number of guesses each accepts, its state is that of the tokens that it said."""
+    """After each row accepts its own number of drafts, its state is that of its accepted tokens."""
     stage = GuessedScripts(kind, looks_ahead=looks_ahead)
 
     assert stage.differences(SCRIPTS[name], always) == []
@@ -76,7 +76,7 @@ def _whole(self: Passes, current: object, kept_tokens: Sequence[int]) -> None:
 def test_a_fault_shows(
     owner: type, method: str, fault: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison notices state with what pads a row, or with what was guessed wrongly."""
+    """The comparison detects state that includes padding or rejected drafts."""
     stage = GuessedScripts(TinyKind.HYBRID_GDN)
     stage.differences(
         SCRIPTS["early leaves"], lambda _step, _rows: 0
@@ -94,8 +94,8 @@ def _uncompiled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_a_block_draft_guesses_for_a_batch_of_qwen3_5_moe() -> None:
-    """The field's case, end to end: a DFlash draft that hears the target, and several rows at once."""
+def test_dflash_drafts_for_a_batch_of_qwen3_5_moe() -> None:
+    """A DFlash draft that reads the target's layers drafts for several rows, and answers stay the same."""
     model = tiny_loaded("qwen3_5_moe")
     rows = [Join(prompt, 24) for prompt in PROMPTS[2:6]]
     plain = WatchedEngine(model, None)

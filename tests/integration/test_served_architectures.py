@@ -1,4 +1,4 @@
-"""What the page of architectures says is what a daemon does that serves one: verdicts, mode, reuse."""
+"""A daemon that serves an architecture does what the page of architectures says."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_page_is_what_the_daemon_does(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(NEED_METAL))
 def test_what_cannot_be_built_here_is_not_promised(name: str) -> None:
-    """The page says that nobody knows, and why."""
+    """The page says "unknown"."""
     row = _page_rows()[name]
     assert row["continuous batching"] == "?"
     assert row["prefix cache"] == "-"

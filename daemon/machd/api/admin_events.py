@@ -10,6 +10,7 @@ from machd.api.capabilities import DecodeMode
 
 __all__ = [
     "AdminEvent",
+    "CapabilityChanged",
     "EventsDropped",
     "FaultHappened",
     "ModeChanged",

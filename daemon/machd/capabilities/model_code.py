@@ -1,4 +1,4 @@
-"""Which code computes a model: what tells whether evidence about one model holds for another.
+"""The code that computes a model, by which evidence about one model is applied to another.
 
 Plain data, read from a model in memory by ``engine/model_code.py``.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ModelCode", "shared_layers"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelCode:
-    """The classes and files that a model is made of.
+    """The classes and source files that a model is made of.
 
     Attributes:
         package: Python module of the model's class, such as ``mlx_lm.models.llama``.
@@ -29,7 +27,7 @@ class ModelCode:
     digest: str
 
     def covers(self, other: ModelCode, shared: frozenset[str] = frozenset()) -> bool:
-        """Whether what was measured on a model with this code says something of ``other``.
+        """Return whether evidence measured on a model with this code holds for ``other``.
 
         Args:
             other: Code of the model in question.
@@ -42,7 +40,7 @@ class ModelCode:
         )
 
     def joined(self, other: ModelCode) -> ModelCode:
-        """The code of two models of one architecture."""
+        """Return the union of the code of two models of one architecture."""
         assert (self.package, self.digest) == (other.package, other.digest), "one architecture"
         return ModelCode(
             self.package, self.layers | other.layers, self.caches | other.caches, self.digest
@@ -50,9 +48,9 @@ class ModelCode:
 
 
 def shared_layers(every: Iterable[ModelCode]) -> frozenset[str]:
-    """Layers of all models that are no model's own: mlx's, and those in modules for many.
+    """Return the layers that belong to no architecture: mlx's, and those in shared modules.
 
-    A layer is an architecture's own where its module has a model, or where machd has repaired it.
+    A layer belongs to an architecture if its module defines a model, or if machd has repaired it.
     """
     known = tuple(every)
     packages = {one.package for one in known}

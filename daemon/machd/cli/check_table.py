@@ -67,7 +67,8 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     for label, verdict in verdicts:
         if isinstance(verdict, FeatureVerdict | SpeculationReport) and verdict.verdict is not UNSET:
             yield label, _marked(str(verdict.verdict), f"{verdict.reason}")
-            if isinstance(verdict.evidence, Evidence):
+            # The reason of a pass has the figures; that of a failure may be a sentence.
+            if isinstance(verdict.evidence, Evidence) and verdict.verdict != "supported":
                 yield "  evidence", Text(_evidence(verdict.evidence))
 
 

@@ -12,8 +12,6 @@ from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.untyped import LanguageModel, Layer
 
-__all__ = ["read_model_code"]
-
 _MODELS = "mlx_lm.models."
 _LAYERS = "mlx.nn.layers"
 _PACKED = "Quantized"

@@ -1,4 +1,4 @@
-"""What is measured beside the daemon, taken up at idle moments."""
+"""Takes up the results of probes that run beside the daemon, while no request runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from machd.clock import Clock
 from machd.engine.protocol import Engine
 from machd.serving.startup_guard import Probe, Results
 
-__all__ = ["IdleProbe"]
-
 _IDLE_S = 1.0
-"""Nobody has asked for anything for so long: a pause between two requests is no idle moment."""
+"""No request ran for this long: a pause between two requests does not count as idle."""
 
 
 class IdleProbe:
-    """Asks for news while the engine is idle, until there can be none. Lives on the engine thread."""
+    """Polls the probe while the engine is idle, until it has finished. Lives on the engine thread."""
 
     def __init__(self, probe: Probe, clock: Clock) -> None:
-        """Begin with everything left to do.
+        """Start with everything left to measure.
 
         Args:
             probe: Measures, and tells what is known so far.
@@ -28,7 +26,7 @@ class IdleProbe:
         self._is_done = False
 
     def news(self, engine: Engine, *, is_idle: bool) -> Results:
-        """What is known now; None where it is not the moment to ask, or nothing more will be known."""
+        """Return the results known now; None while the engine is busy or when the probe has finished."""
         if self._is_done or not self._is_moment(is_idle=is_idle):
             return None
         results = self._probe.measure_next(engine)

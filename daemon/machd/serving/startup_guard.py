@@ -1,9 +1,8 @@
-"""What is known of a model's abilities before anything decides how it is served.
+"""Collects the evidence on a model before the decode mode is chosen.
 
-Known is what was measured, on this model or on a small one that runs the same code. Where batching is
-asked for and nothing of the kind is known, the model is measured on the engine thread before the first
-request. Whatever goes wrong with that is logged: a model that cannot be measured is served one request
-at a time. What the start had no time for is measured while the daemon is idle.
+Evidence is measured on this model or on a small one that runs the same code. If batching is requested
+and no evidence exists, the model is measured before the first request. A failure is logged, and the
+model is then served one request at a time. Checks that do not fit into the start run beside the daemon.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _START_ADVICE = (
 _SERVED_ADVICE = "what was known of the model still holds; report the traceback"
 
 Results: TypeAlias = tuple[ProbeResult, ...] | None
-"""What probes found of a model, empty where none has run; None where rules alone are to judge it."""
+"""Results of probes on a model, empty if none has run; None if rules alone are to judge it."""
 
 Measure: TypeAlias = Callable[[Engine], Results]
 """Says what is known of a loaded engine's model; called on the engine thread."""
@@ -81,15 +80,15 @@ class Probe(Protocol):
     """Finds out what a loaded engine's model can do, on the engine thread, while it has no rows."""
 
     def __call__(self, engine: Engine) -> Results:
-        """What is to be known of a model that has just been loaded."""
+        """Return the evidence on a model that has just been loaded."""
         ...
 
     def remeasure(self, engine: Engine) -> Results:
-        """What a model that is served already can do; raises where that cannot be found out."""
+        """Measure a model that is being served; raise if that fails."""
         ...
 
     def measure_next(self, engine: Engine) -> Results:
-        """What is known by now; None when nothing is being measured any more. Returns at once."""
+        """Return the evidence known by now; None when the measurement is over. Does not block."""
         ...
 
 
@@ -143,7 +142,7 @@ class StartupGuard:
     clock: Clock
 
     def __call__(self, engine: Engine) -> Results:
-        """What is known of the model; nothing where finding out failed, which is logged.
+        """Return the evidence on the model; empty if it could not be measured, which is logged.
 
         Raises:
             Exception: The engine cannot be put back to where it has no rows.
@@ -170,7 +169,7 @@ class StartupGuard:
             ) from None
 
     def measure_next(self, engine: Engine) -> Results:
-        """What is known by now; None when nothing is being measured any more, or that failed."""
+        """Return the evidence known by now; None when the measurement is over or has failed."""
         if self.on_start in {OnStart.OFF, OnStart.FACTS}:
             return None
         try:
@@ -198,10 +197,10 @@ class StartupGuard:
             engine.reset()
 
     def _ask(self, source: Measure, engine: Engine, *, advice: str) -> Results:
-        """What it found.
+        """Call ``source`` and log what it returns.
 
         Raises:
-            _NotMeasuredError: It raised, which is logged with ``advice``.
+            _NotMeasuredError: ``source`` raised; the traceback is logged with ``advice``.
         """
         log = structlog.get_logger("machd.probe")
         start_s = self.clock.monotonic_s()

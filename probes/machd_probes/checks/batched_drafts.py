@@ -1,4 +1,4 @@
-"""Rows of a batch verify guesses together, and each takes back its own wrong ones."""
+"""Rows of a batch verify draft tokens together, and each rolls back its own rejected ones."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from machd.engine.protocol import StepPlan, StepResult
 from machd_probes.bounded import Watch, WatchedEngine
 from machd_probes.comparison import compared
 from machd_probes.finding import Finding, no_data, unsupported
-from machd_probes.known_guesses import EagerPacing, KnownGuesses
+from machd_probes.known_drafts import EagerPacing, KnownDrafts
 from machd_probes.play import play
 from machd_probes.scripts import scripts
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
-_GUESSES = 3
+_DRAFT_TOKENS = 3
 _SCRIPTS = ("early leaves", "down to one and up again")
 
 
 def probe(subject: Subject) -> Finding:
-    """Rows that join and leave, each with another number of right guesses, against the rows alone."""
+    """Compare rows that join and leave, each with its own number of accepted drafts, with rows alone."""
     if batched_specdec(subject.description.cache).support is Support.BLOCKED:
-        return unsupported(
-            "wrong guesses cannot be taken out of these caches for one row of several"
-        )
+        return unsupported("these caches cannot roll back one row of several")
     every = scripts(subject.prompts, subject.extent.tokens)
     rows = {name: [subject.forced(row) for row in every[name].joins] for name in _SCRIPTS}
     answers = {
@@ -41,32 +37,34 @@ def probe(subject: Subject) -> Finding:
         MlxEngine(
             model,
             max_rows=max(map(len, rows.values())),
-            proposer=KnownGuesses(answers, vocabulary_tokens),
+            proposer=KnownDrafts(answers, vocabulary_tokens),
             draft_pacing=EagerPacing(),
         ),
         subject.watch,
     )
     parts: list[Evidence] = []
     for name, joins in rows.items():
-        said = play(engine, joins, slots=every[name].slots, drafts=lambda _step, _rows: _GUESSES)
+        said = play(
+            engine, joins, slots=every[name].slots, drafts=lambda _step, _rows: _DRAFT_TOKENS
+        )
         parts += [
             compared(subject.alone(row), heard, subject.noise_floor)
             for row, heard in zip(joins, said, strict=True)
         ]
     if not engine.has_been_ragged:
-        return no_data("no pass had rows with different numbers of right guesses")
-    return subject.judged(parts, "rows that verify guesses together say something else than alone")
+        return no_data("no pass had rows with different numbers of accepted drafts")
+    return subject.judged(parts, "rows that verify drafts together give other tokens than alone")
 
 
 class _CountingEngine(WatchedEngine):
-    """Notes whether rows of one pass have accepted different numbers of guesses."""
+    """Records whether the rows of one pass accepted different numbers of draft tokens."""
 
     def __init__(self, engine: MlxEngine, watch: Watch) -> None:
         super().__init__(engine, watch)
         self.has_been_ragged = False
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A step, looked at."""
+        """Compute one step."""
         result = super().run(plan)
         self.has_been_ragged |= len({one.accepted_tokens for one in result.drafts}) > 1
         return result

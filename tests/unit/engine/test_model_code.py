@@ -1,4 +1,4 @@
-"""Which code computes a model, read from the model: classes, switches, repairs and files."""
+"""Model code is read from a model in memory: classes, switches, repairs and files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_repairs_are_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_edited_file_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the architecture, and of those that it imports from; other modules do not matter."""
+    """The digest covers the architecture's file and those it imports from, and no others."""
     names = ("mine", "imported", "unrelated")
     files = {name: tmp_path / f"{name}.py" for name in names}
     modules = {name: ModuleType(f"mlx_lm.models.{name}") for name in names}
@@ -105,7 +105,7 @@ def test_caches_are_told_apart_by_all_but_their_sizes() -> None:
 
 
 def test_what_is_shared_is_no_architectures_own() -> None:
-    """Modules with a model, and repairs, are somebody's."""
+    """Layers of a module that defines a model, and repaired layers, are not shared."""
     code = ModelCode(
         "mlx_lm.models.llama",
         frozenset(

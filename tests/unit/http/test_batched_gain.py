@@ -1,4 +1,4 @@
-"""Guesses in a batch that are right but slower are left off, and the verdict says so with the figure."""
+"""Batched drafts that are right but slower are left off, and the verdict tells the figure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _decision(active: ProposerKind = ProposerKind.DFLASH) -> SpeculationDecision
 @pytest.mark.parametrize(
     ("gain", "words"), [(0.62, "off because slower"), (1.08, "off because slower"), (1.4, "; on: ")]
 )
-def test_the_figure_stands_in_the_verdict(gain: float, words: str) -> None:
+def test_figure_is_part_of_the_verdict(gain: float, words: str) -> None:
     """Supported all the same, in both places where it is told."""
     row = _with_gain(_row(), _decision(), DraftReading(batched_gain=gain))
 
@@ -53,7 +53,7 @@ def test_the_figure_stands_in_the_verdict(gain: float, words: str) -> None:
     ],
     ids=["not asked yet", "nobody guesses", "blocked"],
 )
-def test_without_guesses_there_is_no_figure(
+def test_figure_is_absent_without_drafts(
     row: ModelCapabilities, decision: SpeculationDecision, reading: DraftReading
 ) -> None:
     """The verdict is as it was."""

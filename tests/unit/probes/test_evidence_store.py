@@ -1,4 +1,4 @@
-"""What was measured is found for the code that it is about, and for no other."""
+"""Evidence is found for the code that it was measured on, and for no other."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_architecture_comes_with_its_evidence(tmp_path: Path) -> None:
     ids=["edited", "another class", "a switch", "a repair", "another cache"],
 )
 def test_other_code_has_no_evidence(tmp_path: Path, code: ModelCode) -> None:
-    """One class, switch, cache or changed file more, and nobody has measured it."""
+    """A further class, switch or cache, or a changed file, has no evidence."""
     assert _store(tmp_path).find("qwen3", code) == ()
 
 
@@ -162,7 +162,7 @@ def test_what_raised_on_the_weights_is_not_kept(tmp_path: Path, outcome: Outcome
 
 
 def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
-    """What was measured holds as long as the process."""
+    """Results stay available in the process that measured them."""
     (tmp_path / "machd").write_text("a file in the way")
     code = replace(CODE, digest="edited")
     store = _store(tmp_path)
@@ -175,7 +175,7 @@ def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
 
 @pytest.fixture(name="checkpoint")
 def _checkpoint(tmp_path: Path) -> Path:
-    """Files as a model has them; nobody loads them."""
+    """Files as a model has them; they are never loaded."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A model whose code nobody has measured: a process measures a small one, and everybody remembers."""
+"""A worker process measures a small model for unknown code, and later starts find the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BATCHING = {"batch_parity", "window_overflow", "rope_positions", "sampling_isola
 
 @pytest.fixture(autouse=True)
 def _nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an architecture that nobody has measured."""
+    """Run as for an architecture without evidence."""
     monkeypatch.setattr(evidence_store, "kept_matrix", lambda: None)
 
 
@@ -77,7 +77,7 @@ def test_without_its_repair_a_model_is_found_out(
 
 
 def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
-    """What a small model does to its process a large one might do to the daemon."""
+    """A crash of the worker is a failed check, and the daemon goes on."""
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     engine = MlxEngine(tiny_loaded("qwen2"))
 

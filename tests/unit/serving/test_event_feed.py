@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from serving_parts import admitted, finished, tokens
 
-from machd.api.admin_events import AdminEvent, EventsDropped, StateChanged
+from machd.api.admin_events import AdminEvent, CapabilityChanged, EventsDropped, StateChanged
+from machd.capabilities.verdict import Support, Verdict
 from machd.clock import ManualClock
 from machd.errors import RowFaultError, TooManyInFlightError
 from machd.scheduler.events import (
@@ -137,3 +138,14 @@ async def test_watchers_end_with_the_daemon() -> None:
     feed.on_state(State.FAILED)
     assert await watcher.take() == []
     assert await watcher.take() == []
+
+
+async def test_a_watcher_is_told_of_a_verdict_that_changed() -> None:
+    """The feature, what is known of it now, and why."""
+    feed = EventFeed(ManualClock())
+    watcher = feed.open()
+    feed.on_verdict("prefix_cache", Verdict(Support.BLOCKED, "measured: it goes on differently"))
+    (event,) = await watcher.take()
+    assert isinstance(event, CapabilityChanged)
+    assert (event.feature, event.verdict) == ("prefix_cache", "blocked")
+    assert event.reason == "measured: it goes on differently"

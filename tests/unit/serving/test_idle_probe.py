@@ -1,4 +1,4 @@
-"""News of a measurement beside the daemon are taken up when nobody asks for anything."""
+"""Results of probes beside the daemon are taken up while no request runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Beside(NothingToMeasure):
         return self.news.pop(0) if self.news else None
 
 
-def test_it_asks_until_there_is_nothing_more() -> None:
+def test_idle_probe_polls_until_the_measurement_is_over() -> None:
     """From a second of silence on, and never again after the end."""
     clock, probe = ManualClock(), _Beside(FIRST, LAST)
     idle = IdleProbe(probe, clock)
@@ -43,8 +43,8 @@ def test_it_asks_until_there_is_nothing_more() -> None:
     assert probe.count == 3
 
 
-def test_requests_come_first() -> None:
-    """Whoever asks for something begins the second anew."""
+def test_idle_probe_waits_while_requests_run() -> None:
+    """A request restarts the second of idleness."""
     clock, probe = ManualClock(), _Beside(FIRST)
     idle = IdleProbe(probe, clock)
     engine = FakeEngine()

@@ -1,4 +1,4 @@
-"""Guesses for rows whose answers are known: right at most places, wrong at others, and always used."""
+"""Draft tokens for rows whose answers are known: right at most positions, always verified."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from machd.engine.protocol import ProposerKind, SamplingParams
 from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import RowProposer
 
-__all__ = ["EagerPacing", "KnownGuesses"]
-
 _RIGHT_OF_TEN = 7
 
 
 class EagerPacing(DraftPacing):
-    """Whatever may be guessed is, whether it pays or not."""
+    """Drafts as many tokens as allowed, whatever they cost."""
 
     def wanted_tokens(self, rows: Sequence[RowPacing], max_tokens: int) -> list[int]:
         """All."""
@@ -29,19 +27,19 @@ class EagerPacing(DraftPacing):
         return list(guessed_tokens)
 
 
-class KnownGuesses:
-    """A proposer that knows what rows say; where it is wrong, a hash of the place decides."""
+class KnownDrafts:
+    """A proposer that knows the answers; a hash of the position decides where it is wrong."""
 
     def __init__(
         self, answers: Mapping[tuple[int, ...], Sequence[int]], vocabulary_tokens: int
     ) -> None:
-        """Know the answer to each prompt."""
+        """Take the answer to each prompt."""
         self._answers = answers
         self._vocabulary_tokens = vocabulary_tokens
 
     @property
     def kind(self) -> ProposerKind:
-        """As good as any."""
+        """Return a kind that needs no draft model."""
         return ProposerKind.NGRAM
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> RowProposer:
