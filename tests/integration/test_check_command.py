@@ -387,6 +387,9 @@ def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
     assert verdict["evidence"]["token_mismatches"] == 0
     assert verdict["evidence"]["cases"] > 0
     assert verdict["evidence"]["max_logprob_diff"] < 1e-3
+    later = row_of(run(str(tiny.path), "--json"))["continuous_batching"]
+    assert later["reason"] == verdict["reason"], "it is found again by whoever starts later"
+    assert "the model itself" in later["reason"]
 
 
 class _Loaded(FakeEngine):

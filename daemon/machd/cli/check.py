@@ -15,7 +15,7 @@ from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
-from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.embedded import user_cache_directory
 from machd.engine.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.source import resolve_model
@@ -159,7 +159,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         )
         if measure:
             # What was measured is judged with the caches that it was measured on.
-            cache, results = _measured(loaded, progress)
+            cache, results = _measured(loaded, progress, blas)
             found = replace(found, cache=cache)
     return model_check(
         found,
@@ -170,7 +170,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
 
 
 def _measured(
-    loaded: LoadedSettings, progress: ProgressBar
+    loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice
 ) -> tuple[CacheFacts, Sequence[ProbeResult]]:
     """Load the model as serve does: its caches, and what every check says, kept for a daemon."""
     # Imported here, because without --measure they would be a tenth of the time.
@@ -188,6 +188,7 @@ def _measured(
         cache_directory=cache_directory,
         set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
         progress=progress,
+        blas=blas,
     )
     engine = load()
     try:

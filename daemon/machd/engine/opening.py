@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from machd.engine.blas import choose_blas, measure_blas
+from machd.engine.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.block_directory import check_block_directory
 from machd.engine.heap import map_large_arrays
 from machd.engine.mlx_lm_import import import_mlx_lm
@@ -38,6 +38,7 @@ def engine_loader(
     cache_directory: Path,
     set_variable: Callable[[str, str], None],
     progress: LoadProgress,
+    blas: BlasChoice | None = None,
 ) -> Callable[[], Engine]:
     """Prepare the process for mlx, then give the function that loads the model.
 
@@ -49,6 +50,7 @@ def engine_loader(
         cache_directory: The user's cache directory.
         set_variable: Sets an environment variable of this process.
         progress: Told about loading.
+        blas: The library that this process has loaded already; chosen by the settings unless given.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -62,7 +64,7 @@ def engine_loader(
         )
     if block_directory is not None:
         check_block_directory(block_directory)
-    choice = choose_blas(settings.engine.blas)
+    choice = blas or choose_blas(settings.engine.blas)
     use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
 
     def load() -> Engine:
