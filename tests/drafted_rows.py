@@ -156,6 +156,7 @@ class DraftedRows:
             tokens.append([*own, *garbage, *[0] * (longest - count - extra)])
         self.caches.open_step(lengths if longest > 1 else None)
         said = self.plain.logprobs(tokens, self.caches.layers)
+        self.caches.close_step()
         for row, count, own in zip(self.rows, kept, said, strict=True):
             begin = row.length - row.text.prompt_tokens
             expected = self.plain.expected(row.text)[begin : begin + count]
