@@ -36,6 +36,7 @@ MENDED = (
     "internlm3+dynamic",
     "minimax_m3_vl",
     "olmo",
+    "olmo_hybrid",
     "phi3small",
     "plamo3",
     "recurrent_gemma",

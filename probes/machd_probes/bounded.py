@@ -9,7 +9,14 @@ from machd.clock import Clock
 from machd.engine.forwarding import ForwardingEngine
 from machd.engine.protocol import Engine, StepPlan, StepResult
 
-__all__ = ["Deadline", "OutOfTimeError", "Watch", "WatchedEngine", "without_end"]
+__all__ = [
+    "Deadline",
+    "OutOfTimeError",
+    "ReplaceableWatch",
+    "Watch",
+    "WatchedEngine",
+    "without_end",
+]
 
 Watch: TypeAlias = Callable[[], None]
 """Called before anything is computed; raises to have nothing more computed."""
@@ -50,6 +57,18 @@ class Deadline:
         """
         if self.is_over:
             raise OutOfTimeError(f"there was no time for it within {self._max_s:g} s")
+
+
+class ReplaceableWatch:
+    """A watch in place of another one, so that an engine need not know its subject."""
+
+    def __init__(self, watch: Watch) -> None:
+        """Begin with ``watch``."""
+        self.watch = watch
+
+    def __call__(self) -> None:
+        """Call the watch in force."""
+        self.watch()
 
 
 class WatchedEngine(ForwardingEngine):

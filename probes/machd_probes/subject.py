@@ -11,7 +11,13 @@ from mlx.nn.layers.base import Module
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import LayerCacheFacts
 from machd.engine.protocol import Engine, Lane, ModelDescription, SampledToken, SamplingParams
-from machd_probes.bounded import OutOfTimeError, Watch, WatchedEngine, without_end
+from machd_probes.bounded import (
+    OutOfTimeError,
+    ReplaceableWatch,
+    Watch,
+    WatchedEngine,
+    without_end,
+)
 from machd_probes.comparison import compared, largest_difference, tolerated
 from machd_probes.finding import Finding, no_data
 from machd_probes.passes import Logprobs, Passes, compared_passes
@@ -75,8 +81,9 @@ class Subject:
             plain: The same model as mlx-lm builds it, which no engine has touched.
             watch: Called before each step and each pass; can be exchanged later.
         """
-        self.watch = watch
-        self.engine: Engine = WatchedEngine(engine, self._check)
+        # No method of this object: a cycle would keep models in memory until the next collection.
+        self._watch = ReplaceableWatch(watch)
+        self.engine: Engine = WatchedEngine(engine, self._watch)
         self._model = model
         self._plain = plain
         self.extent = extent
@@ -104,12 +111,18 @@ class Subject:
         assert self._plain is not None, "the prober gave a plain model"
         return self._plain
 
-    def _check(self) -> None:
-        self.watch()
+    @property
+    def watch(self) -> Watch:
+        """What is called before each step and each pass."""
+        return self._watch.watch
+
+    @watch.setter
+    def watch(self, watch: Watch) -> None:
+        self._watch.watch = watch
 
     def passes(self, model: Module) -> Passes:
         """Passes over a model, each under watch."""
-        return Passes(model, self._check)
+        return Passes(model, self._watch)
 
     @cached_property
     def prompts(self) -> list[tuple[int, ...]]:

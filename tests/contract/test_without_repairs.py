@@ -45,7 +45,7 @@ def _without_repairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "variant",
     [
         pytest.param(variant, marks=() if variant == "afm7" else pytest.mark.long)
-        for variant in (*MENDED, "olmo_hybrid")
+        for variant in MENDED
         if variant not in _NOT_LOADED
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from machd.capabilities.evidence import Evidence, Outcome
 from machd_probes.finding import Finding
 from machd_probes.play import Join
@@ -22,6 +24,7 @@ def probe(subject: Subject) -> Finding:
     held_bytes: list[int] = []
     for _ in range(_ROUNDS):
         Script(tuple(rows)).play(subject.engine)
+        gc.collect()  # other models' arrays, freed meanwhile, would hide what these rows leave
         reading = subject.engine.memory()
         if reading.kv_used_bytes:
             detail = f"{reading.kv_used_bytes} bytes of KV are held when all rows have left"
