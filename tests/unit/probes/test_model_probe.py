@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from polling import wait_until
+from polling import CEILING_S, wait_until
 
 from machd.capabilities.evidence import MeasuredOn, Outcome
 from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import judge
 from machd.engine import batchable
 from machd.engine.mlx_engine import MlxEngine
-from machd_probes import evidence_store
+from machd_probes import evidence_store, model_probe
 from machd_probes.catalogue import FEATURE_CHECKS
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
@@ -33,8 +33,9 @@ BATCHING = {"batch_parity", "window_overflow", "rope_positions", "sampling_isola
 
 @pytest.fixture(autouse=True)
 def _nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run as for an architecture without evidence."""
+    """Run as for an architecture without evidence, on a machine of any speed."""
     monkeypatch.setattr(evidence_store, "kept_matrix", lambda: None)
+    monkeypatch.setattr(model_probe, "_START_S", CEILING_S)
 
 
 def _probe(directory: Path, command: tuple[str, ...] = WORKER_COMMAND) -> ModelProbe:
