@@ -27,6 +27,7 @@ from machd.engine.protocol import (
     DecodeRow,
     DraftOutcome,
     PrefillChunk,
+    PromptLogprob,
     RowFault,
     SampledToken,
     StepPlan,
@@ -149,6 +150,7 @@ class ChainedEngine:
             tuple(one for one, is_held in touched.items() if not is_held),
             self._told(unsaved),
             tuple(self._verified),
+            prompt_logprobs=tuple(one for chunk in plan.prefill for one in _scored(chunk)),
         )
 
     def _told(self, unsaved: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -291,3 +293,11 @@ class ChainedEngine:
         assert row.tokens_left >= 0, "a row gets no more tokens than it may have"
         row.next_id = said(row.state, self._alphabet)
         return SampledToken(slot_index, row.next_id)
+
+
+def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
+    if chunk.sampling.prompt_logprobs is None:
+        return []
+    assert chunk.reused is None, "a scored prompt is computed whole"
+    positions = enumerate(chunk.token_ids, start=chunk.start)
+    return [PromptLogprob(chunk.slot_index, at, one, -1.0, 1) for at, one in positions if at]

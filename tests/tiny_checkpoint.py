@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,34 +43,38 @@ def write_tiny_llama(
     head_dim: int = 16,
     kv_heads: int = 2,
     seed: int = 0,
+    added_tokens: Sequence[str] = (),
 ) -> Path:
     """Write weights, configuration and tokenizer in mlx-lm layout.
 
     Args:
         directory: Made if it is not there.
-        vocabulary: Tokens; at least as many as the tokenizer has.
+        vocabulary: Tokens; at least as many as the embedded model's tokenizer has.
         hidden: Width; a multiple of 32.
         layers: How many.
         head_dim: Width of a head; a position takes 8 bytes of KV for each of it, KV head and layer.
         kv_heads: Heads of keys and values; there are as many of queries where these are more than
             ``hidden`` has room for.
         seed: Of the random weights.
+        added_tokens: Tokens besides those; they get the next ids, and rows of their own.
 
     Returns:
         The directory.
     """
     assert vocabulary >= TINY_VOCABULARY_TOKENS, "every token of the tokenizer has a row"
     directory.mkdir(parents=True, exist_ok=True)
-    sizes = _Sizes(vocabulary, hidden, layers, head_dim, kv_heads)
+    sizes = _Sizes(vocabulary + len(added_tokens), hidden, layers, head_dim, kv_heads)
     arrays = {name: mx.array(value) for name, value in _weights(sizes, seed).items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
-    config = _config(sizes, write_embedded_tokenizer(directory))
+    config = _config(sizes, write_embedded_tokenizer(directory, added_tokens))
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return directory
 
 
-def write_embedded_tokenizer(directory: Path) -> frozenset[int]:
+def write_embedded_tokenizer(directory: Path, added_tokens: Sequence[str] = ()) -> frozenset[int]:
     """Write the embedded model's tokenizer and chat template beside some weights.
+
+    ``added_tokens`` are recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
 
     Returns:
         The tokens that end its texts.
@@ -78,6 +83,7 @@ def write_embedded_tokenizer(directory: Path) -> frozenset[int]:
     cache_directory = embedded.user_cache_directory(os.environ)
     path = embedded.locate(cache_directory) or embedded.pull(cache_directory)
     tokenizer, _ = gguf_tokenizer(read_gguf_header(path), chat_template=None)
+    tokenizer.wrapped._tokenizer.add_tokens(list(added_tokens))
     tokenizer.wrapped._tokenizer.save_pretrained(str(directory))
     return tokenizer.eos_token_ids
 

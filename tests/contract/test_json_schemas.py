@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from guided_rows import schema_grammar
 from json_schema_cases import (
+    IGNORED_ALTERNATIVES,
+    IGNORED_FORMATS,
+    IGNORED_KEYWORDS,
     LOOSE_CASES,
-    REFUSED_FORMATS,
-    REFUSED_KEYWORDS,
     REFUSED_SCHEMAS,
     SCHEMA_CASES,
     SchemaCase,
@@ -18,6 +19,7 @@ from json_schema_cases import (
     spelled_json,
 )
 
+from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS
 from machd.engine.grammar import compiled
 from machd.engine.guide import guide_of
 from machd.engine.protocol import Engine, Grammar, SamplingParams
@@ -162,23 +164,49 @@ def test_random_answers_do_end(embedded_engine: Engine, closing: frozenset[int])
     assert sum(ended) > 0.7 * len(ended)
 
 
-@pytest.mark.parametrize("keyword", REFUSED_KEYWORDS)
-def test_a_keyword_that_cannot_be_followed_is_refused(
-    embedded_engine: Engine, keyword: str
-) -> None:
-    """At the root and inside, an error names the keyword; it is never ignored."""
-    schema = {"type": ["object", "array", "integer"], keyword: REFUSED_KEYWORDS[keyword]}
+@pytest.mark.parametrize("keyword", IGNORED_KEYWORDS)
+def test_keyword_beyond_grammars_is_named(embedded_engine: Engine, keyword: str) -> None:
+    """At the root and inside, the grammar names the keyword that it ignores."""
+    schema = {"type": ["object", "array", "integer"], keyword: IGNORED_KEYWORDS[keyword]}
     for one in (schema, {"type": "object", "properties": {"a": schema}}):
-        with pytest.raises(GrammarError) as caught:
-            schema_grammar(embedded_engine, one)
-        assert keyword in caught.value.message
+        assert schema_grammar(embedded_engine, one).ignored_keywords == (keyword,)
 
 
-@pytest.mark.parametrize("name", REFUSED_FORMATS)
-def test_a_format_that_cannot_be_followed_is_refused(embedded_engine: Engine, name: str) -> None:
-    """An error names the format."""
-    with pytest.raises(GrammarError, match=name):
-        schema_grammar(embedded_engine, {"type": "string", "format": name})
+def test_every_keyword_beyond_grammars_is_known() -> None:
+    """The keywords that are looked for among the compiler's warnings are those that it warns of."""
+    assert sorted(IGNORED_KEYWORDS) == sorted(UNSUPPORTED_KEYWORDS)
+
+
+@pytest.mark.parametrize("name", IGNORED_FORMATS)
+def test_unknown_format_is_named(embedded_engine: Engine, name: str) -> None:
+    """The grammar names ``format``, and never the client's own word."""
+    schema = {"type": "string", "format": name}
+    assert schema_grammar(embedded_engine, schema).ignored_keywords == ("format",)
+
+
+@pytest.mark.parametrize("name", IGNORED_ALTERNATIVES)
+def test_one_of_is_named_when_it_becomes_any_of(embedded_engine: Engine, name: str) -> None:
+    """Branches that may overlap are read as ``anyOf``, and the grammar says so."""
+    grammar = schema_grammar(embedded_engine, IGNORED_ALTERNATIVES[name])
+    assert grammar.ignored_keywords == ("oneOf",)
+
+
+@pytest.mark.parametrize("case", SCHEMA_CASES, ids=lambda case: case.name)
+def test_no_keyword_of_the_supported_subset_is_ignored(
+    embedded_engine: Engine, case: SchemaCase
+) -> None:
+    """A schema of the supported subset is followed whole."""
+    assert not schema_grammar(embedded_engine, case.schema).ignored_keywords
+
+
+def test_key_that_a_schema_does_not_name_is_refused(embedded_engine: Engine) -> None:
+    """An object with ``properties`` alone is closed; ``additionalProperties`` opens it."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    closed = schema_grammar(embedded_engine, schema)
+    opened = schema_grammar(embedded_engine, {**schema, "additionalProperties": True})
+    assert not is_accepted(embedded_engine, closed, '{"a": 1, "b": 2}')
+    assert is_accepted(embedded_engine, closed, '{"a": 1}')
+    assert is_accepted(embedded_engine, opened, '{"a": 1, "b": 2}')
 
 
 @pytest.mark.parametrize("name", REFUSED_SCHEMAS)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from architectures import MENDED
+from polling import CEILING_S
 from probing import without_compilation
 
 from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import judge
 from machd.engine import batchable
 from machd.engine.mlx_engine import MlxEngine
+from machd_probes import model_probe
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
 
@@ -37,6 +39,7 @@ _NOT_LOADED = {"olmo"}
 @pytest.fixture(autouse=True)
 def _without_repairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(batchable, "_MENDED", {})
+    monkeypatch.setattr(model_probe, "_START_S", CEILING_S)  # on a machine of any speed
     with without_compilation():
         yield
 

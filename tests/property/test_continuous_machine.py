@@ -27,6 +27,7 @@ from machd.clock import ManualClock
 from machd.engine.fake import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol import (
     Lane,
+    PrefillChunk,
     SampledToken,
     SamplingParams,
     StepPlan,
@@ -45,7 +46,7 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
-from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, key_of
+from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
 from machd.scheduler.continuous import ContinuousScheduler, continuous
 from machd.scheduler.decode import Decode
 from machd.scheduler.draft_reading import DraftReading
@@ -58,6 +59,7 @@ from machd.scheduler.events import (
     FinishReason,
     InvariantBroken,
     PromptReused,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -96,6 +98,7 @@ class Record:
     admitted: SequenceAdmitted | None = None
     started: SequenceStarted | None = None
     tokens: list[int] = field(default_factory=list)
+    scored: PromptScored | None = None
     finished: SequenceFinished | None = None
 
     @property
@@ -121,9 +124,10 @@ class Record:
 
 SIZES = st.tuples(
     st.sampled_from([1, 2, 3, 9, 12]),  # prompt tokens; few kinds, so that duplicates are common
-    st.sampled_from([1, 8, 12]),
+    st.sampled_from([0, 1, 8, 12]),
     st.sampled_from([0.0, 0.0, 1.0]),  # temperature
     st.sampled_from([0, 0, 1]),  # seed
+    st.sampled_from([None, None, None, 0, 2]),  # log-probabilities of the prompt
 )
 
 
@@ -211,7 +215,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     )
     def submit(
         self,
-        sizes: list[tuple[int, int, float, int]],
+        sizes: list[tuple[int, int, float, int, int | None]],
         priority: Priority,
         namespace: str,
         waited_s: float,
@@ -223,7 +227,9 @@ class ContinuousMachine(RuleBasedStateMachine):
                 sequence_id=f"s{first + index}",
                 group_id=f"g{first}",
                 prompt=tuple(range(prompt_tokens)),
-                sampling=SamplingParams(temperature=temperature, seed=seed),
+                sampling=SamplingParams(
+                    temperature=temperature, seed=seed, prompt_logprobs=prompt_logprobs
+                ),
                 max_tokens=max_tokens,
                 stop_token_ids=STOP_TOKENS,
                 arrived_s=self.clock.monotonic_s() - waited_s,
@@ -231,7 +237,9 @@ class ContinuousMachine(RuleBasedStateMachine):
                 namespace=namespace,
                 priority=priority,
             )
-            for index, (prompt_tokens, max_tokens, temperature, seed) in enumerate(sizes)
+            for index, (prompt_tokens, max_tokens, temperature, seed, prompt_logprobs) in enumerate(
+                sizes
+            )
         )
         self._submit(requests)
 
@@ -552,7 +560,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         ready = {one.slot_index: one.lane for one in self.scheduler._slots if one.is_prefilled}
         decoding = {row.slot_index for row in plan.decode}
         lanes = {ready[one] for one in decoding}
-        is_burst = not lanes and all(one.start == 0 and one.is_last for one in plan.prefill)
+        is_burst = not lanes and all(self._is_whole(one) for one in plan.prefill)
         self.lanes = {
             one.slot_index: one.lane
             for one in self.scheduler._slots
@@ -572,6 +580,11 @@ class ContinuousMachine(RuleBasedStateMachine):
             self.both_were_ready, self.last_lanes = both, lanes
         for chunk in plan.prefill:
             assert chunk.slot_index not in ready
+
+    def _is_whole(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk is a whole prompt."""
+        decode = self.scheduler._slots.at(chunk.slot_index)
+        return decode is not None and chunk.token_ids == decode.request.prompt
 
     # The record
 
@@ -603,7 +616,9 @@ class ContinuousMachine(RuleBasedStateMachine):
         return {
             key_of(one.request): one.work
             for one in self.records.values()
-            if one.work in self.joinable and (one.is_running or one.is_waiting)
+            if one.work in self.joinable
+            and is_shareable(one.request)
+            and (one.is_running or one.is_waiting)
         }
 
     def _assign_work(self, requests: tuple[SequenceRequest, ...]) -> None:
@@ -611,7 +626,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         for request in requests:
             record = self.records[request.sequence_id]
             record.work = works.get(key_of(request), record.number)
-            if self.batching.coalesce:
+            if self.batching.coalesce and is_shareable(request):
                 works[key_of(request)] = record.work
                 self.joinable.add(record.work)
 
@@ -649,7 +664,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         for request in requests:
             if key_of(request) not in taken:
                 new.append(self.records[request.sequence_id])
-            if self.batching.coalesce:
+            if self.batching.coalesce and is_shareable(request):
                 taken.add(key_of(request))
         if not new:
             return None
@@ -701,8 +716,8 @@ class ContinuousMachine(RuleBasedStateMachine):
                     self._note_queued(self.records[sequence_id], position)
                 case SequenceAdmitted(sequence_id):
                     self._note_admitted(self.records[sequence_id], event)
-                case SequenceStarted() | DecodeModeChanged():
-                    self._note_mode(event)
+                case PromptScored() | SequenceStarted() | DecodeModeChanged():
+                    self._note_progress(event)
                 case TokenGenerated(sequence_id, token):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
@@ -743,7 +758,10 @@ class ContinuousMachine(RuleBasedStateMachine):
             assert event.decode_mode is DecodeMode.SINGLE
         assert self.scheduler.active_loops <= self.batching.max_b
 
-    def _note_mode(self, event: SequenceStarted | DecodeModeChanged) -> None:
+    def _note_progress(self, event: PromptScored | SequenceStarted | DecodeModeChanged) -> None:
+        if isinstance(event, PromptScored):
+            self._note_scored(self.records[event.sequence_id], event)
+            return
         if isinstance(event, DecodeModeChanged):
             assert event.previous is self.mode, "modes follow one another"
             assert event.mode is not event.previous
@@ -754,6 +772,18 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert record.started is None, "told once"
         assert not record.tokens, "before the first token"
         record.started = event
+
+    def _note_scored(self, record: Record, event: PromptScored) -> None:
+        assert record.is_running
+        assert record.scored is None, "told once"
+        assert record.started is None, "before the first token"
+        asked, prompt = record.request.sampling.prompt_logprobs, record.request.prompt
+        assert asked is not None, "told only if asked"
+        assert [(one.position, one.token_id) for one in event.logprobs] == [
+            *enumerate(prompt[1:], start=1)
+        ]
+        assert all(len(one.top_logprobs) == asked for one in event.logprobs)
+        record.scored = event
 
     def _note_token(self, record: Record, token_id: int) -> None:
         assert record.started is not None, "a sequence is told that it starts"
@@ -775,14 +805,20 @@ class ContinuousMachine(RuleBasedStateMachine):
             case FinishReason.STOP:
                 assert lettered(request.prompt, request.sampling, generated) in STOP_TOKENS
                 assert event.error is None
+                self._check_scored(record)
             case FinishReason.LENGTH:
                 assert generated == request.max_tokens
                 assert event.error is None
+                self._check_scored(record)
             case FinishReason.ERROR:
                 expected = (*REFUSALS, QueueTimeoutError, RequestTimeoutError)
                 assert isinstance(event.error, (*expected, RowFaultError, EngineFaultError))
             case FinishReason.ABORT:
                 assert event.error is None or isinstance(event.error, ClientDisconnectedError)
+
+    def _check_scored(self, record: Record) -> None:
+        asked = record.request.sampling.prompt_logprobs
+        assert (record.scored is None) == (asked is None), "told if asked"
 
 
 def _error(record: Record) -> MachdError | None:
@@ -897,12 +933,15 @@ class LeaderTakesAllAlong(ContinuousScheduler):
         error: MachdError | None = None,
         *,
         is_sound: bool = True,
+        stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
         decode = self._open[sequence.sequence_id]
         if reason is FinishReason.ABORT and sequence is decode.readers[0]:
             for follower in decode.readers[1:]:
                 super()._end(follower, reason, now_s, error)
-        return super()._end(sequence, reason, now_s, error, is_sound=is_sound)
+        return super()._end(
+            sequence, reason, now_s, error, is_sound=is_sound, stop_token=stop_token
+        )
 
 
 class StarvesTheSerialRow(ContinuousScheduler):

@@ -47,6 +47,7 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     PromptReused,
+    PromptScored,
     SequenceFinished,
     TokenGenerated,
 )
@@ -67,6 +68,10 @@ NAMESPACES = st.sampled_from(["", "", "b"])
 SELDOM = st.sampled_from([True, False, False, False])
 """For what makes an end of much: or no history would come to be long."""
 
+RARELY = st.sampled_from([False] * 11 + [True])
+TOKENS = st.sampled_from([1, 2, 3, 4, 5, 6] * 2 + [0])
+"""Completions without tokens reuse and leave little: they are few, so that the others meet often."""
+
 
 @dataclass
 class Record:
@@ -75,6 +80,7 @@ class Record:
     request: SequenceRequest
     tokens: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    scored: PromptScored | None = None
     finished: SequenceFinished | None = None
 
     @property
@@ -184,21 +190,32 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
-        max_tokens=st.integers(1, 6),
+        max_tokens=TOKENS,
         namespace=NAMESPACES,
+        is_scored=RARELY,
         steps=st.integers(0, 3),
     )
-    def submit(self, prompt: list[int], max_tokens: int, namespace: str, steps: int) -> None:
+    def submit(
+        self,
+        *,
+        prompt: list[int],
+        max_tokens: int,
+        namespace: str,
+        is_scored: bool,
+        steps: int,
+    ) -> None:
         """A prompt that is like no other, but for chance."""
-        self._submit([one % self.alphabet for one in prompt], max_tokens, namespace)
+        text = [one % self.alphabet for one in prompt]
+        self._submit(text, max_tokens, namespace, is_scored=is_scored)
         self._run(steps)
 
     @rule(
         age=st.integers(0, 9),
         lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
         more=st.lists(st.integers(0, 2), max_size=6),
-        max_tokens=st.integers(1, 6),
+        max_tokens=TOKENS,
         is_foreign=st.sampled_from([False, False, False, True]),
+        is_scored=RARELY,
         steps=st.integers(0, 3),
     )
     def submit_alike(
@@ -209,6 +226,7 @@ class PrefixMachine(RuleBasedStateMachine):
         more: list[int],
         max_tokens: int,
         is_foreign: bool,
+        is_scored: bool,
         steps: int,
     ) -> None:
         """Beginnings of a known text, and other ends than it has."""
@@ -219,7 +237,8 @@ class PrefixMachine(RuleBasedStateMachine):
         namespace = ("b" if own == "" else "") if is_foreign else own
         for index, length in enumerate(lengths):
             end = [(one + index) % self.alphabet for one in more]
-            self._submit([*known.text[:length], *end], max_tokens, namespace)
+            text = [*known.text[:length], *end]
+            self._submit(text, max_tokens, namespace, is_scored=is_scored)
         self._run(steps)
 
     @rule(steps=st.integers(0, 2))
@@ -452,13 +471,15 @@ class PrefixMachine(RuleBasedStateMachine):
 
     # The serving loop
 
-    def _submit(self, prompt: Iterable[int], max_tokens: int, namespace: str) -> None:
+    def _submit(
+        self, prompt: Iterable[int], max_tokens: int, namespace: str, *, is_scored: bool = False
+    ) -> None:
         number = len(self.records)
         request = SequenceRequest(
             sequence_id=f"s{number}",
             group_id=f"g{number}",
             prompt=tuple(prompt)[:24],
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=0.0, prompt_logprobs=0 if is_scored else None),
             max_tokens=max_tokens,
             stop_token_ids=self.stop_tokens,
             arrived_s=self.now_s,
@@ -504,6 +525,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert decode is not None
             if chunk.reused is None:
                 continue
+            assert not decode.asks_prompt_logprobs, "a scored prompt is computed whole"
             prompt, namespace = decode.request.prompt, decode.request.cache_namespace
             reused = chunk.reused.token_ids
             assert 0 < len(reused) < len(prompt)
@@ -543,6 +565,12 @@ class PrefixMachine(RuleBasedStateMachine):
                     assert not record.tokens, "and before its first token"
                     record.cached_tokens = cached_tokens
                     self._check_cached(record)
+                case PromptScored(sequence_id, logprobs):
+                    record = records[sequence_id]
+                    assert not record.tokens, "before its first token"
+                    told = [(one.position, one.token_id) for one in logprobs]
+                    assert told == [*enumerate(record.request.prompt[1:], start=1)]
+                    record.scored = event
                 case SequenceFinished():
                     record = records[event.sequence_id]
                     assert record.finished is None, "a sequence ends once"
@@ -550,6 +578,8 @@ class PrefixMachine(RuleBasedStateMachine):
                     record.finished = event
                     if event.reason is FinishReason.LENGTH:
                         assert len(record.tokens) == record.request.max_tokens
+                        is_scored = record.request.sampling.prompt_logprobs is not None
+                        assert (record.scored is not None) == is_scored
                 case _:
                     pass
 
@@ -880,7 +910,7 @@ def _check_that_it_fails(machine: type[PrefixMachine]) -> None:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=2000,
+                max_examples=20_000,
                 stateful_step_count=40,
                 deadline=None,
                 database=None,

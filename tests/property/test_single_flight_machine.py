@@ -92,7 +92,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         self.records: dict[str, Record] = {}
 
     @rule(
-        sizes=st.lists(st.tuples(st.integers(1, 11), st.integers(1, 6)), min_size=1, max_size=3),
+        sizes=st.lists(st.tuples(st.integers(1, 11), st.integers(0, 6)), min_size=1, max_size=3),
         waited_s=st.sampled_from([0.0, 0.0, 4.0]),
     )
     def submit(self, sizes: list[tuple[int, int]], waited_s: float) -> None:

@@ -30,6 +30,7 @@ from machd.engine.protocol import (
     MemoryReading,
     ModelDescription,
     PrefillChunk,
+    PromptLogprob,
     ProposerKind,
     RowFault,
     SampledToken,
@@ -192,6 +193,7 @@ class FakeEngine:
         if step in self._faults.step_errors:
             raise self._faults.step_errors[step]
         self._verified, self._unguessed = [], []
+        prompt_logprobs = [one for chunk in plan.prefill for one in _scored(chunk)]
         outcomes = [one for chunk in plan.prefill for one in self._prefill(chunk)]
         outcomes += [one for row in plan.decode for one in self._decode(row)]
         return StepResult(
@@ -202,6 +204,7 @@ class FakeEngine:
             unsaved,
             tuple(self._verified),
             tuple(self._unguessed),
+            prompt_logprobs=tuple(prompt_logprobs),
         )
 
     def memory(self) -> MemoryReading:
@@ -347,6 +350,29 @@ class FakeEngine:
             TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
         )
         return SampledToken(slot_index, token_id, -0.5, top)
+
+
+def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
+    """Made-up log-probabilities of a chunk's tokens, by position alone; the first has none."""
+    asked = chunk.sampling.prompt_logprobs
+    if asked is None:
+        return []
+    assert chunk.reused is None, "a scored prompt is computed whole"
+    return [
+        PromptLogprob(
+            chunk.slot_index,
+            position,
+            token_id,
+            -0.25 * (position % 7 + 1),
+            rank=1,
+            top_logprobs=tuple(
+                TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.25 * (position % 7 + 1) - i)
+                for i in range(asked)
+            ),
+        )
+        for position, token_id in enumerate(chunk.token_ids, start=chunk.start)
+        if position
+    ]
 
 
 def _nearest(wanted: int, guide: RowGuide) -> int:

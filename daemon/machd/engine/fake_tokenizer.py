@@ -8,12 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from machd.engine.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS, MarkedChatFormat
-from machd.engine.protocol import ChatMessages
+from machd.engine.fill_format import FillFormat, FillTokens
+from machd.engine.protocol import ChatMessages, TokenizerInfo
 
-__all__ = ["END_OF_TEXT", "VOCABULARY_TOKENS", "FakeTokenizer"]
+__all__ = ["END_OF_TEXT", "FAKE_FILL_TOKENS", "VOCABULARY_TOKENS", "FakeTokenizer"]
 
 END_OF_TEXT = 256
 VOCABULARY_TOKENS = 257
+
+FAKE_FILL_TOKENS = FillTokens(prefix=0xFD, suffix=0xFE, middle=0xFF)
+"""Bytes that occur in no UTF-8, so that no text spells them."""
 
 _CHAT_FORMAT = MarkedChatFormat(
     tool_format=JSON_TOOLS,
@@ -38,6 +42,11 @@ class FakeTokenizer:
         return frozenset({END_OF_TEXT})
 
     @property
+    def info(self) -> TokenizerInfo:
+        """The end; conversations are rendered by code."""
+        return TokenizerInfo(type(self).__name__, {"eos_token": "<end>"}, None)
+
+    @property
     def knows_token_bytes(self) -> bool:
         """Always."""
         return True
@@ -46,6 +55,15 @@ class FakeTokenizer:
     def has_chat_template(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def chat_template(self) -> None:
+        """None: conversations are rendered by code."""
+
+    @property
+    def fill_format(self) -> FillFormat:
+        """Prefix, suffix and middle."""
+        return FillFormat(FAKE_FILL_TOKENS, lambda text: list(text.encode()))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """UTF-8 bytes; there is nothing special to add."""

@@ -7,7 +7,6 @@ microseconds. Compiling holds no lock of Python's, so it disturbs nobody but its
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
+from machd.api.bounded_schema import bounded_schema
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.grammar_bounds import check_recursion
-from machd.api.schema_bounds import check_constraint, read_choices
+from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS, check_constraint, read_choices
 from machd.clock import thread_cpu_s
 from machd.engine.protocol import Grammar, Tokenizer
 from machd.errors import GrammarError
@@ -73,8 +73,12 @@ _STOP_REASONS = {
     "LexerTooComplex": "too complex to be followed in time",
     "ParserTooComplex": "too complex to be followed in time",
 }
-_OPTION_ADVICE = re.compile(r"\. Enable '\w+' option .*")
-"""Advice to whoever calls the library."""
+_WARNINGS = {
+    "format": "Unknown format: ",
+    "oneOf": "oneOf not fully supported",
+    **{keyword: f'"{keyword}"' for keyword in UNSUPPORTED_KEYWORDS},
+}
+"""Keyword of a JSON schema to the words of the warning that it is ignored."""
 
 _JSON_STYLE: JsonCompileOptions = {
     # Python's own style, which models have seen most. With one style only, keys and punctuation
@@ -85,7 +89,17 @@ _JSON_STYLE: JsonCompileOptions = {
     # llguidance knows a property by its plain spelling alone: spelled with \\u escapes its value
     # would get around the property's schema.
     "json_allowed_escapes": 'nrbtf\\"',
+    # A keyword that a grammar cannot express is a warning then; see `_ignored_keywords`.
+    "lenient": True,
 }
+
+
+_FORBIDDING = """start: TEXT
+TEXT: ANY & ~(ANY FORBIDDEN ANY)
+ANY: /(?s:.*)/
+FORBIDDEN: {texts}
+"""
+"""Lark of any text in which none of some texts occurs."""
 
 
 @dataclass(slots=True)
@@ -170,7 +184,8 @@ class LlguidanceCompiler:
         try:
             with panics_as_errors("llguidance"):
                 source = _SOURCES[constraint.kind](constraint)
-                return Grammar(source, self._compile(source, constraint.param, vocabulary))
+                made = self._compile(source, constraint.param, vocabulary)
+                return Grammar(source, made, _ignored_keywords(made.matcher))
         except PanicError as panic:
             raise GrammarError(
                 f"{constraint.param}: the compiler fails on it", param=constraint.param
@@ -291,7 +306,7 @@ def _sentence(error: str) -> str:
     if mark:
         # The name of its stop reason, where it has no words for it.
         return _STOP_REASONS.get(reason.strip(" :"), "it cannot be followed")
-    return _OPTION_ADVICE.sub("", text)[:_MAX_MESSAGE_CHARACTERS]
+    return text[:_MAX_MESSAGE_CHARACTERS]
 
 
 def _key(constraint: Constraint) -> tuple[ConstraintKind, str]:
@@ -304,10 +319,22 @@ def _json_object(_constraint: Constraint) -> str:
 
 def _json_schema(constraint: Constraint) -> str:
     try:
-        return LLMatcher.grammar_from_json_schema(constraint.source, overrides=_JSON_STYLE)
+        return LLMatcher.grammar_from_json_schema(_closed(constraint.source), overrides=_JSON_STYLE)
     except ValueError as error:
         # Numbers that its own parser does not take.
         raise GrammarError(f"{constraint.param}: {error}", param=constraint.param) from error
+
+
+def _closed(source: str) -> str:
+    """A schema with its objects closed; a boolean schema has none."""
+    schema = json.loads(source)
+    return json.dumps(bounded_schema(schema)) if isinstance(schema, dict) else source
+
+
+def _ignored_keywords(matcher: LLMatcher) -> tuple[str, ...]:
+    """The keywords of a schema that a grammar does not hold, as llguidance's warnings name them."""
+    warnings = "\n".join(matcher.get_grammar_warnings())
+    return tuple(keyword for keyword, words in _WARNINGS.items() if words in warnings)
 
 
 def _regex(constraint: Constraint) -> str:
@@ -318,6 +345,11 @@ def _choice(constraint: Constraint) -> str:
     # In Lark a text is written as in JSON.
     choices = [json.dumps(choice, ensure_ascii=False) for choice in read_choices(constraint)]
     return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+
+
+def _forbidden(constraint: Constraint) -> str:
+    texts = [json.dumps(text, ensure_ascii=False) for text in read_choices(constraint)]
+    return LLMatcher.grammar_from_lark(_FORBIDDING.format(texts=" | ".join(texts)))
 
 
 def _grammar(constraint: Constraint) -> str:
@@ -340,6 +372,7 @@ _SOURCES: dict[ConstraintKind, Callable[[Constraint], str]] = {
     ConstraintKind.JSON_SCHEMA: _json_schema,
     ConstraintKind.REGEX: _regex,
     ConstraintKind.CHOICE: _choice,
+    ConstraintKind.FORBIDDEN: _forbidden,
     ConstraintKind.CALLS: _calls,
     ConstraintKind.GRAMMAR: _grammar,
 }

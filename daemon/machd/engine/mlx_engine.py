@@ -30,12 +30,14 @@ from machd.engine.left_rows import LeftRows
 from machd.engine.loader import LoadedModel
 from machd.engine.masks import TokenMasks
 from machd.engine.prefill import Prefill, fill_together, padded_groups
+from machd.engine.prompt_scores import scoring_bytes
 from machd.engine.protocol import (
     GrammarCompiler,
     Lane,
     MemoryReading,
     ModelDescription,
     PrefillChunk,
+    PromptLogprob,
     ProposerKind,
     RowFault,
     SamplingParams,
@@ -183,18 +185,21 @@ class MlxEngine:
             lane.growth_bytes((), tokens, bytes_per_token) for lane in lanes
         )
         rows = len(decoding) + len(joining)
-        return StepNeed(plan.prefill_tokens, rows, kv_bytes, joining_bytes)
+        scored = [len(one.token_ids) for one in plan.prefill if _is_scored(one)]
+        scoring = scoring_bytes(max(scored, default=0), self._description.vocabulary_tokens)
+        return StepNeed(plan.prefill_tokens, rows, kv_bytes, joining_bytes, scoring)
 
     def _run(self, plan: StepPlan) -> StepResult:
         blocks = self._blocks.apply(plan.blocks, self._standing)
         self._release(plan.release)
         step = Decoded()
+        prompt_logprobs: list[PromptLogprob] = []
         turns = self._lanes(row.slot_index for row in plan.decode)
         if self._can_mix and turns == [self._batch] and self._is_mixable(plan):
             self._mix(plan.prefill[0], step)
             turns = []
         else:
-            newcomers = self._prefill(plan.prefill, step.faults)
+            newcomers = self._prefill(plan.prefill, step.faults, prompt_logprobs)
             if not turns:
                 # Newcomers share the turn of their lane, or have one of their own in an empty one.
                 lanes = self._lanes(newcomers)
@@ -213,6 +218,7 @@ class MlxEngine:
             tuple(step.drafts),
             tuple(step.draft_faults),
             None if self._drafting is None else self._drafting.batched_gain,
+            tuple(prompt_logprobs),
         )
 
     def memory(self) -> MemoryReading:
@@ -300,7 +306,8 @@ class MlxEngine:
 
     def _is_mixable(self, plan: StepPlan) -> bool:
         """Whether prompt tokens can go into the pass that decodes."""
-        return len(plan.prefill) == 1 and self._batch.is_one_token_each
+        is_plain = len(plan.prefill) == 1 and not _is_scored(plan.prefill[0])
+        return is_plain and self._batch.is_one_token_each
 
     def _mix(self, chunk: PrefillChunk, step: Decoded) -> None:
         """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
@@ -320,10 +327,16 @@ class MlxEngine:
             caches = self._make_caches()
             if chunk.reused is not None:
                 self._blocks.fill(caches, chunk.reused)
-            self._prefills[chunk.slot_index] = Prefill(chunk, caches)
+            vocabulary_tokens = self._description.vocabulary_tokens
+            self._prefills[chunk.slot_index] = Prefill(chunk, caches, vocabulary_tokens)
 
-    def _prefill(self, chunks: Sequence[PrefillChunk], faults: list[RowFault]) -> list[int]:
-        """Compute chunks; returns the slots of the rows whose prompt is whole now."""
+    def _prefill(
+        self,
+        chunks: Sequence[PrefillChunk],
+        faults: list[RowFault],
+        prompt_logprobs: list[PromptLogprob],
+    ) -> list[int]:
+        """Compute chunks; returns the slots of the rows that decode now."""
         for chunk in chunks:
             self._open(chunk)
         whole = [self._prefills[one.slot_index] for one in chunks if self._can_share(one)]
@@ -335,17 +348,31 @@ class MlxEngine:
         together = {prefill.opening.slot_index for group in shared for prefill in group}
         for chunk in chunks:
             if chunk.slot_index not in together:
-                self._prefills[chunk.slot_index].fill(self._forward, chunk)
-        finished = [chunk.slot_index for chunk in chunks if chunk.is_last]
+                try:
+                    prefill = self._prefills[chunk.slot_index]
+                    prompt_logprobs += prefill.fill(self._forward, chunk)
+                except FloatingPointError as cause:
+                    faults.append(RowFault(chunk.slot_index, cause))
+                    del self._prefills[chunk.slot_index]
+        finished = [
+            chunk.slot_index
+            for chunk in chunks
+            if chunk.is_last and chunk.slot_index in self._prefills
+        ]
         return [slot_index for slot_index in finished if self._seat(slot_index, faults)]
 
     def _can_share(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk is a whole prompt that padding at its end cannot change.
 
         Only attention with a standard cache is blind to what comes after a token. A row of the
-        serial lane decodes in caches of its own, which one of several rows has not.
+        serial lane decodes in caches of its own, which one of several rows has not. The logits of
+        several scored prompts together would take too much memory.
         """
-        if chunk.lane is not Lane.BATCH or self._description.cache.kind is not KvCacheKind.STANDARD:
+        if (
+            _is_scored(chunk)
+            or chunk.lane is not Lane.BATCH
+            or self._description.cache.kind is not KvCacheKind.STANDARD
+        ):
             return False
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
@@ -407,3 +434,8 @@ class MlxEngine:
             self._blocks.learn(self._prefills[0].standing)
             self.run(StepPlan(release=(0,)))
         self._memory.forget_peak()
+
+
+def _is_scored(chunk: PrefillChunk) -> bool:
+    """Whether log-probabilities of the prompt were asked for."""
+    return chunk.sampling.prompt_logprobs is not None

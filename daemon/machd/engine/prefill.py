@@ -1,7 +1,8 @@
 """Prompts on their way into caches: chunk by chunk alone, or whole ones together.
 
-A prompt's last token is never prefilled: it is the input of the row's first decode step, which the
-batch computes anyway. So the output head never runs over a prompt.
+The last token of a prompt with a completion is never prefilled: it is the input of the row's first
+decode step, which the batch computes anyway. So the output head runs over no prompt but those whose
+log-probabilities were asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import mlx.core as mx
 from machd.engine.batch_caches import PrefilledRow, padded_caches
 from machd.engine.decode_pass import Forward
 from machd.engine.kv_format import KvFormat
-from machd.engine.protocol import PrefillChunk
+from machd.engine.prompt_scores import PromptScores
+from machd.engine.protocol import PrefillChunk, PromptLogprob
 from machd.engine.row_planes import StandingRow
 from machd.engine.untyped import Cache
 
@@ -35,12 +37,19 @@ class Prefill:
         caches: Where they are; one for each cache of the model.
     """
 
-    def __init__(self, opening: PrefillChunk, caches: Sequence[Cache]) -> None:
+    def __init__(
+        self, opening: PrefillChunk, caches: Sequence[Cache], vocabulary_tokens: int
+    ) -> None:
         """Begin with the model's own caches, which hold what the opening chunk reuses."""
         assert opening.opens, "the first chunk opens the row"
+        asked = opening.sampling.prompt_logprobs
+        assert asked is None or opening.reused is None, "a scored prompt is computed whole"
         self.opening = opening
         self.prompt: list[int] = [] if opening.reused is None else [*opening.reused.token_ids]
         self.caches = caches
+        self._scores: PromptScores | None = None
+        if asked is not None:
+            self._scores = PromptScores(opening.slot_index, asked, vocabulary_tokens)
         self._index = 0
 
     @property
@@ -53,12 +62,22 @@ class Prefill:
         """How far it is: all that came is computed, until the last chunk."""
         return StandingRow(self.caches, self._index, len(self.prompt), is_exact=True)
 
-    def fill(self, forward: Forward, chunk: PrefillChunk) -> None:
-        """Compute a chunk, and wait for it."""
+    def fill(self, forward: Forward, chunk: PrefillChunk) -> list[PromptLogprob]:
+        """Compute a chunk, and wait for it.
+
+        Returns:
+            The log-probabilities of the chunk's tokens, where they were asked for.
+
+        Raises:
+            FloatingPointError: They are not numbers.
+        """
         token_ids = self.take(chunk)
+        if self._scores is not None:
+            return self._scores.fill(forward, self.caches, chunk.token_ids, len(token_ids))
         if token_ids:
             forward(mx.array([token_ids], dtype=mx.int32), list(self.caches))
             self.wait()
+        return []
 
     def take(self, chunk: PrefillChunk) -> tuple[int, ...]:
         """Note a chunk, and say which of its tokens are to be computed now."""

@@ -7,6 +7,9 @@ The rules of the seam, which the contract suite proves for every engine:
 
 - ``run`` first makes ``plan.blocks``, frees ``plan.release``, then prefills, then decodes.
 - A block that could not be stored or loaded is in ``StepResult.lost_blocks``; nothing else fails.
+- A row with ``prompt_logprobs`` gets one entry in ``StepResult.prompt_logprobs`` for each token of
+  its prompt but the first: a chunk's own tokens in the chunk's result, in order of position.
+- A row none of whose chunks is the last one never decodes.
 - The last chunk of a prompt may yield the row's first token in the same result. If it does not,
   the next step that decodes the row's lane does, or the one after it where the engine was already
   computing that step when the row joined.
@@ -34,6 +37,7 @@ from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.block_protocol import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.chat_protocol import ChatFormat
+from machd.engine.fill_format import FillFormat
 
 __all__ = [
     "LEAST_BATCHED_GAIN",
@@ -50,6 +54,7 @@ __all__ = [
     "MemoryReading",
     "ModelDescription",
     "PrefillChunk",
+    "PromptLogprob",
     "ProposerKind",
     "RowFault",
     "SampledToken",
@@ -60,6 +65,7 @@ __all__ = [
     "Thinking",
     "TokenLogprob",
     "Tokenizer",
+    "TokenizerInfo",
     "slab_rows",
 ]
 
@@ -73,11 +79,13 @@ class Grammar:
 
     Attributes:
         source: The compiler's own text, which decides alone whether two grammars are the same.
-        compiled: What the engine makes matchers from; nobody else looks inside.
+        compiled: What the engine makes matchers from; opaque to everything else.
+        ignored_keywords: Keywords of a JSON schema that the grammar cannot express, sorted.
     """
 
     source: str
     compiled: object = field(compare=False, repr=False)
+    ignored_keywords: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,13 @@ class SamplingParams:
         logit_bias: Pairs of token id and addend; ids are inside the vocabulary.
         top_logprobs: None for no log-probabilities, else how many alternatives (0 to 20).
             They are of the model's own distribution, before penalties and temperature.
+        allowed_token_ids: The only tokens that may be chosen, by id; empty for all.
+        min_tokens: Tokens before which none of ``end_token_ids`` is chosen.
+        end_token_ids: Tokens that end the completion; empty unless ``min_tokens`` needs them.
+        predicted_token_ids: Tokens that the completion may repeat, for proposers; no token depends on
+            them.
+        prompt_logprobs: The same for the tokens of the prompt. Such a prompt is computed whole,
+            nothing of it is reused.
         forced_token_ids: The completion's first tokens, whatever the model says; empty leaves the
             choice to it.
         grammar: What the completion may say after its thoughts; it ends with one of the model's
@@ -126,6 +141,11 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     top_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    predicted_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
     forced_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     thinking: Thinking | None = None
@@ -147,7 +167,8 @@ class PrefillChunk:
 
     Attributes:
         start: Position of ``token_ids[0]`` in the prompt.
-        is_last: The chunk ends the prompt, so the row decodes from now on.
+        is_last: The chunk ends the prompt, so the row decodes from now on. No chunk is the last one
+            of a row without a completion.
         sampling: The row's parameters; the engine keeps those of the opening chunk.
         reserved_tokens: Positions that prompt and completion may take together.
         lane: Where the row decodes; the engine keeps that of the opening chunk.
@@ -241,6 +262,25 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """A token of a row's prompt with its log-probability after the tokens before it.
+
+    Attributes:
+        position: Of the token in the prompt; at least 1.
+        logprob: Natural log of the model's probability of ``token_id``.
+        rank: 1 for the most likely token of the vocabulary, 2 for the next one.
+        top_logprobs: The most likely tokens, best first, as many as the row asked for.
+    """
+
+    slot_index: int
+    position: int
+    token_id: int
+    logprob: float
+    rank: int
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RowFault:
     """One row failed; ``cause`` goes to the log, never to the client.
 
@@ -294,6 +334,7 @@ class StepResult:
         draft_faults: Rows that nobody guesses for any more.
         batched_gain: Tokens a second that guesses for several rows together are thought to make, over
             those without; None before that was asked.
+        prompt_logprobs: Of the rows that asked, for the prompt tokens of this step.
     """
 
     tokens: tuple[SampledToken, ...] = ()
@@ -304,6 +345,7 @@ class StepResult:
     drafts: tuple[DraftOutcome, ...] = ()
     draft_faults: tuple[DraftFault, ...] = ()
     batched_gain: float | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +460,21 @@ class Detokenizer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What a client needs to use the tokenizer from afar.
+
+    Attributes:
+        class_name: Of the library's class that reads the tokenizer.
+        special_tokens: Role, such as ``eos_token``, to the token's text.
+        chat_template: Jinja source of the default template; None where there is none.
+    """
+
+    class_name: str
+    special_tokens: Mapping[str, str]
+    chat_template: str | None
+
+
 class Tokenizer(Protocol):
     """Text to ids and back. Every method may be called from any thread."""
 
@@ -432,6 +489,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def info(self) -> TokenizerInfo:
+        """The special tokens and the chat template."""
+        ...
+
+    @property
     def knows_token_bytes(self) -> bool:
         """Whether :meth:`token_bytes` tells all: put together they are the text."""
         ...
@@ -439,6 +501,19 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`render_chat` can work."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of conversations; None where there is none."""
+        ...
+
+    @property
+    def fill_format(self) -> FillFormat | None:
+        """How the model is asked for the text between two texts; None where it cannot be.
+
+        Working it out may take a second the first time: ask on a worker thread.
+        """
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -21,7 +21,7 @@ from machd.engine.guide import RowGuide, guide_of
 from machd.engine.masks import TokenMasks
 from machd.engine.protocol import SampledToken, SamplingParams, TokenLogprob
 
-__all__ = ["RowSampling", "Sampler", "Selection", "uniform_draw"]
+__all__ = ["RowSampling", "Sampler", "Selection", "likeliest", "uniform_draw"]
 
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""
@@ -204,6 +204,7 @@ class Sampler:
         self._penalised = [i for i, row in enumerate(rows) if row.counts is not None]
         self._biases = _bias_matrix(rows, vocabulary_tokens)
         self._filters = _filters(rows)
+        self._held_open = [i for i, row in enumerate(rows) if row.params.min_tokens]
         self._guided = [i for i, row in enumerate(rows) if row.guide is not None]
         self._masks = masks
         self._scripted = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
@@ -231,6 +232,8 @@ class Sampler:
             adjusted = adjusted.astype(mx.float32) + self._biases
         if self._penalised:
             adjusted = self._penalise(adjusted.astype(mx.float32))
+        if self._held_open:
+            adjusted = self._hold_open(adjusted)
         if self._guided:
             adjusted = self._mask(adjusted)
         token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
@@ -291,6 +294,18 @@ class Sampler:
         usable[filters.rows] = usable[filters.rows] & is_number
         return greedy_ids, usable
 
+    def _hold_open(self, logits: mx.array) -> mx.array:
+        """Rule out the end of rows that have to go on."""
+        rows = {i: self._rows[i] for i in self._held_open}
+        held = [i for i, row in rows.items() if row.position < row.params.min_tokens]
+        if held:
+            logits = logits.astype(
+                mx.float32
+            )  # a copy: log-probabilities are of the logits as they are
+        for i in held:
+            logits[i, mx.array(rows[i].params.end_token_ids, dtype=mx.int32)] = -mx.inf
+        return logits
+
     def _mask(self, logits: mx.array) -> mx.array:
         """Rule out what guides do not allow."""
         assert self._masks is not None, "guided rows come with masks"
@@ -336,11 +351,20 @@ class Sampler:
         selection.logprob_rows = self._logprob_rows
         selection.chosen = (mx.take_along_axis(rows, ids, axis=-1) - normaliser)[:, 0]
         count = min(max(1, self._max_top_logprobs), self._vocabulary_tokens)
-        top = mx.argpartition(-rows, kth=count - 1, axis=-1)[:, :count]
-        values = mx.take_along_axis(rows, top, axis=-1)
-        order = mx.argsort(-values, axis=-1)
-        selection.top_ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
-        selection.top_values = mx.take_along_axis(values, order, axis=-1) - normaliser
+        selection.top_ids, top_logits = likeliest(rows, count)
+        selection.top_values = top_logits - normaliser
+
+
+def likeliest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """Ids and logits [rows, count] of the largest logits of each row, best first."""
+    if count == 1:
+        top = mx.argmax(logits, axis=-1, keepdims=True)
+    else:
+        top = mx.argpartition(-logits, kth=count - 1, axis=-1)[:, :count]
+    values = mx.take_along_axis(logits, top, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
+    return ids, mx.take_along_axis(values, order, axis=-1)
 
 
 def _replaced(token_ids: mx.array, by_row: Mapping[int, int]) -> mx.array:
@@ -375,14 +399,21 @@ def _column(values: Sequence[float]) -> mx.array:
 
 
 def _bias_matrix(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.array | None:
-    """``logit_bias`` of all rows as float32 [rows, vocabulary]; None when no row has any."""
-    if not any(row.params.logit_bias for row in rows):
+    """What is added to the logits of all rows, float32 [rows, vocabulary]; None for nothing.
+
+    ``logit_bias``, and minus infinity for what ``allowed_token_ids`` leaves out.
+    """
+    if not any(row.params.logit_bias or row.params.allowed_token_ids for row in rows):
         return None
     matrix = mx.zeros((len(rows), vocabulary_tokens), dtype=mx.float32)
     for i, row in enumerate(rows):
+        if row.params.allowed_token_ids:
+            matrix[i] = -mx.inf
+            matrix[i, mx.array(row.params.allowed_token_ids, dtype=mx.int32)] = 0.0
         if row.params.logit_bias:
             ids, addends = zip(*row.params.logit_bias, strict=True)
-            matrix[i, mx.array(ids, dtype=mx.int32)] = mx.array(addends, dtype=mx.float32)
+            columns = mx.array(ids, dtype=mx.int32)
+            matrix = matrix.at[i, columns].add(mx.array(addends, dtype=mx.float32))
     return matrix
 
 

@@ -43,12 +43,14 @@ class StepNeed:
         kv_bytes: What caches grow by in the step, what is copied on the way included.
         joining_bytes: What the batch's caches grow by for rows that join. The pass that decodes these
             rows allocates it, which may be a later step's.
+        scoring_bytes: What the log-probabilities of prompts take besides the pass.
     """
 
     prompt_tokens: int
     rows: int
     kv_bytes: int
     joining_bytes: int = 0
+    scoring_bytes: int = 0
 
 
 class StepMemory:
@@ -97,7 +99,7 @@ class StepMemory:
         return self._growth_bytes(need) + int(passing * _MARGIN)
 
     def _growth_bytes(self, need: StepNeed) -> int:
-        return self._pending_bytes + need.kv_bytes + need.joining_bytes
+        return self._pending_bytes + need.kv_bytes + need.joining_bytes + need.scoring_bytes
 
     def check(self, need: StepNeed) -> None:
         """Refuse a step that does not fit.

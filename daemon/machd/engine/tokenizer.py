@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from machd.engine.chat_format import MarkedChatFormat, read_chat_format
 from machd.engine.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
-from machd.engine.protocol import ChatMessages, Detokenizer
+from machd.engine.fill_format import FillFormat, find_fill_tokens
+from machd.engine.plain_text import PlainTextEncoder
+from machd.engine.protocol import ChatMessages, Detokenizer, TokenizerInfo
 from machd.engine.template_child import refusal_message
 from machd.engine.template_probe import MARK, TOOL, USER
 from machd.engine.template_renderer import TemplateRenderer, is_known_template
@@ -69,6 +71,22 @@ class MlxTokenizer:
         return frozenset(self.wrapped.all_special_ids)
 
     @property
+    def info(self) -> TokenizerInfo:
+        """The special tokens and the chat template."""
+        inner = getattr(self.wrapped, "_tokenizer", self.wrapped)
+        template: object = self.wrapped.chat_template if self._has_chat else None
+        if isinstance(template, dict):
+            template = template.get("default")
+        with self._lock:
+            named = dict(getattr(inner, "special_tokens_map", {}))
+        return TokenizerInfo(
+            class_name=type(inner).__name__,
+            # Other entries are lists of further special tokens, without a role each.
+            special_tokens={role: str(one) for role, one in named.items() if isinstance(one, str)},
+            chat_template=template if isinstance(template, str) else None,
+        )
+
+    @property
     def knows_token_bytes(self) -> bool:
         """Whether :meth:`token_bytes` tells all: put together they are the text."""
         return self._table is not None and self._table.form is not TokenForm.OTHER
@@ -77,6 +95,42 @@ class MlxTokenizer:
     def has_chat_template(self) -> bool:
         """Whether :meth:`render_chat` can work."""
         return self._has_chat
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of conversations; None without one, or where a library's code renders them."""
+        templates = self.wrapped.chat_template if self._has_chat else None
+        if templates is None or _has_own_renderer(self.wrapped):
+            return None
+        source = templates.get("default") if isinstance(templates, dict) else templates
+        return None if source is None else str(source)
+
+    @functools.cached_property
+    def fill_format(self) -> FillFormat | None:
+        """How the model is asked for the text in the middle; None where it has no tokens for that."""
+        added = self._added_tokens()
+        tokens = find_fill_tokens(added)
+        if tokens is None:
+            return None
+        encode: Callable[[str], list[int]] = functools.partial(
+            self.encode, add_special_tokens=False
+        )
+        if self._backend is not None:
+            names = [name for name, token_id in added.items() if token_id in tokens.all_ids]
+            encode = PlainTextEncoder(self._backend, names).encode
+        # Of what stands around an empty text, only a begin-of-text token opens a prompt.
+        around = self.encode("", add_special_tokens=True)
+        bos = self.wrapped.bos_token_id
+        return FillFormat(tokens, encode, around[:1] if around[:1] == [bos] else ())
+
+    def _added_tokens(self) -> dict[str, int]:
+        """The tokens that are recognised as a whole in a text, and their ids."""
+        if self._backend is not None:
+            decoder = self._backend.get_added_tokens_decoder()
+        else:
+            with self._lock:
+                decoder = self.wrapped.added_tokens_decoder
+        return {token.content: token_id for token_id, token in decoder.items()}
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

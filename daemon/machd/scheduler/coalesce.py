@@ -9,7 +9,7 @@ from machd.engine.protocol import SamplingParams
 from machd.scheduler.decode import Decode
 from machd.scheduler.sequence import SequenceRequest
 
-__all__ = ["CoalescingIndex", "CoalescingKey", "key_of"]
+__all__ = ["CoalescingIndex", "CoalescingKey", "is_shareable", "key_of"]
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -46,6 +46,11 @@ def key_of(request: SequenceRequest) -> CoalescingKey:
     )
 
 
+def is_shareable(request: SequenceRequest) -> bool:
+    """Whether others may read along: log-probabilities of a prompt are not kept to be told again."""
+    return request.sampling.prompt_logprobs is None
+
+
 class CoalescingIndex:
     """The decodes that wait or run, by what they compute. Switched off, it never finds any."""
 
@@ -69,7 +74,7 @@ class CoalescingIndex:
 
     def add(self, decode: Decode) -> None:
         """Let others find it."""
-        if self.is_on:
+        if self.is_on and is_shareable(decode.request):
             key = self._keys[decode.number] = key_of(decode.request)
             before = self._decodes.setdefault(key, decode)
             assert before is decode, "identical work is done once"

@@ -20,7 +20,7 @@ from machd.errors import (
     RequestError,
     UnavailableError,
 )
-from machd.scheduler.coalesce import CoalescingIndex
+from machd.scheduler.coalesce import CoalescingIndex, is_shareable
 from machd.scheduler.decode import Decode
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
@@ -29,6 +29,7 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     PromptReused,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -258,14 +259,12 @@ class SchedulerCore:
         """Take in the step's tokens and faults, and what it cost."""
         self._slots.confirm_released(plan.release)
         self._observe(plan, duration_s)
-        for chunk in plan.prefill:
-            decode = self._running(chunk.slot_index)
-            decode.is_opened = True
-            decode.prefilled_tokens += len(chunk.token_ids)
+        whole = self._take_prompts(plan, result)
         if self._prefixes is not None:
             self._prefixes.commit(plan, result)
         self._drafts.observe(result)
         events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
+        events += [one for decode in whole for one in self._scored(decode)]
         events += self._changed_mode()
         accepted = {one.slot_index: one.accepted_tokens for one in result.drafts}
         for slot_index in {token.slot_index for token in result.tokens}:
@@ -278,6 +277,9 @@ class SchedulerCore:
             error = error_of(fault)
             decode = self._running(fault.slot_index)
             events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=False)
+        without_completion = [decode for decode in whole if not decode.has_completion]
+        for decode in without_completion:
+            events += self._end_decode(decode, FinishReason.LENGTH, now_s)
         return events
 
     def fail(
@@ -352,8 +354,12 @@ class SchedulerCore:
 
     def _new_decode(self, leader: Sequence, now_s: float) -> Decode:
         number, self._next_number = self._next_number, self._next_number + 1
-        keeps_tokens = self._shape.coalesce
-        decode = Decode(leader, number=number, submitted_s=now_s, keeps_tokens=keeps_tokens)
+        decode = Decode(
+            leader,
+            number=number,
+            submitted_s=now_s,
+            keeps_tokens=self._shape.coalesce and is_shareable(leader.request),
+        )
         self._index.add(decode)
         return decode
 
@@ -412,6 +418,28 @@ class SchedulerCore:
         decode = self._running(chunk.slot_index)
         return [PromptReused(reader.sequence_id, decode.reused_tokens) for reader in decode.readers]
 
+    def _take_prompts(self, plan: StepPlan, result: StepResult) -> list[Decode]:
+        """Count the prompt tokens of a step, and keep their log-probabilities.
+
+        Returns:
+            Those whose prompt is whole now and did not fail.
+        """
+        decodes = [self._running(chunk.slot_index) for chunk in plan.prefill]
+        for decode, chunk in zip(decodes, plan.prefill, strict=True):
+            decode.is_opened = True
+            decode.prefilled_tokens += len(chunk.token_ids)
+        for logprob in result.prompt_logprobs:
+            self._running(logprob.slot_index).add_prompt_logprob(logprob)
+        faulty = {fault.slot_index for fault in result.faults}
+        return [one for one in decodes if one.is_prefilled and one.slot_index not in faulty]
+
+    def _scored(self, decode: Decode) -> list[PromptScored]:
+        """Tell a row's readers the log-probabilities of their prompt, if they asked."""
+        if not decode.asks_prompt_logprobs:
+            return []
+        logprobs, decode.prompt_logprobs = tuple(decode.prompt_logprobs), []
+        return [PromptScored(reader.sequence_id, logprobs) for reader in decode.readers]
+
     def _observe(self, plan: StepPlan, duration_s: float) -> None:
         lane = self._running(plan.decode[0].slot_index).lane if plan.decode else None
         # A prompt's last token is computed by the step that decodes it.
@@ -436,7 +464,8 @@ class SchedulerCore:
         if decode.completion_tokens == 1:
             events += [self._started(reader, decode, now_s) for reader in decode.readers]
         if is_stop:
-            return [*events, *self._end_decode(decode, FinishReason.STOP, now_s)]
+            ended = self._end_decode(decode, FinishReason.STOP, now_s, stop_token=token)
+            return [*events, *ended]
         events += [TokenGenerated(reader.sequence_id, token, now_s) for reader in decode.readers]
         if decode.completion_tokens == decode.request.max_tokens:
             events += self._end_decode(decode, FinishReason.LENGTH, now_s)
@@ -473,9 +502,10 @@ class SchedulerCore:
         error: MachdError | None = None,
         *,
         is_sound: bool = True,
+        stop_token: SampledToken | None = None,
     ) -> list[SequenceFinished]:
         return [
-            self._end(reader, reason, now_s, error, is_sound=is_sound)
+            self._end(reader, reason, now_s, error, is_sound=is_sound, stop_token=stop_token)
             for reader in tuple(decode.readers)
         ]
 
@@ -487,13 +517,16 @@ class SchedulerCore:
         error: MachdError | None = None,
         *,
         is_sound: bool = True,
+        stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
         """End one sequence; the decode goes on as long as somebody reads it."""
         decode = self._open.pop(sequence.sequence_id)
         decode.readers.remove(sequence)
         if not decode.readers:
             self._retire(decode, now_s, is_sound=is_sound)
-        return sequence.finish(reason, now_s, error, cached_tokens=decode.reused_tokens)
+        return sequence.finish(
+            reason, now_s, error, cached_tokens=decode.reused_tokens, stop_token=stop_token
+        )
 
     def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
         """Give back what a decode that nobody reads any more holds.

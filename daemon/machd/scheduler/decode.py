@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd.engine.block_protocol import ReusedPrefix
-from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, SampledToken
+from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 
 __all__ = ["PRIORITY_DELAY_S", "Decode"]
@@ -34,6 +34,7 @@ class Decode:
             said without having guessed it. More than there are, if the text ended among guesses.
         prefilled_tokens: Tokens of the prompt that are in the row, or will be when it begins.
         reused_tokens: Those of them that were not computed for it.
+        prompt_logprobs: Of the prompt tokens computed so far, where they were asked for.
         is_opened: Whether the engine has begun with it.
     """
 
@@ -45,6 +46,7 @@ class Decode:
         "lane",
         "number",
         "prefilled_tokens",
+        "prompt_logprobs",
         "readers",
         "request",
         "reused_tokens",
@@ -64,6 +66,7 @@ class Decode:
         self.readers = [leader]
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
+        self.prompt_logprobs: list[PromptLogprob] = []
         self.completion_token_ids: list[int] = []
         self.settled_tokens = 0
         self.tokens: list[SampledToken] = []
@@ -98,7 +101,7 @@ class Decode:
 
         What the last step said is not among them: it is what the next one begins with.
         """
-        if not self.is_prefilled:
+        if not (self.is_prefilled and self.has_completion):
             return self.prefilled_tokens
         if not self.completion_tokens:
             return self.prompt_tokens - 1
@@ -138,6 +141,16 @@ class Decode:
         return self.prefilled_tokens == self.prompt_tokens
 
     @property
+    def has_completion(self) -> bool:
+        """Whether anything follows the prompt; without it the sequence ends when it is prefilled."""
+        return self.request.max_tokens > 0
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        """Whether every token of the prompt has to be computed for its log-probability."""
+        return self.request.sampling.prompt_logprobs is not None
+
+    @property
     def reserved_tokens(self) -> int:
         """Positions that prompt and completion may take together."""
         return self.prompt_tokens + self.request.max_tokens
@@ -155,6 +168,7 @@ class Decode:
         self.slot_index = self.lane = self.admitted_s = None
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
+        self.prompt_logprobs = []
         for reader in self.readers:
             reader.requeue()
 
@@ -177,7 +191,7 @@ class Decode:
             slot_index=self.slot_index,
             token_ids=token_ids,
             start=start,
-            is_last=start + len(token_ids) == self.prompt_tokens,
+            is_last=self.has_completion and start + len(token_ids) == self.prompt_tokens,
             sampling=self.request.sampling,
             reserved_tokens=self.reserved_tokens,
             lane=self.lane,
@@ -189,6 +203,12 @@ class Decode:
         assert self.slot_index is not None, "a running decode has a slot"
         assert self.is_prefilled, "the prompt comes first"
         return DecodeRow(self.slot_index, max_draft_tokens)
+
+    def add_prompt_logprob(self, logprob: PromptLogprob) -> None:
+        """Record the log-probability of the prompt's next token."""
+        expected = len(self.prompt_logprobs) + 1
+        assert logprob.position == expected, "they come in order, without gaps"
+        self.prompt_logprobs.append(logprob)
 
     def settle(self, accepted_tokens: int) -> None:
         """A step with more tokens is there: those said before it are in the caches.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol import SampledToken
+from machd.engine.protocol import PromptLogprob, SampledToken
 from machd.errors import MachdError
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "FinishReason",
     "InvariantBroken",
     "PromptReused",
+    "PromptScored",
     "SequenceAdmitted",
     "SequenceFinished",
     "SequenceQueued",
@@ -93,6 +94,20 @@ class PromptReused:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of a sequence's whole prompt, which asked for them; told before its first token.
+
+    A sequence that was queued again after it is told so twice.
+
+    Attributes:
+        logprobs: One entry for each token but the first.
+    """
+
+    sequence_id: str
+    logprobs: tuple[PromptLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStarted:
     """A sequence is about to get its first token; told once, before that.
 
@@ -122,6 +137,7 @@ class SequenceFinished:
     Attributes:
         error: Why, for ``abort`` and ``error``; None when the client itself had enough.
         completion_tokens: Tokens generated, a final stop token included.
+        stop_token: The token that ended it and is not part of its text, if one did.
     """
 
     sequence_id: str
@@ -131,6 +147,7 @@ class SequenceFinished:
     cached_tokens: int
     completion_tokens: int
     at_s: float
+    stop_token: SampledToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +195,7 @@ Event = (
     SequenceQueued
     | SequenceAdmitted
     | PromptReused
+    | PromptScored
     | SequenceStarted
     | TokenGenerated
     | SequenceFinished

@@ -56,7 +56,8 @@ class _Row:
     """A running decode, and how far its text is in the tree.
 
     Attributes:
-        beginning: What of its prompt could be reused: all but the last token.
+        beginning: What of its prompt could be reused: all but the last token, and nothing where the
+            prompt's log-probabilities were asked for, which are computed with its tokens.
         known: The last block that it was found to go through, to look on from there.
         tip: The last block of its text that is in memory whole, from the root on without a gap.
         pinned: What it holds: what it begins from until the tip is as far, then the tip.
@@ -90,7 +91,7 @@ class _Row:
 
     def __init__(self, decode: Decode, root: Block) -> None:
         self.decode = decode
-        self.beginning = decode.request.prompt[:-1]
+        self.beginning = () if decode.asks_prompt_logprobs else decode.request.prompt[:-1]
         self.root = self.known = self.tip = self.pinned = root
         self.common_tokens: dict[_Row, int] = {}
         self.nearest: _Row | None = None
@@ -419,7 +420,7 @@ class PrefixCache:
         """Keep what was computed of a prompt; its end, too, although no block is full there."""
         decode = row.decode
         if decode.is_prefilled and not self._is_stateful:
-            upto = decode.prompt_tokens - 1
+            upto = decode.computed_tokens
             self._extend(row, decode.request.prompt, upto, position=None, is_end=True)
             return
         position = decode.prefilled_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol import SamplingParams
+from machd.engine.protocol import SampledToken, SamplingParams
 from machd.errors import MachdError
 from machd.scheduler.events import FinishReason, SequenceFinished
 
@@ -35,7 +35,7 @@ class SequenceRequest:
     Attributes:
         group_id: Shared by the sequences of one request.
         prompt: Token ids, at least one.
-        max_tokens: Tokens that the completion may have, at least one.
+        max_tokens: Tokens that the completion may have; 0 computes the prompt alone.
         stop_token_ids: Tokens that end the completion; empty to run to ``max_tokens``.
         arrived_s: When the request came, on the monotonic clock.
         request_id: What the client knows the request by; followers are told their leader's.
@@ -65,7 +65,7 @@ class Sequence:
     def __init__(self, request: SequenceRequest) -> None:
         """Begin in the waiting state."""
         assert request.prompt, "a prompt has at least one token"
-        assert request.max_tokens >= 1, "a completion may have at least one token"
+        assert request.max_tokens >= 0, "a completion has no fewer than 0 tokens"
         self.request = request
         self.state = SequenceState.WAITING
         self.completion_tokens = 0
@@ -100,6 +100,7 @@ class Sequence:
         error: MachdError | None = None,
         *,
         cached_tokens: int = 0,
+        stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
         """End the sequence and say so."""
         assert self.state is not SequenceState.FINISHED, "finished twice"
@@ -112,4 +113,5 @@ class Sequence:
             cached_tokens=cached_tokens,
             completion_tokens=self.completion_tokens,
             at_s=now_s,
+            stop_token=stop_token,
         )

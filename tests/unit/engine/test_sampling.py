@@ -50,6 +50,9 @@ params_strategy = st.builds(
     presence_penalty=st.sampled_from([0.0, 1.0]),
     frequency_penalty=st.sampled_from([0.0, -0.5]),
     logit_bias=st.sampled_from([(), ((5, 4.0), (9, -100.0))]),
+    allowed_token_ids=st.sampled_from([(), (5, 9, 11)]),
+    min_tokens=st.sampled_from([0, 2]),
+    end_token_ids=st.just((5, 7)),
     seed=st.integers(-(2**63), 2**63 - 1),
     top_logprobs=st.sampled_from([None, 0, 3]),
 )
@@ -257,3 +260,27 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     greedy = choose([SamplingParams(temperature=0.0)], logits)
 
     assert choose([SamplingParams(temperature=temperature, seed=4)], logits) == greedy
+
+
+@settings(deadline=None, max_examples=40)
+@given(temperature=st.sampled_from([0.0, 1.5]), seed=st.integers(0, 1000))
+def test_only_allowed_tokens_are_chosen(temperature: float, seed: int) -> None:
+    """A row with ``allowed_token_ids`` has no other token, whatever its biases; its neighbour is free."""
+    held = SamplingParams(
+        temperature=temperature, seed=seed, allowed_token_ids=(3, 8), logit_bias=((20, 100.0),)
+    )
+    free = SamplingParams(temperature=temperature, seed=seed, logit_bias=((20, 100.0),))
+    for chosen in choose([held, free], logits_of(2, seed), steps=4):
+        assert chosen[0] in (3, 8)
+        assert chosen[1] == 20
+
+
+def test_end_tokens_wait_for_min_tokens() -> None:
+    """The likeliest token is not chosen while it would end a completion that has to go on."""
+    logits = logits_of(2)
+    likeliest = int(logits[0].argmax())
+    logits[1] = logits[0]
+    held = SamplingParams(temperature=0.0, min_tokens=2, end_token_ids=(likeliest,))
+    chosen = choose([held, GREEDY_PARAMS], logits, steps=4)
+    assert [row[0] == likeliest for row in chosen] == [False, False, True, True]
+    assert [row[1] == likeliest for row in chosen] == [True] * 4

@@ -29,6 +29,7 @@ from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.events import (
     Event,
     FinishReason,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -366,3 +367,16 @@ def test_an_index_that_lost_a_decode_is_noticed() -> None:
     scheduler._index._decodes.clear()
     with pytest.raises(AssertionError, match="coalescing index"):
         scheduler.check_invariants()
+
+
+def test_scored_prompts_are_not_shared() -> None:
+    """Identical sequences that ask for their prompt's log-probabilities compute and are told their own."""
+    scheduler, engine = _scheduler(), FakeEngine()
+    scored = replace(_request("a"), sampling=replace(GREEDY, prompt_logprobs=0))
+    scheduler.submit((scored,), 0.0)
+    events = run_step(scheduler, engine, 1.0)
+    scheduler.submit((replace(scored, sequence_id="b", group_id="b"),), 1.0)
+    events += [event for _ in range(8) for event in run_step(scheduler, engine, 2.0)]
+
+    assert [one.sequence_id for one in only(PromptScored, events)] == ["a", "b"]
+    assert [one.fanout for one in only(SequenceAdmitted, events)] == [1, 1]

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
-from sequence_samples import LIMITS, only, request_of, run_step
+from sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
 
 from machd.engine.fake import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol import StepPlan, StepResult
+from machd.engine.protocol import SampledToken, SamplingParams, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,
@@ -22,6 +22,7 @@ from machd.scheduler.events import (
     DecodeMode,
     Event,
     FinishReason,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -83,7 +84,8 @@ def test_a_sequence_goes_through_all_its_events() -> None:
         "a", 0, DecodeMode.SINGLE, 1, 2.0, request_id="req-a", prompt_tokens=4, max_tokens=9
     )
     assert bytes(one.token.token_id for one in only(TokenGenerated, events)) == b"hi"
-    assert events[-1] == SequenceFinished("a", FinishReason.STOP, None, 4, 0, 3, 2.0)
+    end = SampledToken(0, END_OF_TEXT)
+    assert events[-1] == SequenceFinished("a", FinishReason.STOP, None, 4, 0, 3, 2.0, end)
 
 
 def test_one_runs_and_the_others_wait_their_turn() -> None:
@@ -385,3 +387,22 @@ def test_a_started_request_does_not_time_out_in_the_queue() -> None:
     assert {
         (one.sequence_id, type(one.error)) for one in over if isinstance(one, SequenceFinished)
     } == {("a/0", RequestTimeoutError), ("a/1", RequestTimeoutError)}
+
+
+@pytest.mark.parametrize("chunk_tokens", [2, 512])
+def test_sequence_without_completion_ends_with_its_prompt(chunk_tokens: int) -> None:
+    """It is told the prompt's log-probabilities, then its end, and its row is freed."""
+    scheduler, engine = _scheduler(chunk_tokens=chunk_tokens), FakeEngine()
+    sampling = SamplingParams(prompt_logprobs=1)
+    scheduler.submit((request_of("a", prompt_tokens=5, max_tokens=0, sampling=sampling),), 1.0)
+
+    events = _run_to_end(scheduler, engine, now_s=2.0)
+
+    (scored,) = only(PromptScored, events)
+    assert [one.position for one in scored.logprobs] == [1, 2, 3, 4]
+    assert not only(TokenGenerated, events)
+    assert events[-2:] == [
+        scored,
+        SequenceFinished("a", FinishReason.LENGTH, None, 5, 0, 0, 2.0),
+    ]
+    assert engine.memory().kv_used_bytes == 0

@@ -59,8 +59,7 @@ class NgramProposer:
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> NgramRow:
         """Begin with a row's prompt, which is copied now and indexed with the first guess."""
-        del sampling  # what a text says again does not depend on how it is drawn
-        return NgramRow(prompt)
+        return NgramRow(prompt, predicted=sampling.predicted_token_ids)
 
     def close(self) -> None:
         """Nothing is shared."""
@@ -73,13 +72,19 @@ class NgramRow:
     number of tokens before it that the row has said as well.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        """Hold a prompt's tokens."""
-        self._text = array("i", prompt)
+    def __init__(self, prompt: Sequence[int], *, predicted: Sequence[int] = ()) -> None:
+        """Hold a prompt's tokens.
+
+        Args:
+            prompt: Tokens.
+            predicted: Tokens that the client expects; they count as an earlier text, whose copy the row
+                begins with.
+        """
+        self._text = array("i", [*predicted, *prompt])
         self._latest: dict[int, int] = {}
         self._earlier = array("i")
-        self._source = _NOWHERE
-        self._matched = 0
+        self._source = 0 if predicted else _NOWHERE
+        self._matched = _SURE_MATCH_TOKENS if predicted else 0
         self._broken = _NOWHERE
         self._broken_matched = 0
         self._broken_at = 0

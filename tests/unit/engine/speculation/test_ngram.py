@@ -200,3 +200,14 @@ def test_a_frequent_pair_costs_no_more_looks_than_another() -> None:
     frequent = [token for i in range(100) for token in (3, 4, 1000 + i)]
     row = row_of([1, 2, 3, 4, 77, *frequent], [1, 2, 3, 4])
     assert row.propose(1) == (1099,)
+
+
+def test_predicted_text_is_proposed_from_its_beginning() -> None:
+    """A client's prediction is the first guess, and is followed for as long as it is right."""
+    predicted = (11, 12, 13, 14, 15, 16, 17, 18, 19)
+    row = NgramProposer().open((1, 2, 3), SamplingParams(predicted_token_ids=predicted))
+    assert row.propose(4) == predicted[:4]
+    row.extend(predicted[:7])
+    assert row.propose(2) == predicted[7:]
+    row.extend((99, 98))
+    assert row.propose(2) == ()

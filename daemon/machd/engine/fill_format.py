@@ -1,0 +1,176 @@
+"""Prompts that ask a model for the text between a prefix and a suffix.
+
+A model that was trained for it has marker tokens for the three places. Each family spells them in
+its own way; a tokenizer has a family's markers when each of them is one token of its vocabulary.
+The texts between the markers come from clients, so that they are encoded as plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from machd.errors import InvalidRequestError
+
+__all__ = ["ContextFile", "FillFormat", "FillTokens", "find_fill_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    """A file, or a part of one, that the model reads before the prefix."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillTokens:
+    """The ids of a model's fill-in-the-middle tokens.
+
+    Attributes:
+        prefix: Before the prefix.
+        suffix: Before the suffix.
+        middle: Where the model begins to write; None where the last part's text ends the prompt.
+        is_suffix_first: Whether the suffix stands before the prefix.
+        repository: Before the name of a repository; None without such a token.
+        file: Before the name of a file; None without such a token.
+        ends: Tokens that end a fill when the model writes them.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    is_suffix_first: bool = False
+    repository: int | None = None
+    file: int | None = None
+    ends: frozenset[int] = frozenset()
+
+    @property
+    def all_ids(self) -> frozenset[int]:
+        """Every token that a client's text must not become."""
+        found = {self.prefix, self.suffix, self.middle, self.repository, self.file, *self.ends}
+        return frozenset(one for one in found if one is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    prefix: str
+    suffix: str
+    middle: str | None
+    is_suffix_first: bool = False
+
+
+_FAMILIES = (
+    _Family("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    _Family("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    _Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek
+    _Family("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    _Family("<PRE>", "<SUF>", "<MID>"),
+    _Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
+    _Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1
+    # Codestral; mistral_common writes no token before the middle.
+    _Family("[PREFIX]", "[SUFFIX]", None, is_suffix_first=True),
+)
+
+_REPOSITORY = ("<|repo_name|>", "<|fim_repo|>", "<repo_name>", "<reponame>", "<fim-repo>")
+_FILE = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
+_ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<EOT>", "<|endoftext|>")
+
+_REPOSITORY_NAME = "repository\n"
+_FILE_NAME = "file\n"
+"""What stands for the names that a request does not tell."""
+
+
+def find_fill_tokens(vocabulary: Mapping[str, int]) -> FillTokens | None:
+    """The fill-in-the-middle tokens among a vocabulary's tokens; None where it has no such family."""
+
+    def first(names: Sequence[str]) -> int | None:
+        return next((vocabulary[one] for one in names if one in vocabulary), None)
+
+    for family in _FAMILIES:
+        markers = (family.prefix, family.suffix, *([family.middle] if family.middle else ()))
+        if all(one in vocabulary for one in markers):
+            ends = (*markers, *_REPOSITORY, *_FILE, *_ENDS)
+            return FillTokens(
+                prefix=vocabulary[family.prefix],
+                suffix=vocabulary[family.suffix],
+                middle=None if family.middle is None else vocabulary[family.middle],
+                is_suffix_first=family.is_suffix_first,
+                repository=first(_REPOSITORY),
+                file=first(_FILE),
+                ends=frozenset(vocabulary[one] for one in ends if one in vocabulary),
+            )
+    return None
+
+
+class FillFormat:
+    """How a model is asked for the text in the middle."""
+
+    def __init__(
+        self,
+        tokens: FillTokens,
+        encode_plain: Callable[[str], list[int]],
+        opening: Sequence[int] = (),
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            tokens: The model's markers.
+            encode_plain: Encodes a text without special tokens, as plain text where it can.
+            opening: Tokens that begin every text, such as the begin-of-text token.
+        """
+        self._tokens = tokens
+        self._encode_plain = encode_plain
+        self._opening = tuple(opening)
+
+    def fits(self, vocabulary_tokens: int) -> bool:
+        """Whether a model of that width has a row for each marker; some tokenizers have more tokens."""
+        return max(self._tokens.all_ids) < vocabulary_tokens
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end a fill, besides the model's own end tokens."""
+        return self._tokens.ends
+
+    def prompt(
+        self, prefix: str, suffix: str, context: Sequence[ContextFile] = ()
+    ) -> tuple[int, ...]:
+        """Token ids that the model continues with the text between prefix and suffix.
+
+        Raises:
+            InvalidRequestError: A text spells one of the model's tokens, and its tokenizer cannot
+                read that as plain text.
+        """
+        tokens = self._tokens
+        before = (tokens.prefix, *self._encode(prefix))
+        after = (tokens.suffix, *self._encode(suffix))
+        parts = (after, before) if tokens.is_suffix_first else (before, after)
+        middle = () if tokens.middle is None else (tokens.middle,)
+        return (*self._opening, *self._context(context), *parts[0], *parts[1], *middle)
+
+    def _context(self, context: Sequence[ContextFile]) -> list[int]:
+        """Files before the prefix: Qwen2.5-Coder's repository pattern, or texts with a rule between.
+
+        As llama.cpp writes them for ``input_extra``; the pattern is in arXiv:2409.12186.
+        """
+        if not context:
+            return []
+        if self._tokens.file is None:
+            joined = "".join(f"\n\n--- snippet ---\n\n{one.text}" for one in context)
+            return self._encode(joined)
+        ids: list[int] = []
+        if self._tokens.repository is not None:
+            ids += [self._tokens.repository, *self._encode(_REPOSITORY_NAME)]
+        for one in context:
+            ids += [self._tokens.file, *self._encode(f"{one.name}\n{one.text}")]
+        return [*ids, self._tokens.file, *self._encode(_FILE_NAME)]
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._encode_plain(text) if text else []
+        if not self._tokens.all_ids.isdisjoint(ids):
+            raise InvalidRequestError(
+                "a text holds one of the model's fill-in-the-middle tokens, which its tokenizer cannot "
+                "read as plain text; take the token out of the text"
+            )
+        return ids

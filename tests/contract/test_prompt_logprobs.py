@@ -1,0 +1,276 @@
+"""Log-probabilities of prompts: every engine tells them, and MLX computes them right and in little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from machd.engine.fake import FakeEngine
+from machd.engine.protocol import (
+    DecodeRow,
+    Engine,
+    PrefillChunk,
+    PromptLogprob,
+    SampledToken,
+    SamplingParams,
+    StepPlan,
+)
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from machd.engine.loader import LoadedModel
+    from machd.engine.mlx_engine import MlxEngine
+
+GREEDY = SamplingParams(temperature=0.0)
+SCORED = replace(GREEDY, prompt_logprobs=3)
+TEXT = "Once upon a time, in a village by the sea, there lived a baker who sang. " * 9
+TOLERANCE = 2e-3
+"""Float noise between chunkings; neighbouring tokens' log-probabilities differ by whole numbers."""
+
+
+@pytest.fixture(name="engine", params=["fake", "mlx", "mlx ahead"])
+def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Each engine with no rows, and none left behind."""
+    names = {"mlx": "short_engine", "mlx ahead": "short_ahead_engine"}
+    name = names.get(request.param)
+    engine: Engine = FakeEngine() if name is None else request.getfixturevalue(name)
+    yield engine
+    engine.reset()
+
+
+def prompt_of(engine: Engine, text: str = TEXT) -> tuple[int, ...]:
+    """A text's tokens."""
+    return tuple(engine.tokenizer.encode(text, add_special_tokens=False))
+
+
+def chunks_of(
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    size: int,
+    *,
+    slot_index: int = 0,
+    max_tokens: int = 16,
+) -> list[PrefillChunk]:
+    """A prompt cut into chunks, as the scheduler plans them."""
+    return [
+        PrefillChunk(
+            slot_index=slot_index,
+            token_ids=tuple(prompt[start : start + size]),
+            start=start,
+            is_last=max_tokens > 0 and start + size >= len(prompt),
+            sampling=sampling,
+            reserved_tokens=len(prompt) + max_tokens,
+        )
+        for start in range(0, len(prompt), size)
+    ]
+
+
+def scores(
+    engine: Engine,
+    prompt: Sequence[int],
+    size: int = 4096,
+    *,
+    sampling: SamplingParams = SCORED,
+    max_tokens: int = 16,
+) -> list[PromptLogprob]:
+    """The log-probabilities of a prompt alone in slot 0, which is freed."""
+    found: list[PromptLogprob] = []
+    for chunk in chunks_of(prompt, sampling, size, max_tokens=max_tokens):
+        result = engine.run(StepPlan(prefill=(chunk,)))
+        assert not result.faults
+        found += result.prompt_logprobs
+    engine.run(StepPlan(release=(0,)))
+    return found
+
+
+def assert_alike(found: Sequence[PromptLogprob], expected: Sequence[PromptLogprob]) -> None:
+    """The same tokens at the same positions, as likely but for noise."""
+    assert [(one.position, one.token_id) for one in found] == [
+        (one.position, one.token_id) for one in expected
+    ]
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)
+        mine, others = ([top.logprob for top in each.top_logprobs] for each in (one, other))
+        assert mine == pytest.approx(others, abs=TOLERANCE)
+
+
+def test_prompt_logprobs_are_of_every_token_but_the_first(engine: Engine) -> None:
+    """One entry a token in order, alternatives best first, and rank 1 for the likeliest token alone."""
+    prompt = prompt_of(engine)
+    found = scores(engine, prompt)
+    assert [(one.position, one.token_id) for one in found] == [*enumerate(prompt[1:], start=1)]
+    for one in found:
+        top = [entry.logprob for entry in one.top_logprobs]
+        assert len(top) == 3
+        assert top == sorted(top, reverse=True)
+        assert one.slot_index == 0
+        assert one.logprob <= 0
+        assert (one.rank == 1) == (one.logprob == top[0])
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 129])
+def test_prompt_logprobs_do_not_depend_on_chunks(engine: Engine, size: int) -> None:
+    """A prompt in pieces has the log-probabilities of the whole one."""
+    prompt = prompt_of(engine)[:140]
+    assert_alike(scores(engine, prompt, size), scores(engine, prompt))
+
+
+@pytest.mark.parametrize("size", [1, 4096])
+def test_prompt_of_one_token_has_no_logprobs(engine: Engine, size: int) -> None:
+    """Nothing comes before the first token, so nothing says how likely it is."""
+    assert scores(engine, prompt_of(engine)[:1], size) == []
+
+
+def test_prompt_logprobs_come_only_when_asked(engine: Engine) -> None:
+    """Of two prompts in one step only the one that asked is scored, without alternatives for 0."""
+    prompt = prompt_of(engine)[:20]
+    (plain,) = chunks_of(prompt, GREEDY, 4096)
+    (asked,) = chunks_of(prompt, replace(GREEDY, prompt_logprobs=0), 4096, slot_index=1)
+    found = engine.run(StepPlan(prefill=(plain, asked))).prompt_logprobs
+    assert [one.slot_index for one in found] == [1] * 19
+    assert not any(one.top_logprobs for one in found)
+
+
+def _tokens(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> list[SampledToken]:
+    """Six tokens of a row in slot 1, beside a row that is decoding in slot 0."""
+    (neighbour,) = chunks_of(prompt_of(engine, "Hello there"), GREEDY, 4096)
+    engine.run(StepPlan(prefill=(neighbour,)))
+    tokens: list[SampledToken] = []
+    for chunk in chunks_of(prompt, sampling, 50, slot_index=1):
+        tokens += engine.run(StepPlan(prefill=(chunk,), decode=(DecodeRow(0),))).tokens
+    for _ in range(6):
+        tokens += engine.run(StepPlan(decode=(DecodeRow(0), DecodeRow(1)))).tokens
+    engine.run(StepPlan(release=(0, 1)))
+    return [token for token in tokens if token.slot_index == 1][:6]
+
+
+def test_scored_row_says_what_it_would_say_unscored(engine: Engine) -> None:
+    """A row's completion is the same whether or not its prompt was scored, beside another row too."""
+    prompt = prompt_of(engine)[:120]
+    assert _tokens(engine, prompt, SCORED) == _tokens(engine, prompt, GREEDY)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SCORED], ids=["plain", "scored"])
+def test_row_without_completion_never_decodes(engine: Engine, sampling: SamplingParams) -> None:
+    """A prompt none of whose chunks is the last one yields no token and gives its memory back."""
+    prompt = prompt_of(engine)[:40]
+    before = engine.memory().kv_used_bytes
+    for chunk in chunks_of(prompt, sampling, 15, max_tokens=0):
+        assert not engine.run(StepPlan(prefill=(chunk,))).tokens
+    engine.run(StepPlan(release=(0,)))
+    assert engine.memory().kv_used_bytes == before
+    alone = scores(engine, prompt, 15, max_tokens=0)
+    assert_alike(alone, scores(engine, prompt))
+
+
+# What follows is of MLX alone.
+
+
+@pytest.fixture(name="mlx_engine")
+def _mlx_engine(short_engine: MlxEngine) -> Iterator[MlxEngine]:
+    """The engine with the short model, and no row left behind."""
+    yield short_engine
+    short_engine.reset()
+
+
+def bare_scores(loaded: LoadedModel, prompt: Sequence[int]) -> list[PromptLogprob]:
+    """What one forward pass over the whole prompt says, without caches."""
+    import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
+
+    logits = loaded.model(mx.array([list(prompt)]))[0].astype(mx.float32)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    found = []
+    for position, token_id in enumerate(prompt[1:], start=1):
+        row = logprobs[position - 1]
+        logprob: Any = row[token_id].item()
+        better: Any = mx.sum(row > row[token_id]).item()
+        found.append(PromptLogprob(0, position, token_id, logprob, 1 + better))
+    return found
+
+
+def test_prompt_logprobs_equal_a_bare_forward_pass(
+    short_model: LoadedModel, mlx_engine: MlxEngine
+) -> None:
+    """Scores of chunks, caches and several passes are those of one pass over the whole prompt."""
+    prompt = prompt_of(mlx_engine)
+    found = scores(mlx_engine, prompt, 150, sampling=replace(GREEDY, prompt_logprobs=0))
+    expected = bare_scores(short_model, prompt)
+    assert_alike(found, expected)
+    same_rank = sum(one.rank == other.rank for one, other in zip(found, expected, strict=True))
+    assert same_rank > 0.95 * len(expected), "ranks change where tokens are as likely but for noise"
+
+
+@pytest.mark.parametrize("fault", ["shifted by one", "without the chunk before"])
+def test_planted_fault_in_prompt_logprobs_is_noticed(
+    short_model: LoadedModel,
+    mlx_engine: MlxEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    """Logits of the position before, or none across chunks, do not pass for the bare pass."""
+    import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
+
+    from machd.engine.prompt_scores import PromptScores  # noqa: PLC0415 - imports mlx
+
+    score, fill = PromptScores._score, PromptScores.fill
+
+    def shifted(self: PromptScores, logits: mx.array, targets: Sequence[int]) -> Any:
+        return score(self, mx.roll(logits, 1, 0), targets)
+
+    def forgetting(self: PromptScores, *args: Any) -> Any:
+        self._last_logits = None
+        return fill(self, *args)
+
+    if fault == "shifted by one":
+        monkeypatch.setattr(PromptScores, "_score", shifted)
+    else:
+        monkeypatch.setattr(PromptScores, "fill", forgetting)
+    prompt = prompt_of(mlx_engine)[:60]
+    found = scores(mlx_engine, prompt, 25, sampling=replace(GREEDY, prompt_logprobs=0))
+    with pytest.raises(AssertionError):
+        assert_alike(found, bare_scores(short_model, prompt))
+
+
+def test_prompt_logprobs_that_are_not_numbers_are_the_rows_fault(
+    mlx_engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in a prompt's logits ends its row and no other."""
+    forward = mlx_engine._forward
+    prompt = prompt_of(mlx_engine)[:30]
+    (sound,) = chunks_of(prompt, GREEDY, 4096)
+    (broken,) = chunks_of(prompt, SCORED, 4096, slot_index=1)
+    monkeypatch.setattr(
+        mlx_engine,
+        "_forward",
+        lambda ids, caches: forward(ids, caches) * (float("nan") if ids.shape[1] > 1 else 1.0),
+    )
+    result = mlx_engine.run(StepPlan(prefill=(sound, broken)))
+    assert [fault.slot_index for fault in result.faults] == [1]
+    assert isinstance(result.faults[0].cause, FloatingPointError)
+    assert not result.prompt_logprobs
+
+
+def test_memory_of_prompt_logprobs_does_not_grow_with_the_prompt(mlx_engine: MlxEngine) -> None:
+    """Scoring takes less than the logits of the whole prompt would, and no more than was foreseen."""
+    import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
+
+    prompt = (prompt_of(mlx_engine) * 6)[:1000]
+
+    def peak_bytes(sampling: SamplingParams) -> int:
+        most = 0
+        for chunk in chunks_of(prompt, sampling, 500):
+            active = mx.get_active_memory()
+            foreseen = mlx_engine._need_of(StepPlan(prefill=(chunk,))).scoring_bytes
+            mx.reset_peak_memory()
+            mlx_engine.run(StepPlan(prefill=(chunk,)))
+            most = max(most, mx.get_peak_memory() - active - foreseen)
+        mlx_engine.run(StepPlan(release=(0,)))
+        return most
+
+    foreseen = mlx_engine._need_of(StepPlan(prefill=(chunks_of(prompt, SCORED, 500)[0],)))
+    assert foreseen.scoring_bytes < len(prompt) * mlx_engine.model.vocabulary_tokens * 4
+    assert peak_bytes(SCORED) <= peak_bytes(GREEDY)
