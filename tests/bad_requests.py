@@ -16,7 +16,9 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
-PATHS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+INFILL = "/infill"
+OLLAMA_CHAT = "/api/chat"
+PATHS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, INFILL, OLLAMA_CHAT)
 
 _HOLE = "@"
 _USER = [{"role": "user", "content": "hi"}]
@@ -25,6 +27,8 @@ _TURNS_AND_LIMIT: dict[str, dict[str, object]] = {
     COMPLETIONS: {"prompt": "hi", "max_tokens": 2},
     RESPONSES: {"input": _USER, "max_output_tokens": 2, "store": False},
     MESSAGES: {"messages": _USER, "max_tokens": 2},
+    INFILL: {"input_prefix": "hi", "input_suffix": "ho", "max_tokens": 2},
+    OLLAMA_CHAT: {"messages": _USER, "options": {"num_predict": 2}},
 }
 
 
@@ -47,8 +51,12 @@ def valid_body(path: str, **fields: object) -> dict[str, object]:
 
 
 def error_of(path: str, body: dict[str, object]) -> dict[str, object]:
-    """The error in a dialect's own envelope, which has to be whole."""
+    """The error in a dialect's own envelope, which has to be whole; Ollama's has a message alone."""
     error = body["error"]
+    if path == OLLAMA_CHAT:
+        assert body.keys() == {"error"}
+        assert isinstance(error, str)
+        return {"message": error, "type": "invalid_request_error"}
     assert isinstance(error, dict)
     if path == MESSAGES:
         assert body.keys() == {"type", "error", "request_id"}
@@ -71,8 +79,10 @@ def _with_schema(path: str, source: str) -> bytes:
     asked: dict[str, dict[str, object]] = {
         CHAT: {"response_format": {"type": "json_schema", "json_schema": named}},
         COMPLETIONS: {"guided_json": _HOLE},
+        INFILL: {"guided_json": _HOLE},
         RESPONSES: {"text": {"format": {**format_, "name": "n"}}},
         MESSAGES: {"output_config": {"format": format_}},
+        OLLAMA_CHAT: {"format": _HOLE},
     }
     return _sent(path, **asked[path]).replace(json.dumps(_HOLE).encode(), source.encode())
 
@@ -82,10 +92,7 @@ def _deep(levels: int) -> str:
 
 
 _SCHEMAS: dict[str, str] = {
-    "an unsupported keyword": '{"type": "array", "uniqueItems": true}',
-    "an unsupported keyword inside": '{"properties": {"a": {"not": {}}}}',
     "an unknown type": '{"type": "strin"}',
-    "an unsupported format": '{"type": "string", "format": "iri"}',
     "a reference to nowhere": '{"$ref": "#/$defs/none"}',
     "a reference elsewhere": '{"$ref": "http://127.0.0.1:1/x.json"}',
     "a reference to a file": '{"$ref": "file:///etc/hostname"}',
@@ -131,7 +138,10 @@ def _tool(path: str, name: str) -> dict[str, object]:
     if path == MESSAGES:
         return {"name": name, "input_schema": parameters}
     function = {"name": name, "parameters": parameters}
-    return {"type": "function", **({"function": function} if path == CHAT else function)}
+    return {
+        "type": "function",
+        **({"function": function} if path in (CHAT, OLLAMA_CHAT) else function),
+    }
 
 
 def _choice_of(path: str, name: str) -> dict[str, object]:
@@ -147,12 +157,16 @@ def _any_call(path: str) -> object:
     return {"type": "any"} if path == MESSAGES else "required"
 
 
-def _tool_with(path: str, source: str, *, is_strict: bool = False) -> bytes:
+_CHOICES = ("a choice", "a strict tool", "a tool of 10,000")
+"""Mistakes that only a call which has to be made brings to light; Ollama's API has no such call."""
+
+
+def _tool_with(path: str, source: str) -> bytes:
     """A call of a tool whose parameters are a schema's source is asked for, without thoughts."""
     tool = _tool(path, "f")
     holder = tool["function"] if path == CHAT else tool
     assert isinstance(holder, dict)
-    holder |= {"input_schema" if path == MESSAGES else "parameters": _HOLE, "strict": is_strict}
+    holder["input_schema" if path == MESSAGES else "parameters"] = _HOLE
     thoughtless: dict[str, dict[str, object]] = {
         CHAT: {"reasoning_effort": "none"},
         RESPONSES: {"reasoning": {"effort": "none"}},
@@ -173,28 +187,33 @@ _TOOL_MISTAKES: dict[str, Callable[[str], bytes]] = {
     ),
     "a choice without tools": lambda path: _sent(path, tool_choice=_any_call(path)),
     "a tool whose name is a path": lambda path: _sent(path, tools=[_tool(path, "../f")]),
-    "too many tools": lambda path: _sent(
-        path, tools=[_tool(path, f"f{i}") for i in range(513 if path == MESSAGES else 129)]
-    ),
+    "too many tools": lambda path: _sent(path, tools=[_tool(path, f"f{i}") for i in range(513)]),
     "a tool of an unknown kind": lambda path: _sent(path, tools=[{"type": "magic", "name": "f"}]),
-    "a strict tool with an unsupported keyword": lambda path: _tool_with(
-        path, _UNIQUE, is_strict=True
-    ),
     "a tool of 10,000 levels": lambda path: _tool_with(path, _deep(10_000)),
     "a tool of 10,000 properties": lambda path: _tool_with(
         path, json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(10_000)}})
     ),
 }
 
+
+def _ollama_call(arguments: object) -> dict[str, object]:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
 _TURN_MISTAKES: dict[str, tuple[tuple[str, str, object], ...]] = {
     "no turn at all": (
         (CHAT, "messages", []),
         (MESSAGES, "messages", []),
     ),
+    "arguments as text": ((OLLAMA_CHAT, "messages", [_ollama_call("{}")]),),
+    "arguments that are a list": ((OLLAMA_CHAT, "messages", [_ollama_call([1])]),),
+    "an image": ((OLLAMA_CHAT, "messages", [{"role": "user", "images": ["AAAA"]}]),),
     "an unknown role": (
         (CHAT, "messages", [{"role": "root", "content": "hi"}]),
         (RESPONSES, "input", [{"role": "root", "content": "hi"}]),
         (MESSAGES, "messages", [{"role": "tool", "content": "hi"}]),
+        (OLLAMA_CHAT, "messages", [{"role": "root", "content": "hi"}]),
     ),
     "a result without a call": (
         (CHAT, "messages", [*_USER, {"role": "tool", "tool_call_id": "c", "content": "4"}]),
@@ -232,8 +251,9 @@ BAD_REQUESTS: tuple[BadRequest, ...] = (
     ),
     *(
         BadRequest(path, name, make(path))
-        for path in (CHAT, RESPONSES, MESSAGES)
+        for path in (CHAT, RESPONSES, MESSAGES, OLLAMA_CHAT)
         for name, make in _TOOL_MISTAKES.items()
+        if path != OLLAMA_CHAT or not name.startswith(_CHOICES)
     ),
     *(
         BadRequest(path, name, _sent(path, **{field: value}))

@@ -68,8 +68,30 @@ class ImageBlock(Struct, frozen=True, tag="image", tag_field="type"):
     """An image; refused."""
 
 
-class DocumentBlock(Struct, frozen=True, tag="document", tag_field="type"):
-    """A document; refused."""
+class DocumentSource(Struct, frozen=True, kw_only=True):
+    """A document's source: ``text`` has ``data``, ``content`` has blocks; other types are refused."""
+
+    type: Label
+    data: ContentText | None = None
+    content: ContentText | Annotated[list[TextBlock], Meta(max_length=1024)] | None = None
+
+
+class DocumentBlock(Struct, frozen=True, kw_only=True, tag="document", tag_field="type"):
+    """A document; one of text is read as text, with its title and context before it."""
+
+    source: DocumentSource
+    title: Label | None = None
+    context: ContentText | None = None
+    cache_control: Ignored = UNSET
+    citations: Ignored = UNSET
+
+    @property
+    def text(self) -> str | None:
+        """Title, context and body, a line each; None for a document that is no text."""
+        if self.source.type not in ("text", "content"):
+            return None
+        body = self.source.data or joined_text(blocks_of(self.source.content))
+        return _BETWEEN_BLOCKS.join(one for one in (self.title, self.context, body) if one)
 
 
 class SearchResultBlock(Struct, frozen=True, tag="search_result", tag_field="type"):
@@ -116,8 +138,8 @@ def blocks_of(content: str | Sequence[_B] | None) -> list[_B | TextBlock]:
 
 
 def joined_text(blocks: Sequence[Struct]) -> str:
-    """The texts among the blocks; separate blocks are separate lines."""
-    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    """The texts among the blocks, documents included; separate blocks are separate lines."""
+    texts = [block.text for block in blocks if isinstance(block, TextBlock | DocumentBlock)]
     return _BETWEEN_BLOCKS.join(text for text in texts if text)
 
 
@@ -138,7 +160,8 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: 
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         kind = block.__struct_config__.tag
-        if isinstance(block, ImageBlock | DocumentBlock | SearchResultBlock):
+        is_document = isinstance(block, DocumentBlock) and block.text is None
+        if is_document or isinstance(block, ImageBlock | SearchResultBlock):
             raise UnsupportedParameterError(
                 f'{place}.type: blocks of type "{kind}" are not supported; send "text"',
                 param=f"{place}.type",
@@ -158,6 +181,6 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: 
 
 _KINDS_BY_ROLE: dict[str, tuple[type[Struct], ...]] = {
     "system": (TextBlock,),
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, DocumentBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
 }

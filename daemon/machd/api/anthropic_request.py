@@ -16,7 +16,7 @@ from machd.api.anthropic_tools import (
     anthropic_tools,
 )
 from machd.api.anthropic_turns import AnthropicMessageList, read_turns
-from machd.api.bounds import CacheSalt, Fraction, Label, MaxTokens
+from machd.api.bounds import CacheSalt, Label, StopText, TopP
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest, given_or
@@ -30,9 +30,8 @@ __all__ = ["CountTokensRequest", "MessagesRequest"]
 
 _Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 _TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_StopSequences: TypeAlias = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)
-]
+_StopSequences: TypeAlias = Annotated[list[StopText], Meta(max_length=64)]
+_Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Display: TypeAlias = Literal["summarized", "omitted"]
 
 # Coding agents send one of the longer ones with every request: that nothing be taken out.
@@ -51,7 +50,7 @@ _NoEdits: TypeAlias = Annotated[
 class ThinkingEnabled(Struct, frozen=True, kw_only=True, tag="enabled", tag_field="type"):
     """Think first, for so many tokens at most."""
 
-    budget_tokens: MaxTokens
+    budget_tokens: _Tokens
     display: _Display | None = None
 
 
@@ -191,11 +190,11 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
         cache_salt: An extension, as in chat completions.
     """
 
-    max_tokens: MaxTokens
+    max_tokens: _Tokens
     stop_sequences: _StopSequences | None = None
     stream: bool | None = None
     temperature: _Temperature | None = None
-    top_p: Fraction | None = None
+    top_p: TopP | None = None
     top_k: _TopK | None = None
 
     metadata: MessagesMetadata | None = None
@@ -203,6 +202,8 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     inference_geo: Ignored = UNSET
     diagnostics: Ignored = UNSET
+    user_profile_id: Ignored = UNSET
+    workspace_id: Ignored = UNSET
     container: Refused = UNSET
 
     def options(self) -> GenerationOptions:
@@ -210,8 +211,8 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
         return GenerationOptions(
             max_tokens=self.max_tokens,
             temperature=given_or(self.temperature, 1.0),
-            top_p=given_or(self.top_p, 1.0),
-            top_k=self.top_k or 0,
+            top_p=given_or(self.top_p, 1.0) or 1.0,
+            top_k=1 if self.top_p == 0 else self.top_k or 0,
             stop=tuple(self.stop_sequences or ()),
             stream=bool(self.stream),
             cache_salt=self.cache_salt,

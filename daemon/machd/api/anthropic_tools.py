@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.api.bounds import MAX_ANTHROPIC_TOOLS, Description, Label
+from machd.api.bounds import MAX_TOOLS, Description, Label, ToolName
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.raw_json import Allowance, OptionalSchema, is_given
 from machd.api.refusal import Ignored, neutral_values, only, refuse_unsupported
@@ -43,11 +43,6 @@ _SERVER_TOOLS = (
 )
 """Kinds that Anthropic defines or runs itself; a type is one of these and a date."""
 
-_ToolName: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")
-]
-"""Anthropic's pattern, twice as long as OpenAI's. In Python alone ``$`` lets a line feed follow."""
-
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _DirectOnly: TypeAlias = Annotated[Raw | UnsetType, only(["direct"])]
 
@@ -58,10 +53,10 @@ class AnthropicTool(Struct, frozen=True, kw_only=True):
     Attributes:
         type: ``custom`` unless left out. Tools that Anthropic's servers run are refused.
         input_schema: JSON schema of the call's input.
-        strict: Whether the input has to follow the schema to the letter.
+        strict: Accepted; where a grammar holds, it follows the schema whatever this says.
     """
 
-    name: _ToolName
+    name: ToolName
     type: Label | None = None
     description: Description | None = None
     input_schema: OptionalSchema = UNSET
@@ -73,7 +68,7 @@ class AnthropicTool(Struct, frozen=True, kw_only=True):
     allowed_callers: _DirectOnly = UNSET
 
 
-AnthropicToolList: TypeAlias = Annotated[list[AnthropicTool], Meta(max_length=MAX_ANTHROPIC_TOOLS)]
+AnthropicToolList: TypeAlias = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]
 """The tools of a request; their names are unique."""
 
 
@@ -92,7 +87,7 @@ class AnyToolChoice(Struct, frozen=True, kw_only=True, tag="any", tag_field="typ
 class NamedTool(Struct, frozen=True, kw_only=True, tag="tool", tag_field="type"):
     """This one tool is to be called."""
 
-    name: _ToolName
+    name: ToolName
     disable_parallel_tool_use: bool | None = None
 
 
@@ -156,7 +151,6 @@ def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionT
         name=tool.name,
         description=tool.description,
         parameters=parameters,
-        strict=bool(tool.strict),
     )
 
 

@@ -14,11 +14,12 @@ from msgspec import Meta
 from machd.api.schema_bounds import MAX_CHOICES, MAX_LITERAL_CHARACTERS
 
 __all__ = [
-    "MAX_ANTHROPIC_TOOLS",
     "MAX_PROMPTS",
+    "MAX_PROMPT_LOGPROBS",
     "MAX_SCHEMA_BYTES",
     "MAX_TOOLS",
     "MAX_TOOL_SCHEMAS_BYTES",
+    "WHOLE_ROOM",
     "CacheSalt",
     "CallId",
     "Choices",
@@ -26,7 +27,6 @@ __all__ = [
     "ContentText",
     "Description",
     "Dimensions",
-    "Fraction",
     "GrammarText",
     "Label",
     "LogitBias",
@@ -36,11 +36,14 @@ __all__ = [
     "ModelName",
     "Penalty",
     "PriorityName",
+    "PriorityNumber",
+    "PromptLogprobs",
     "RegexText",
     "RepetitionPenalty",
     "SamplesPerPrompt",
     "Seed",
     "Stop",
+    "StopText",
     "StopTokenIds",
     "StreamInterval",
     "Temperature",
@@ -51,16 +54,14 @@ __all__ = [
     "ToolName",
     "TopK",
     "TopLogprobs",
+    "TopP",
 ]
 
 MAX_PROMPTS = 128
 """Prompts that one completion request may carry; each of them is ``n`` sequences."""
 
-MAX_TOOLS = 128
-"""Tools that one request may bring, and calls that one message may hold. OpenAI's number."""
-
-MAX_ANTHROPIC_TOOLS = 512
-"""Tools that one request may bring in Anthropic's dialect, which names no number."""
+MAX_TOOLS = 512
+"""Tools that one request may bring, and calls that one message may hold."""
 
 MAX_SCHEMA_BYTES = 256 * 1024
 """Bytes of JSON that one schema may have, be it a tool's or an answer's."""
@@ -72,7 +73,7 @@ _MAX_TEXT_CHARS = 8 * 1024 * 1024
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_PROMPT_TOKENS = 2**20
 
-ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+ModelName = Annotated[str, Meta(max_length=256)]
 """A model's name: compared with the names that are served, never used as a path."""
 
 ContentText = Annotated[str, Meta(max_length=_MAX_TEXT_CHARS)]
@@ -82,7 +83,12 @@ CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 """A secret of the client's: prompts are only found again by requests that know it."""
 
 Label = Annotated[str, Meta(max_length=512)]
-"""A short text that does not change the answer, such as ``user``."""
+"""A short text that names something."""
+
+UnusedLabel = Annotated[
+    str, Meta(max_length=512, description="Accepted; does not change the answer.")
+]
+"""A short text that a client notes for itself, such as ``user``."""
 
 TokenId = Annotated[int, Meta(ge=0, le=_MAX_TOKEN_ID)]
 """A token id of any vocabulary; :mod:`machd.api.token_ids` checks it against the model's own."""
@@ -90,14 +96,17 @@ TokenId = Annotated[int, Meta(ge=0, le=_MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=_MAX_PROMPT_TOKENS)]
 """A prompt that is already tokenised."""
 
-MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-"""Tokens that a completion may have."""
+WHOLE_ROOM = -1
+"""As a number of completion tokens: as many as the context has room for; llama.cpp's spelling."""
+
+MaxTokens = Annotated[int, Meta(ge=WHOLE_ROOM, le=2**31 - 1)]
+"""Tokens that a completion may have; ``WHOLE_ROOM`` for all that fit."""
 
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 """0 is greedy. The range is OpenAI's."""
 
-Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
-"""A share of probability mass that cannot be nothing, as ``top_p``."""
+TopP = Annotated[float, Meta(ge=0.0, le=1.0)]
+"""A share of probability mass; 0 leaves the likeliest token alone."""
 
 MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 """The least probability a token may have, as a share of the likeliest one's; 0 is off."""
@@ -123,6 +132,12 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 CompletionLogprobs = Annotated[int, Meta(ge=0, le=20)]
 """Alternatives at each position of a completion. OpenAI stops at 5; the chat range serves both."""
 
+PromptLogprobs = Annotated[int, Meta(ge=0, le=20)]
+"""Alternatives at each position of a prompt. -1, which asks vLLM for the whole vocabulary, is refused."""
+
+MAX_PROMPT_LOGPROBS = 2**18
+"""Log-probabilities of prompts in one answer, alternatives included: some 15 MB of JSON."""
+
 StreamInterval = Annotated[int, Meta(ge=1, le=1024)]
 """Tokens in one server-sent event."""
 
@@ -135,15 +150,37 @@ LogitBias = Annotated[
 ]
 """Token id, written as a JSON string, to what is added to its logit."""
 
-_StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-Stop = _StopText | Annotated[list[_StopText], Meta(max_length=16)]
-"""A text that ends the completion, or up to 16 of them; lengths in characters."""
+StopText = Annotated[str, Meta(min_length=1, max_length=512)]
+"""A text that ends the completion, in characters."""
+
+Stop = StopText | Annotated[list[StopText], Meta(max_length=64)]
+"""A text that ends the completion, or several of them."""
+
+MinTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Tokens before which a completion does not end by itself."""
+
+AllowedTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=2**18)]
+"""The only tokens that a completion may have."""
+
+TruncatedTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""The prompt's last tokens that are kept; -1 for as many as the context holds."""
+
+RepetitionWindow = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Tokens that a repetition penalty looks back; -1 for the whole text."""
+
+ForbiddenTexts = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)
+]
+"""Texts that must not occur in an answer."""
 
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=256)]
 """Tokens that end the completion."""
 
 PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
-"""Who goes first when requests wait."""
+"""The order in which waiting requests are started."""
+
+PriorityNumber = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""vLLM's priority: a lower number is started sooner, 0 is normal."""
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -151,8 +188,11 @@ Metadata = Annotated[
 ]
 """Pairs that a client keeps for itself. The bounds are OpenAI's."""
 
-ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
-"""A tool's or a schema's name; OpenAI's pattern. In Python alone ``$`` lets a line feed follow."""
+ToolName = Annotated[
+    str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]{1,128}$(?!\n)")
+]
+"""A tool's or a schema's name: OpenAI's and Anthropic's characters, and the dots of MCP's tool names.
+In Python alone ``$`` lets a line feed follow."""
 
 CallId = Annotated[str, Meta(min_length=1, max_length=512)]
 """A tool call's id: ours, or that of whichever server made the call."""
@@ -172,8 +212,8 @@ Choices = Annotated[
 ]
 """Texts one of which the answer is."""
 
-ThinkingBudget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-"""Tokens of thought; 0 closes thoughts as soon as they open."""
+ThinkingBudget = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Tokens of thought; 0 closes thoughts as soon as they open, -1 is no bound."""
 
 TemplateVariable = (
     bool | Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(max_length=64)]

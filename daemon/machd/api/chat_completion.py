@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from machd.api.logprobs import ChatLogprobs
+from machd.api.logprobs import ChatLogprobs, PromptTokenLogprobs
 from machd.api.usage import FinishReason, Usage
 
 __all__ = [
@@ -20,12 +20,14 @@ __all__ = [
     "ChatDelta",
     "ChatFinishReason",
     "ChatResponseMessage",
+    "DeletedChatCompletion",
     "ToolCall",
     "UsedTier",
 ]
 
-ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
-"""``tool_calls``: the answer ended by itself and called something."""
+ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls", "function_call"]
+"""``tool_calls``: the answer ended by itself and called something; ``function_call`` says the same where
+the request has ``functions``."""
 
 UsedTier: TypeAlias = Literal["default", "flex", "scale", "priority"]
 """The service tier that a request asked for; ``auto`` is ``default``."""
@@ -58,6 +60,7 @@ class ChatResponseMessage(Struct, frozen=True, kw_only=True):
         reasoning_content: What the model thought; left out where it did not.
         reasoning: The same, as other clients look for it.
         tool_calls: Left out where there are none.
+        function_call: The call, where the request has ``functions``.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -66,6 +69,7 @@ class ChatResponseMessage(Struct, frozen=True, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: CallFunction | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -83,7 +87,9 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     Attributes:
         created: In seconds since 1970.
         service_tier: Left out where the request names none.
+        metadata: The request's; left out where it has none.
         system_fingerprint: The same as long as model and software are.
+        prompt_logprobs: Left out unless asked for.
     """
 
     id: str
@@ -93,7 +99,17 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     service_tier: UsedTier | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
     system_fingerprint: str | None = None
+    prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
+
+
+class DeletedChatCompletion(Struct, frozen=True, kw_only=True):
+    """What ``DELETE /v1/chat/completions/{id}`` answers."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: Literal[True] = True
 
 
 class CallFunctionDelta(Struct, frozen=True, kw_only=True):
@@ -121,6 +137,7 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tool_calls: One entry at most.
+        function_call: The same, where the request has ``functions``.
     """
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -128,6 +145,7 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[CallDelta] | UnsetType = UNSET
+    function_call: CallFunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):

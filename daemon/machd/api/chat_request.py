@@ -6,19 +6,28 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
 
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.api.bounds import Label, MaxTokens, Metadata, PriorityName, ThinkingBudget, TopLogprobs
+from machd.api.bounds import (
+    ContentText,
+    MaxTokens,
+    Metadata,
+    PriorityName,
+    ThinkingBudget,
+    TopLogprobs,
+    UnusedLabel,
+)
 from machd.api.chat_completion import UsedTier
-from machd.api.conversation import Conversation, ToolChoiceMode
-from machd.api.generation_request import check_stream_options
+from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.messages import (
     ChatMessageList,
+    TextPart,
     check_final_message,
     check_messages,
     template_messages,
 )
 from machd.api.options import GenerationOptions
+from machd.api.other_servers import FalseOnly, OneOnly
 from machd.api.reasoning import (
     ReasoningEffort,
     ReasoningOptions,
@@ -27,7 +36,15 @@ from machd.api.reasoning import (
 )
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.api.sampling import SamplingRequest
-from machd.api.tools import ChatToolChoice, ChatToolList, chat_tool_choice, chat_tools
+from machd.api.tools import (
+    ChatToolChoice,
+    ChatToolList,
+    LegacyFunctionChoice,
+    LegacyFunctionList,
+    chat_tool_choice,
+    chat_tools,
+    legacy_tool_choice,
+)
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 __all__ = ["TIER_PRIORITIES", "ChatCompletionRequest", "ServiceTier", "Verbosity"]
@@ -46,9 +63,20 @@ Verbosity: TypeAlias = Annotated[
 ]
 """How long OpenAI's own models are to make their answers."""
 
-_NoneOnly: TypeAlias = Annotated[Raw | UnsetType, only("none")]
 _TextModality: TypeAlias = Annotated[Raw | UnsetType, only(["text"])]
-_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
+
+
+class Prediction(Struct, frozen=True, kw_only=True, tag="content", tag_field="type"):
+    """A text that the answer may repeat: where tokens are proposed by look-up, it is looked up there."""
+
+    content: ContentText | Annotated[list[TextPart], Meta(max_length=1024)]
+
+    @property
+    def text(self) -> str:
+        """The whole of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -70,8 +98,8 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
     metadata: Metadata | None = None
     service_tier: ServiceTier | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
+    safety_identifier: UnusedLabel | None = None
+    prompt_cache_key: UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
     verbosity: Verbosity | None = None
@@ -82,14 +110,18 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    functions: Refused = UNSET
-    function_call: _NoneOnly = UNSET
+    functions: LegacyFunctionList | None = None
+    function_call: LegacyFunctionChoice | None = None
+    prediction: Prediction | None = None
+    store: bool | None = None
+
+    add_special_tokens: FalseOnly = UNSET
     audio: Refused = UNSET
+    best_of: OneOnly = UNSET
+    echo: FalseOnly = UNSET
     modalities: _TextModality = UNSET
     moderation: Refused = UNSET
-    prediction: Refused = UNSET
     web_search_options: Refused = UNSET
-    store: _FalseOnly = UNSET
 
     # A template is code that runs in the daemon (CVE-2025-61620): it comes with the model only.
     chat_template: Refused = UNSET
@@ -104,25 +136,22 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             UnsupportedParameterError: A field asks for what machd does not do.
         """
         refuse_unsupported(self, _NEUTRAL)
+        self.check_sampling()
         check_messages(self.messages)
-        check_stream_options(self.stream_options, is_stream=self.stream)
         self._check_continuation()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        if None not in (self.max_tokens, self.max_completion_tokens) and (
-            self.max_tokens != self.max_completion_tokens
-        ):
-            raise InvalidRequestError(
-                "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens"
-            )
         return self
+
+    def token_fields(self) -> Mapping[str, int | None]:
+        """The fields that say how many tokens a completion may have."""
+        return {"max_completion_tokens": self.max_completion_tokens, **super().token_fields()}
 
     def options(self) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
         return self.generation_options(
-            max_tokens=self.max_completion_tokens or self.max_tokens,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            priority=self.priority or TIER_PRIORITIES.get(self.service_tier or "default"),
+            priority=TIER_PRIORITIES.get(self.service_tier or "default"),
         )
 
     def conversation(self) -> Conversation:
@@ -133,16 +162,9 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 each other, or a schema or a call's arguments are beyond their bounds.
             UnsupportedParameterError: One of them asks for what machd does not do.
         """
-        choice, tools = chat_tool_choice(
-            self.tool_choice,
-            chat_tools(self.tools),
-            parallel_tool_calls=self.parallel_tool_calls,
-        )
-        if choice.mode is ToolChoiceMode.REQUIRED and self.ignore_eos:
-            raise InvalidRequestError(
-                "ignore_eos and tool_choice contradict each other; send one of them",
-                param="ignore_eos",
-            )
+        choice, tools = self._tool_choice()
+        if choice.mode is ToolChoiceMode.REQUIRED:
+            self.check_free_ending("tool_choice")
         reasoning = self._reasoning()
         return Conversation(
             messages=self.template_messages(),
@@ -153,6 +175,8 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             thinking_budget_tokens=reasoning.budget_tokens,
             template_variables=reasoning.template_variables,
             continues_final_message=bool(self.continue_final_message),
+            max_prompt_tokens=self.truncate_prompt_tokens,
+            prediction=None if self.prediction is None else self.prediction.text,
         )
 
     def template_messages(self) -> list[dict[str, object]]:
@@ -160,11 +184,27 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return template_messages(self.messages)
 
     @property
+    def is_legacy(self) -> bool:
+        """Whether calls are asked for, and answered, as OpenAI's API had them before tools."""
+        return bool(self.functions)
+
+    @property
     def used_tier(self) -> UsedTier | UnsetType:
         """``service_tier`` as the answer repeats it; it is not there unless asked for."""
         if self.service_tier is None:
             return UNSET
         return "default" if self.service_tier == "auto" else self.service_tier
+
+    def _tool_choice(self) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
+        if not self.is_legacy:
+            return chat_tool_choice(
+                self.tool_choice,
+                chat_tools(self.tools),
+                parallel_tool_calls=self.parallel_tool_calls,
+            )
+        if self.tools:
+            raise InvalidRequestError("tools and functions: send one of them", param="functions")
+        return legacy_tool_choice(self.function_call, self.functions or [])
 
     def _reasoning(self) -> ReasoningOptions:
         return reasoning_options(

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from machd.api.logprobs import CompletionChoiceLogprobs
+from machd.api.logprobs import CompletionChoiceLogprobs, PromptTokenLogprobs
 from machd.api.usage import FinishReason, Usage
 
 __all__ = ["Completion", "CompletionChoice"]
@@ -18,12 +18,14 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     Attributes:
         index: Counts from 0: the completions of the first prompt, then those of the second.
         finish_reason: Null in every chunk but the last of its choice.
+        prompt_logprobs: Left out unless asked for.
     """
 
     index: int
     text: str
     logprobs: CompletionChoiceLogprobs | None = None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Self, TypeAlias
 
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta
 
 from machd.api.bounds import (
     MAX_PROMPTS,
@@ -14,9 +15,10 @@ from machd.api.bounds import (
     TokenId,
     TokenIds,
 )
-from machd.api.generation_request import check_stream_options
+from machd.api.generation_request import agreed_tokens
 from machd.api.options import GenerationOptions
-from machd.api.refusal import neutral_values, only, refuse_unsupported
+from machd.api.other_servers import TrueOnly
+from machd.api.refusal import neutral_values, refuse_unsupported
 from machd.api.sampling import SamplingRequest
 from machd.api.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
@@ -31,17 +33,21 @@ Prompt: TypeAlias = str | tuple[int, ...]
 _PromptList: TypeAlias = Annotated[
     list[ContentText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)
 ]
-_EmptyText: TypeAlias = Annotated[Raw | UnsetType, only("")]
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
-    """Texts to continue: OpenAI's legacy fields and the extensions of ``SamplingRequest``."""
+    """Texts to continue: OpenAI's legacy fields and the extensions of ``SamplingRequest``.
+
+    Attributes:
+        suffix: The text after the gap that the completion fills; empty to continue the prompt.
+    """
 
     prompt: ContentText | _PromptList
     echo: bool | None = None
     best_of: SamplesPerPrompt | None = None
     logprobs: CompletionLogprobs | None = None
-    suffix: _EmptyText = UNSET
+    suffix: ContentText | None = None
+    add_special_tokens: TrueOnly = UNSET
 
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
@@ -53,16 +59,33 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         refuse_unsupported(self, _NEUTRAL)
         self.prompts()
         self.constraint()
-        check_stream_options(self.stream_options, is_stream=self.stream)
+        self.check_sampling()
         if self.best_of not in (None, self.n or 1):
             raise UnsupportedParameterError(
                 "best_of is not supported unless it equals n; leave it out", param="best_of"
             )
-        if self.echo and self.logprobs is not None:
-            raise UnsupportedParameterError(
-                "echo together with logprobs is not supported; leave one of them out", param="echo"
-            )
+        if self.suffix:
+            self.texts()
+            for name in ("echo", "truncate_prompt_tokens"):
+                if getattr(self, name):
+                    raise UnsupportedParameterError(
+                        f"{name} together with suffix is not supported; leave one of them out",
+                        param=name,
+                    )
         return self
+
+    def texts(self) -> tuple[str, ...]:
+        """The prompts of a request with ``suffix``.
+
+        Raises:
+            InvalidRequestError: A prompt is a list of token ids.
+        """
+        texts = tuple(prompt for prompt in self.prompts() if isinstance(prompt, str))
+        if not texts:
+            raise InvalidRequestError(
+                "suffix: send the prompt as text too, not as token ids", param="suffix"
+            )
+        return texts
 
     def prompts(self) -> tuple[Prompt, ...]:
         """The prompts, one to ``MAX_PROMPTS``; a text may be empty, a list of ids may not.
@@ -101,9 +124,24 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             if not isinstance(prompt, str):
                 check_token_ids(prompt, vocabulary_tokens=vocabulary_tokens, param="prompt")
 
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """Alternatives at each position of an echoed prompt; None for no log-probabilities of it."""
+        return self.logprobs if self.echo else None
+
+    def asked_tokens(self) -> int | None:
+        """Completion tokens that are asked for: 0 computes the prompt alone; None where no field says.
+
+        Raises:
+            InvalidRequestError: Two fields differ, or one is out of range.
+        """
+        return agreed_tokens(self.token_fields(), least=0)
+
     def options(self) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
-        return self.generation_options(max_tokens=self.max_tokens, top_logprobs=self.logprobs)
+        options = self.generation_options(top_logprobs=self.logprobs)
+        asked = [one for one in (self.prompt_logprobs, self.echoed_logprobs) if one is not None]
+        return replace(options, prompt_logprobs=max(asked, default=None))
 
 
 _NEUTRAL = neutral_values(CompletionRequest)

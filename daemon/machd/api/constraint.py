@@ -23,6 +23,9 @@ class ConstraintKind(StrEnum):
     CHOICE = "choice"
     """A JSON array of strings, one of which is the whole text."""
 
+    FORBIDDEN = "forbidden"
+    """A JSON array of strings, none of which occurs in the text."""
+
     CALLS = "calls"
     """Lark that machd itself wrote around the schemas of tools."""
 

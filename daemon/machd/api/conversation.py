@@ -22,13 +22,11 @@ class FunctionTool:
 
     Attributes:
         parameters: The JSON schema of its arguments; None where it takes any object.
-        strict: Whether the arguments have to follow the schema to the letter.
     """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, object] | None = None
-    strict: bool = False
 
 
 class ToolChoiceMode(StrEnum):
@@ -74,6 +72,9 @@ class Conversation:
         thinks: Whether the model is to think first; None leaves it to its template.
         thinking_budget_tokens: Tokens after which thoughts are brought to an end.
         template_variables: What else the template is given; from an allow-list.
+        max_prompt_tokens: Tokens that the prompt may have; the oldest turns of a longer one are left
+            out. None for no such bound, -1 for what the context holds.
+        prediction: A text that the answer may repeat: it changes no token, only how fast they come.
         continues_final_message: The answer goes on where the last message, an assistant's, stops.
     """
 
@@ -86,6 +87,8 @@ class Conversation:
     thinking_budget_tokens: int | None = None
     template_variables: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     continues_final_message: bool = False
+    max_prompt_tokens: int | None = None
+    prediction: str | None = None
 
     @property
     def needs_grammar(self) -> bool:

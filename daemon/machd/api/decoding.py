@@ -1,7 +1,8 @@
 """From the bytes of a body to a wire type, or to an error that says what was expected.
 
-Decoding is strict: no text for a number, no number for a boolean. A key that occurs twice counts
-as its last occurrence, here and in :func:`unknown_fields` alike.
+Decoding is strict: no text for a number, no number for a boolean. A number without a fraction is an
+integer however it is written (``4.0``), as JSON Schema has it. A key that occurs twice counts as its last
+occurrence, here and in :func:`unknown_fields` alike.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _JSON_WORDS = {
 }
 _PYTHON_WORD = re.compile(r"\b(?:int|float|str|bool)\b")
 
+_FLOAT_FOR_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_EXACT_INTEGERS = 2.0**53
+"""Below this a float is one integer and no other."""
+
 _LOGGABLE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _UNLOGGABLE = "?"
 _MAX_UNKNOWN_FIELDS = 32
@@ -51,7 +56,13 @@ def decode_body(body: bytes, type_: type[T]) -> T:
         raise InvalidRequestError("The body is empty; send a JSON object")
     try:
         # By way of text, because msgspec does not look at the encoding of what it skips.
-        return msgspec.json.decode(body.decode("utf-8"), type=type_)
+        text = body.decode("utf-8")
+        try:
+            return msgspec.json.decode(text, type=type_)
+        except msgspec.ValidationError as error:
+            if _FLOAT_FOR_INTEGER.match(str(error)) is None:
+                raise
+            return msgspec.json.decode(_with_integers(text), type=type_)
     except msgspec.ValidationError as error:
         raise _wrong_shape(str(error), type_) from None
     except msgspec.DecodeError as error:
@@ -81,6 +92,23 @@ def unknown_fields(body: bytes, type_: type[Struct]) -> tuple[str, ...]:
         if name not in known
     }
     return tuple(sorted(names)[:_MAX_UNKNOWN_FIELDS])
+
+
+def _with_integers(text: str) -> bytes:
+    """The same JSON, with numbers that have no fraction written as integers.
+
+    Raises:
+        msgspec.DecodeError: A part that the type skips is not JSON that can be read.
+    """
+    return msgspec.json.encode(_integral(msgspec.json.decode(text)))
+
+
+def _integral(value: object) -> object:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_INTEGERS:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _integral(one) for key, one in value.items()}
+    return [_integral(one) for one in value] if isinstance(value, list) else value
 
 
 def _json_problem(error: msgspec.DecodeError) -> str:

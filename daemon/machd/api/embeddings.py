@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from machd.api.bounds import ContentText, Dimensions, Label, ModelName, TokenId, TokenIds
+from machd.api.bounds import ContentText, Dimensions, ModelName, TokenId, TokenIds, UnusedLabel
 
 __all__ = ["EmbeddingsRequest"]
 
@@ -23,8 +23,8 @@ _InputList: TypeAlias = Annotated[
 class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
     """Texts, or the ids of their tokens, to be turned into vectors."""
 
-    model: ModelName
+    model: ModelName | None = None
     input: ContentText | _InputList
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions | None = None
-    user: Label | None = None
+    user: UnusedLabel | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from msgspec import Struct
 
 __all__ = [
@@ -10,6 +12,8 @@ __all__ = [
     "ChatTokenLogprob",
     "ChatTopLogprob",
     "CompletionChoiceLogprobs",
+    "PromptTokenLogprob",
+    "PromptTokenLogprobs",
     "wire_logprob",
 ]
 
@@ -53,11 +57,33 @@ class CompletionChoiceLogprobs(Struct, frozen=True, kw_only=True):
     """``logprobs`` of a completion's choice: columns of equal length, one row a token.
 
     Attributes:
-        top_logprobs: Text of a token to its log-probability; null where none were asked for.
+        token_logprobs: Null for the first token of an echoed prompt, which nothing precedes.
+        top_logprobs: Text of a token to its log-probability; null where none were asked for, and for
+            the first token of an echoed prompt.
         text_offset: Where each token's text starts in the choice's whole text, in characters.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptTokenLogprob(Struct, frozen=True, kw_only=True):
+    """A token at a position of the prompt, in vLLM's shape.
+
+    Attributes:
+        rank: 1 for the most likely token of the vocabulary, 2 for the next one.
+        decoded_token: The token as text; U+FFFD stands for bytes that are no whole character.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptTokenLogprobs: TypeAlias = list[dict[str, PromptTokenLogprob] | None]
+"""``prompt_logprobs``: one entry for each token of the prompt, null for the first.
+
+An entry maps token ids to their log-probabilities: the prompt's own token, then the likeliest ones.
+"""

@@ -20,6 +20,7 @@ __all__ = [
     "ChatMessageList",
     "DeveloperMessage",
     "FilePart",
+    "FunctionMessage",
     "ImagePart",
     "MessageToolCall",
     "RefusalPart",
@@ -57,32 +58,34 @@ class VideoPart(Struct, frozen=True, tag="video_url", tag_field="type"):
     """A video; refused."""
 
 
-class RefusalPart(Struct, frozen=True, tag="refusal", tag_field="type"):
-    """A refusal of the assistant's; refused in its turn."""
+class RefusalPart(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="type"):
+    """A text in which the assistant declines; read as any other."""
+
+    refusal: ContentText
 
 
 _Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart | VideoPart | RefusalPart
-_Content: TypeAlias = ContentText | Annotated[list[_Part], Meta(min_length=1, max_length=1024)]
+_Content: TypeAlias = ContentText | Annotated[list[_Part], Meta(max_length=1024)]
 
 
 class SystemMessage(Struct, frozen=True, kw_only=True, tag="system", tag_field="role"):
     """What the operator of a conversation says."""
 
-    content: _Content
+    content: _Content | None = None
     name: Label | None = None
 
 
 class DeveloperMessage(Struct, frozen=True, kw_only=True, tag="developer", tag_field="role"):
     """OpenAI's newer word for a system message; templates see ``system``."""
 
-    content: _Content
+    content: _Content | None = None
     name: Label | None = None
 
 
 class UserMessage(Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
     """What the user says."""
 
-    content: _Content
+    content: _Content | None = None
     name: Label | None = None
 
 
@@ -104,7 +107,7 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
     """What the model said.
 
     Attributes:
-        content: May be null beside calls or a refusal.
+        function_call: The one call of OpenAI's API before tools.
         refusal: OpenAI's word for a text that declines; it stands where there is no content.
         reasoning_content: What it thought; ``reasoning`` is another server's word for it.
     """
@@ -115,20 +118,32 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
     reasoning_content: ContentText | None = None
     reasoning: ContentText | None = None
     refusal: ContentText | None = None
+    function_call: CalledFunction | None = None
     audio: Refused = UNSET
-    function_call: Refused = UNSET
+
+
+class FunctionMessage(Struct, frozen=True, kw_only=True, tag="function", tag_field="role"):
+    """What a function returned, in OpenAI's API before tools."""
+
+    content: _Content | None = None
+    name: CallId
 
 
 class ToolMessage(Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
     """What a tool returned."""
 
-    content: _Content
+    content: _Content | None = None
     tool_call_id: Label
     name: Label | None = None
 
 
 ChatMessage: TypeAlias = (
-    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+    SystemMessage
+    | DeveloperMessage
+    | UserMessage
+    | AssistantMessage
+    | FunctionMessage
+    | ToolMessage
 )
 
 ChatMessageList = Annotated[list[ChatMessage], Meta(min_length=1, max_length=8192)]
@@ -141,6 +156,7 @@ _TEMPLATE_ROLES: tuple[tuple[type[Struct], str], ...] = (
     (DeveloperMessage, "system"),
     (UserMessage, "user"),
     (AssistantMessage, "assistant"),
+    (FunctionMessage, "tool"),
     (ToolMessage, "tool"),
 )
 
@@ -151,19 +167,18 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     Raises:
         UnsupportedParameterError: A part is not text, or an assistant's message holds what machd
             does not take; ``param`` says where.
-        InvalidRequestError: An assistant's message has neither content nor calls, or a tool
-            answers though nothing was called.
+        InvalidRequestError: A tool answers though nothing was called.
     """
     has_called = False
     for index, message in enumerate(messages):
         where = f"messages[{index}]."
         if isinstance(message, AssistantMessage):
-            _check_assistant(message, where=where)
-            has_called |= bool(message.tool_calls)
-        elif isinstance(message, ToolMessage) and not has_called:
+            refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
+            has_called |= bool(message.tool_calls or message.function_call)
+        elif isinstance(message, ToolMessage | FunctionMessage) and not has_called:
+            param = f"{where}role"
             raise InvalidRequestError(
-                f"{where}tool_call_id: no message before this one calls a tool",
-                param=f"{where}tool_call_id",
+                f"{param}: no message before this one calls a tool", param=param
             )
         if message.content is not None and not isinstance(message.content, str):
             _check_parts(message.content, where=f"{where}content")
@@ -176,7 +191,8 @@ def check_final_message(messages: Sequence[ChatMessage]) -> None:
         InvalidRequestError: The last message is another's, calls tools or holds no text.
     """
     last = messages[-1]
-    if not isinstance(last, AssistantMessage) or last.tool_calls or not _said(last).strip():
+    has_called = isinstance(last, AssistantMessage) and (last.tool_calls or last.function_call)
+    if not isinstance(last, AssistantMessage) or has_called or not _said(last).strip():
         raise InvalidRequestError(
             "continue_final_message needs a last message that is a text of the assistant's",
             param="continue_final_message",
@@ -198,7 +214,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]
     for index, message in enumerate(messages):
         one = _template_message(message, names)
         if isinstance(message, AssistantMessage):
-            names |= {call.id: call.function.name for call in message.tool_calls or ()}
+            names |= {call.id: call.function.name for call in _calls(message)}
             one |= _assistant_fields(message, allowance, where=f"messages[{index}].")
         seen.append(one)
     return seen
@@ -214,15 +230,9 @@ def gap_between(text: str, later: str) -> str:
     return "\n"
 
 
-def _check_assistant(message: AssistantMessage, *, where: str) -> None:
-    refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
-    if message.content is None and message.refusal is None and not message.tool_calls:
-        raise InvalidRequestError(f"{where}content: required, but missing", param=f"{where}content")
-
-
 def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
     for index, part in enumerate(parts):
-        if not isinstance(part, TextPart):
+        if not isinstance(part, TextPart | RefusalPart):
             param = f"{where}[{index}].type"
             kind = part.__struct_config__.tag
             raise UnsupportedParameterError(
@@ -239,9 +249,24 @@ def _template_message(message: ChatMessage, names: Mapping[str, str]) -> dict[st
     if isinstance(message, ToolMessage):
         seen["tool_call_id"] = message.tool_call_id
         name = name or names.get(message.tool_call_id)
+    elif isinstance(message, FunctionMessage):
+        seen["tool_call_id"] = _legacy_call_id(message.name)
     if name is not None:
         seen["name"] = name
     return seen
+
+
+def _calls(message: AssistantMessage) -> Sequence[MessageToolCall]:
+    """The calls of a message, a legacy one among them."""
+    if message.tool_calls or message.function_call is None:
+        return message.tool_calls or ()
+    function = message.function_call
+    return [MessageToolCall(id=_legacy_call_id(function.name), function=function)]
+
+
+def _legacy_call_id(name: str) -> str:
+    """An id for a call that has none: results name the function that they are of."""
+    return f"call_{name}"
 
 
 def _assistant_fields(
@@ -251,7 +276,8 @@ def _assistant_fields(
     seen: dict[str, object] = {}
     if thoughts := message.reasoning_content or message.reasoning:
         seen["reasoning_content"] = thoughts
-    if message.tool_calls:
+    if calls := _calls(message):
+        place = "tool_calls[{index}].function" if message.tool_calls else "function_call"
         seen["tool_calls"] = [
             {
                 "id": call.id,
@@ -260,12 +286,12 @@ def _assistant_fields(
                     "name": call.function.name,
                     "arguments": past_arguments(
                         call.function.arguments,
-                        param=f"{where}tool_calls[{index}].function.arguments",
+                        param=f"{where}{place.format(index=index)}.arguments",
                         allowance=allowance,
                     ),
                 },
             }
-            for index, call in enumerate(message.tool_calls)
+            for index, call in enumerate(calls)
         ]
     return seen
 
@@ -276,4 +302,14 @@ def _said(message: ChatMessage) -> str:
         content = message.refusal
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content if isinstance(part, TextPart))
+    return "".join(_part_text(part) for part in content)
+
+
+def _part_text(part: _Part) -> str:
+    match part:
+        case TextPart(text=text):
+            return text
+        case RefusalPart(refusal=text):
+            return text
+        case _:
+            return ""

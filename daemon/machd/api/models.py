@@ -1,12 +1,12 @@
-"""What ``GET /v1/models`` and ``GET /v1/models/{id}`` answer."""
+"""What ``GET /v1/models`` and ``GET /v1/models/{id}`` answer, in OpenAI's shape and in Anthropic's."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-__all__ = ["Model", "ModelList"]
+__all__ = ["AnthropicModel", "AnthropicModelList", "Model", "ModelList"]
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -30,3 +30,24 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class AnthropicModel(Struct, frozen=True, kw_only=True, tag="model", tag_field="type"):
+    """A model that is served, as Anthropic's clients read it.
+
+    Attributes:
+        created_at: When its weights were written.
+    """
+
+    id: str
+    display_name: str
+    created_at: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class AnthropicModelList(Struct, frozen=True, kw_only=True):
+    """Every model that is served, on one page."""
+
+    data: list[AnthropicModel]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str

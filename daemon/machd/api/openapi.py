@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from inspect import cleandoc
 from types import UnionType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,7 @@ from machd.api.endpoints import EVENTS, JSON, PUBLIC_ENDPOINTS, Answer, Endpoint
 __all__ = ["openapi_document"]
 
 Json: TypeAlias = dict[str, object]
-_Type: TypeAlias = type[Struct] | UnionType
+_Type: TypeAlias = type[Struct] | type[list[Any]] | UnionType
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -39,13 +39,28 @@ _HEADERS: dict[str, Json] = {
         "description": "Id of the request whose decode was shared; only where one was.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
     },
+    "X-Dropped-Messages": {
+        "description": "Oldest messages that were left out to make the rest fit; only where some were.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "X-Ignored-Schema-Keywords": {
+        "description": "Keywords of the schema that no grammar holds; only where there are some.",
+        "schema": {"type": "string"},
+    },
     "Retry-After": {
         "description": "Whole seconds after which to try again.",
         "schema": {"type": "integer", "minimum": 0},
     },
 }
 _EVERY_ANSWER = ("X-Request-Id",)
-_GENERATED_ANSWER = ("X-Request-Id", "X-Decode-Mode", "X-Active-Loops", "X-Coalesced")
+_GENERATED_ANSWER = (
+    "X-Request-Id",
+    "X-Decode-Mode",
+    "X-Active-Loops",
+    "X-Coalesced",
+    "X-Dropped-Messages",
+    "X-Ignored-Schema-Keywords",
+)
 _LATER = ("X-Request-Id", "Retry-After")
 
 
@@ -106,6 +121,8 @@ def _operation(endpoint: Endpoint, schemas: dict[_Type, Json]) -> Json:
         "summary": endpoint.summary,
         "responses": _responses(endpoint, schemas),
     }
+    if endpoint.aliases:
+        operation["description"] = f"Also at {', '.join(endpoint.aliases)}."
     if parameters := _PARAMETER.findall(endpoint.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -130,13 +147,22 @@ def _responses(endpoint: Endpoint, schemas: dict[_Type, Json]) -> Json:
                 name: {"$ref": f"#/components/headers/{name}"}
                 for name in _header_names(endpoint, status)
             },
-            "content": {
-                answer.media_type: {"schema": _schema(answer, schemas)}
-                for answer in endpoint.answers
-                if answer.status == status
-            },
+            "content": _content(
+                [answer for answer in endpoint.answers if answer.status == status], schemas
+            ),
         }
         for status in statuses
+    }
+
+
+def _content(answers: Iterable[Answer], schemas: dict[_Type, Json]) -> Json:
+    """The bodies of one status: one of several shapes where a media type has several."""
+    shapes: dict[str, list[Json]] = {}
+    for answer in answers:
+        shapes.setdefault(answer.media_type, []).append(_schema(answer, schemas))
+    return {
+        media_type: {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
+        for media_type, found in shapes.items()
     }
 
 

@@ -14,12 +14,17 @@ class GenerationOptions:
     """A checked request without its prompt. Values are inside the bounds of ``api/bounds.py``.
 
     Attributes:
-        max_tokens: Tokens of completion; None leaves it to ``limits.max_tokens_default``.
+        max_tokens: Tokens of completion; ``bounds.WHOLE_ROOM`` for all that fit, None leaves it to
+            ``limits.max_tokens_default``.
+        min_tokens: Tokens before which the completion does not end by itself.
         top_k: Likeliest tokens that take part; 0 is off.
         logit_bias: Pairs of token id and addend, by id.
+        allowed_token_ids: The only tokens that the completion may have, by id; empty for all.
         seed: None asks for a fresh one.
         top_logprobs: None for no log-probabilities, else alternatives at each position (0 to 20).
+        prompt_logprobs: The same for the prompt's tokens.
         stop: Texts that end the completion.
+        shows_stop: Whether the text that ended the completion belongs to it.
         stop_token_ids: Tokens that end the completion.
         ignore_eos: Go on after the model's own end of text.
         n: Completions for each prompt.
@@ -31,6 +36,7 @@ class GenerationOptions:
     """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -39,9 +45,12 @@ class GenerationOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
+    shows_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1

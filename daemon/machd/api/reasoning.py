@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
 from machd.api.bounds import TemplateVariable
+from machd.api.generation_request import agreed
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 __all__ = ["ReasoningEffort", "ReasoningOptions", "TemplateVariables", "reasoning_options"]
@@ -16,12 +17,11 @@ __all__ = ["ReasoningEffort", "ReasoningOptions", "TemplateVariables", "reasonin
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """``reasoning_effort``. What a model makes of the word is its template's."""
 
-_T = TypeVar("_T")
-
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 _ALLOWED = (*_SWITCHES, _EFFORT, "preserve_thinking")
 _MAX_VARIABLES = 16
+_NO_LIMIT = -1
 
 TemplateVariables: TypeAlias = Annotated[
     dict[
@@ -66,8 +66,9 @@ def reasoning_options(
     thinks |= {_place(name): bool(passed[name]) for name in _SWITCHES if name in passed}
     if effort not in (None, "none") and passed.setdefault(_EFFORT, effort) != effort:
         raise _differ(_EFFORT, _place(_EFFORT))
+    limits = {name: None if tokens == _NO_LIMIT else tokens for name, tokens in budgets.items()}
     return ReasoningOptions(
-        thinks=_agreed(thinks), budget_tokens=_agreed(budgets), template_variables=passed
+        thinks=agreed(thinks), budget_tokens=agreed(limits), template_variables=passed
     )
 
 
@@ -83,20 +84,6 @@ def _check_switches(variables: Mapping[str, object]) -> None:
     for name in _SWITCHES:
         if not isinstance(variables.get(name, False), bool):
             raise InvalidRequestError(f"{_place(name)}: expected `boolean`", param=_place(name))
-
-
-def _agreed(asked: Mapping[str, _T | None]) -> _T | None:
-    """The one value that the fields have, if any.
-
-    Raises:
-        InvalidRequestError: They differ.
-    """
-    given = {name: value for name, value in asked.items() if value is not None}
-    first = next(iter(given), None)
-    for name, value in given.items():
-        if first is not None and value != given[first]:
-            raise _differ(first, name)
-    return None if first is None else given[first]
 
 
 def _differ(one: str, other: str) -> InvalidRequestError:

@@ -29,6 +29,8 @@ def only(*values: object) -> Meta:
     return Meta(
         description=_REFUSED,
         extra_json_schema={"enum": [None, [], {}, *values]},
+        # typing keeps one Annotated for all that are equal, and 1 == True: their texts differ.
+        extra={"values": repr(values)},
     )
 
 

@@ -1,6 +1,6 @@
-"""The ways to ask for an answer of a certain shape: OpenAI's, and vLLM's two.
+"""The ways to ask for an answer of a certain shape: OpenAI's, vLLM's, llama.cpp's and Ollama's.
 
-All of them become one :class:`Constraint`; a request may have one.
+All of them become one :class:`Constraint`; a request may have one, said in as many ways as it likes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from machd.api.bounds import Choices, Description, GrammarText, RegexText, ToolName
+from machd.api.bounds import Choices, Description, GrammarText, Label, RegexText
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.raw_json import (
     ObjectSource,
+    OptionalSchema,
     Schema,
     is_given,
     raw_object,
@@ -31,10 +32,14 @@ __all__ = [
     "StructuredOutputs",
     "TextFormat",
     "choice_constraint",
+    "forbidden_constraint",
     "format_constraint",
     "json_object_constraint",
     "json_schema_constraint",
+    "object_format_constraint",
+    "ollama_constraint",
     "one_constraint",
+    "schema_constraints",
     "source_constraints",
 ]
 
@@ -44,27 +49,31 @@ class TextFormat(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"
 
 
 class JsonObjectFormat(Struct, frozen=True, kw_only=True, tag="json_object", tag_field="type"):
-    """Any JSON object."""
+    """A JSON object: any, or one that follows llama.cpp's ``schema``."""
+
+    schema: OptionalSchema = UNSET
 
 
 class JsonSchema(Struct, frozen=True, kw_only=True):
     """A schema and its name.
 
     Attributes:
-        description: Accepted; the model is not shown it.
+        name: Accepted; the model is not shown it.
+        description: The same.
         strict: Accepted; the schema is followed to the letter whatever it says.
     """
 
-    name: ToolName
+    name: Label | None = None
     description: Description | None = None
     schema: Schema
     strict: bool | None = None
 
 
 class JsonSchemaFormat(Struct, frozen=True, kw_only=True, tag="json_schema", tag_field="type"):
-    """JSON that follows a schema."""
+    """JSON that follows a schema: OpenAI's ``json_schema``, or llama.cpp's bare ``schema``."""
 
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema: OptionalSchema = UNSET
 
 
 ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat
@@ -118,9 +127,7 @@ def source_constraints(
     """
     asked = []
     if isinstance(json, Raw) and is_given(json):
-        param = f"{prefix}json"
-        source = raw_schema_text(json, param=param)
-        asked.append(Constraint(ConstraintKind.JSON_SCHEMA, source, param))
+        asked.append(_schema_source(json, f"{prefix}json"))
     if regex is not None:
         asked.append(Constraint(ConstraintKind.REGEX, regex, f"{prefix}regex"))
     if choice is not None:
@@ -138,11 +145,62 @@ def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
     """
     match format_:
         case JsonObjectFormat():
-            return json_object_constraint("response_format")
+            return object_format_constraint(format_, param="response_format")
+        case JsonSchemaFormat(json_schema=None, schema=schema):
+            if not is_given(schema):
+                param = "response_format.json_schema"
+                raise InvalidRequestError(f"{param}: required, but missing", param=param)
+            return json_schema_constraint(schema, param="response_format.schema")
         case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
             return json_schema_constraint(schema, param="response_format.json_schema.schema")
         case _:
             return None
+
+
+def schema_constraints(json_schema: ObjectSource, grammar: str | None) -> list[Constraint]:
+    """The constraints that llama.cpp's fields ``json_schema`` and ``grammar`` ask for.
+
+    Raises:
+        InvalidRequestError: The schema is no JSON object, or too long.
+    """
+    asked = []
+    if isinstance(json_schema, Raw) and is_given(json_schema):
+        asked.append(_schema_source(json_schema, "json_schema"))
+    if grammar is not None:
+        asked.append(Constraint(ConstraintKind.GRAMMAR, grammar, "grammar"))
+    return asked
+
+
+def ollama_constraint(format_: ObjectSource) -> Constraint | None:
+    """The constraint that Ollama's ``format`` asks for: the word ``json``, or a schema.
+
+    Raises:
+        InvalidRequestError: It is neither, or the schema is too long.
+    """
+    if not (isinstance(format_, Raw) and is_given(format_)) or bytes(format_) == b'""':
+        return None
+    if bytes(format_) == b'"json"':
+        return json_object_constraint("format")
+    return _schema_source(format_, "format")
+
+
+def forbidden_constraint(texts: list[str] | None) -> Constraint | None:
+    """The constraint that ``bad_words`` asks for."""
+    if not texts:
+        return None
+    source = msgspec.json.encode(sorted(set(texts))).decode()
+    return Constraint(ConstraintKind.FORBIDDEN, source, "bad_words")
+
+
+def object_format_constraint(format_: JsonObjectFormat, *, param: str) -> Constraint:
+    """A JSON object: any, or one that follows the format's schema.
+
+    Raises:
+        InvalidRequestError: The schema is no JSON object, or too long.
+    """
+    if is_given(format_.schema):
+        return json_schema_constraint(format_.schema, param=f"{param}.schema")
+    return json_object_constraint(param)
 
 
 def json_object_constraint(param: str) -> Constraint:
@@ -150,12 +208,13 @@ def json_object_constraint(param: str) -> Constraint:
     return Constraint(ConstraintKind.JSON_OBJECT, "", param)
 
 
-def json_schema_constraint(schema: Raw, *, param: str) -> Constraint:
+def json_schema_constraint(schema: OptionalSchema, *, param: str) -> Constraint:
     """JSON that follows a schema.
 
     Raises:
         InvalidRequestError: The schema is no JSON object, or too long.
     """
+    assert isinstance(schema, Raw), "a schema is given"
     raw_object(schema, param=param)
     return Constraint(ConstraintKind.JSON_SCHEMA, bytes(schema).decode(), param)
 
@@ -166,19 +225,32 @@ def choice_constraint(choices: list[str], *, param: str) -> Constraint:
 
 
 def one_constraint(asked: Sequence[Constraint | None]) -> Constraint | None:
-    """The one constraint of a request, if it has any.
+    """The one constraint of a request, if it has any; the same one said twice is one.
 
     Raises:
         InvalidRequestError: It has two; the message names both fields.
     """
     given = [one for one in asked if one is not None]
-    if len(given) > 1:
-        raise InvalidRequestError(
-            f"{given[0].param} and {given[1].param} both say what the answer has to look like; "
-            "send one of them",
-            param=given[1].param,
-        )
+    for one in given[1:]:
+        if _meaning(one) != _meaning(given[0]):
+            raise InvalidRequestError(
+                f"{given[0].param} and {one.param} both say what the answer has to look like, and "
+                "differ; send one of them",
+                param=one.param,
+            )
     return given[0] if given else None
+
+
+def _meaning(constraint: Constraint) -> tuple[ConstraintKind, object]:
+    """What decides whether two constraints are the same: their sources, however JSON is laid out."""
+    if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE):
+        return constraint.kind, msgspec.json.decode(constraint.source)
+    return constraint.kind, constraint.source
+
+
+def _schema_source(source: Raw, param: str) -> Constraint:
+    """JSON that follows a schema, which comes as an object or as its text."""
+    return Constraint(ConstraintKind.JSON_SCHEMA, raw_schema_text(source, param=param), param)
 
 
 _NEUTRAL = neutral_values(StructuredOutputs)

@@ -283,7 +283,7 @@ class Response(Struct, frozen=True, kw_only=True):
     tools: list[FunctionToolEcho | CustomToolEcho]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]

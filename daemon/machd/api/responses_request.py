@@ -7,15 +7,16 @@ from typing import Annotated, Literal, Self, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.api.bounds import (
+    WHOLE_ROOM,
     CacheSalt,
     ContentText,
-    Fraction,
     Label,
     MaxTokens,
     Metadata,
     MinP,
     Penalty,
     PriorityName,
+    PriorityNumber,
     RepetitionPenalty,
     Seed,
     Stop,
@@ -23,19 +24,21 @@ from machd.api.bounds import (
     Temperature,
     TopK,
     TopLogprobs,
+    TopP,
+    UnusedLabel,
 )
 from machd.api.chat_request import ServiceTier
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
-from machd.api.generation_request import GenerationRequest
+from machd.api.generation_request import GenerationRequest, agreed_tokens
 from machd.api.options import GenerationOptions
 from machd.api.reasoning import ReasoningEffort, reasoning_options
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.api.response_format import (
     JsonObjectFormat,
     TextFormat,
-    json_object_constraint,
     json_schema_constraint,
+    object_format_constraint,
 )
 from machd.api.responses_chain import ItemChain, item_chain
 from machd.api.responses_items import InputItem
@@ -48,12 +51,11 @@ from machd.api.responses_tools import (
     responses_tool_choice,
     responses_tools,
 )
-from machd.errors import InvalidRequestError
+from machd.api.sampling import priority_name, stop_texts
 
 __all__ = ["ReasoningRequest", "ResponsesRequest", "TextRequest"]
 
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
-_DisabledOnly: TypeAlias = Annotated[Raw | UnsetType, only("disabled")]
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]
 _StandardOnly: TypeAlias = Annotated[Raw | UnsetType, only("standard")]
 _AutoOnly: TypeAlias = Annotated[Raw | UnsetType, only("auto")]
@@ -91,7 +93,7 @@ class TextRequest(Struct, frozen=True, kw_only=True):
         """
         match self.format:
             case JsonObjectFormat():
-                return json_object_constraint("text.format")
+                return object_format_constraint(self.format, param="text.format")
             case SchemaTextFormat(schema=schema):
                 return json_schema_constraint(schema, param="text.format.schema")
             case _:
@@ -139,8 +141,9 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
-    top_p: Fraction | None = None
+    top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[_Include], Meta(max_length=16)] | None = None
     tools: ResponsesToolList | None = None
     tool_choice: ResponsesToolChoice | None = None
@@ -149,9 +152,9 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     reasoning: ReasoningRequest | None = None
     metadata: Metadata | None = None
     service_tier: ServiceTier | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
+    user: UnusedLabel | None = None
+    safety_identifier: UnusedLabel | None = None
+    prompt_cache_key: UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
     max_tool_calls: Ignored = UNSET
@@ -164,11 +167,10 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     stop: Stop | None = None
     stream_interval: StreamInterval | None = None
-    priority: PriorityName | None = None
+    priority: PriorityName | PriorityNumber | None = None
     cache_salt: CacheSalt | None = None
 
     background: _FalseOnly = UNSET
-    truncation: _DisabledOnly = UNSET
     conversation: Refused = UNSET
     context_management: Refused = UNSET
     moderation: Refused = UNSET
@@ -200,11 +202,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
             refuse_unsupported(self.text, _TEXT_NEUTRAL, where="text.")
         if self.reasoning is not None:
             refuse_unsupported(self.reasoning, _REASONING_NEUTRAL, where="reasoning.")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequestError(
-                "stream_options is only allowed together with stream: true",
-                param="stream_options",
-            )
+        agreed_tokens({"max_output_tokens": self.max_output_tokens})
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
             item.checked(f"input[{index}]")
         self._continued([])
@@ -239,17 +237,17 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
             max_tokens=self.max_output_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=self.top_p or 1.0,
-            top_k=max(0, self.top_k or 0),
+            top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed,
             top_logprobs=(self.top_logprobs or 0) if shows_logprobs else None,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop=stop_texts(self.stop),
             stream=bool(self.stream),
             stream_interval=self.stream_interval,
-            priority=self.priority or _TIER_PRIORITIES.get(tier, "normal"),
+            priority=priority_name(self.priority) or _TIER_PRIORITIES.get(tier, "normal"),
             cache_salt=self.cache_salt,
         )
 
@@ -292,6 +290,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
             thinks=reasoning.thinks,
             thinking_budget_tokens=reasoning.budget_tokens,
             template_variables=reasoning.template_variables,
+            max_prompt_tokens=WHOLE_ROOM if self.truncation == "auto" else None,
         )
 
 

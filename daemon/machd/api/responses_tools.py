@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from machd.api.bounds import MAX_TOOLS, Description, GrammarText, ToolName
+from machd.api.bounds import MAX_TOOLS, Description, GrammarText, Label, ToolName
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.raw_json import Allowance, OptionalSchema, Schema
 from machd.api.tools import check_tool_choice, parameters_of, schemas_allowance
@@ -64,11 +64,12 @@ class SchemaTextFormat(Struct, frozen=True, kw_only=True, tag="json_schema", tag
     """JSON that follows a schema.
 
     Attributes:
-        description: Accepted; the model is not shown it.
+        name: Accepted; the model is not shown it.
+        description: The same.
         strict: Accepted; the schema is followed to the letter whatever it says.
     """
 
-    name: ToolName
+    name: Label | None = None
     schema: Schema
     description: Description | None = None
     strict: bool | None = None
@@ -95,7 +96,7 @@ class ResponsesTool(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Of a function or a custom tool.
         parameters: JSON schema of a function's arguments, an object; any object will do without.
-        strict: Whether a function's arguments have to follow the schema to the letter.
+        strict: Accepted; where a grammar holds, it follows the schema whatever this says.
         format: What a custom tool takes.
     """
 
@@ -247,7 +248,6 @@ def _function(tool: ResponsesTool, allowance: Allowance, place: str) -> Function
         name=name,
         description=tool.description,
         parameters=parameters_of(tool.parameters, param=f"{place}.parameters", allowance=allowance),
-        strict=bool(tool.strict),
     )
 
 

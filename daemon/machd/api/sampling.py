@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import UNSET, Struct
 
 from machd.api.bounds import (
+    AllowedTokenIds,
     CacheSalt,
     Choices,
-    Fraction,
+    ForbiddenTexts,
     GrammarText,
-    Label,
     LogitBias,
     MaxTokens,
     MinP,
+    MinTokens,
     Penalty,
     PriorityName,
+    PriorityNumber,
+    PromptLogprobs,
     RegexText,
     RepetitionPenalty,
+    RepetitionWindow,
     SamplesPerPrompt,
     Seed,
     Stop,
@@ -24,23 +30,33 @@ from machd.api.bounds import (
     StreamInterval,
     Temperature,
     TopK,
+    TopP,
+    TruncatedTokens,
+    UnusedLabel,
 )
 from machd.api.constraint import Constraint
-from machd.api.generation_request import GenerationRequest, given_or
+from machd.api.generation_request import agreed, agreed_tokens, given_or
 from machd.api.options import GenerationOptions
+from machd.api.other_servers import OtherServersFields
 from machd.api.raw_json import ObjectSource
 from machd.api.refusal import Ignored, Refused
 from machd.api.response_format import (
     ResponseFormat,
     StructuredOutputs,
+    forbidden_constraint,
     format_constraint,
+    ollama_constraint,
     one_constraint,
+    schema_constraints,
     source_constraints,
 )
 from machd.api.token_ids import check_token_ids
-from machd.errors import InvalidRequestError
+from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["SamplingRequest", "StreamOptions"]
+__all__ = ["SamplingRequest", "StreamOptions", "priority_name"]
+
+_WHOLE_TEXT = -1
+"""As a window of the repetition penalty: prompt and completion, which is what machd does."""
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -49,23 +65,33 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         include_usage: Send one more event, with the usage and no choices, before the end.
         include_obfuscation: Accepted; machd pads nothing.
+        continuous_usage_stats: Accepted; the usage comes once, at the end.
     """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
+class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
     """How to generate. Null means the default throughout, as in OpenAI's API.
 
-    From ``top_k`` to ``stop_token_ids`` the fields are extensions that other servers spell the
-    same way; ``priority`` is machd's own, ``cache_salt`` vLLM's. What follows are the ways to say what the answer has to
-    look like: OpenAI's, and vLLM's older and newer ones.
+    From ``top_k`` on the fields are extensions, spelled as vLLM and llama.cpp spell them;
+    ``stream_interval`` is machd's own. The last group says what the answer has to look like, in every
+    server's words.
+
+    Attributes:
+        n_predict: llama.cpp's ``max_tokens``.
+        repeat_penalty: llama.cpp's ``repetition_penalty``.
+        repeat_last_n: Its window, in tokens; machd looks at the whole text.
+        min_tokens: Tokens before which the completion does not end by itself.
+        bad_words: Texts that do not occur in the answer.
+        truncate_prompt_tokens: Keep the end of a longer prompt; of a conversation, its latest turns.
     """
 
     max_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
-    top_p: Fraction | None = None
+    top_p: TopP | None = None
     n: SamplesPerPrompt | None = None
     stop: Stop | None = None
     stream: bool | None = None
@@ -74,15 +100,23 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
-    user: Label | None = None
+    user: UnusedLabel | None = None
 
     top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    repeat_last_n: RepetitionWindow | None = None
+    n_predict: MaxTokens | None = None
+    min_tokens: MinTokens | None = None
     ignore_eos: bool | None = None
     stream_interval: StreamInterval | None = None
     stop_token_ids: StopTokenIds | None = None
-    priority: PriorityName | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    priority: PriorityName | PriorityNumber | None = None
     cache_salt: CacheSalt | None = None
 
     response_format: ResponseFormat | None = None
@@ -91,15 +125,19 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
     structured_outputs: StructuredOutputs | None = None
+    json_schema: ObjectSource = UNSET
+    grammar: GrammarText | None = None
+    format: ObjectSource = UNSET
+    bad_words: ForbiddenTexts | None = None
     guided_decoding_backend: Ignored = UNSET
     guided_whitespace_pattern: Refused = UNSET
 
     def constraint(self) -> Constraint | None:
-        """What the answer has to look like; None for any text.
+        """The one constraint of the answer, whichever field asks for it; None for any text.
 
         Raises:
             InvalidRequestError: There are two answers to that, a schema is no JSON object or too
-                long, or the end of text, which alone ends what is constrained, is to be ignored.
+                long, or another field says where the text ends.
             UnsupportedParameterError: ``structured_outputs`` asks for what machd does not do.
         """
         found = one_constraint(
@@ -113,17 +151,69 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
                     prefix="guided_",
                 ),
                 *(self.structured_outputs.constraints() if self.structured_outputs else ()),
+                *schema_constraints(self.json_schema, self.grammar),
+                ollama_constraint(self.format),
+                forbidden_constraint(self.bad_words),
             ]
         )
-        if found is not None and self.ignore_eos:
-            raise InvalidRequestError(
-                f"ignore_eos and {found.param} contradict each other; send one of them",
-                param="ignore_eos",
-            )
+        if found is not None:
+            self.check_free_ending(found.param)
         return found
 
+    def check_free_ending(self, param: str) -> None:
+        """Refuse fields that would keep a grammar from ending its text.
+
+        Args:
+            param: The field that asks for the grammar.
+
+        Raises:
+            InvalidRequestError: There is one.
+        """
+        for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
+            if getattr(self, name):
+                raise InvalidRequestError(
+                    f"{name} and {param} contradict each other; send one of them", param=name
+                )
+
+    def check_sampling(self) -> None:
+        """Check the sampling fields against each other, other servers' spellings included.
+
+        Raises:
+            InvalidRequestError: Fields contradict each other.
+            UnsupportedParameterError: The repetition penalty has a window.
+        """
+        asked_tokens = self.asked_tokens()
+        agreed_tokens({"truncate_prompt_tokens": self.truncate_prompt_tokens})
+        if self.min_tokens and asked_tokens is not None and 0 <= asked_tokens < self.min_tokens:
+            raise InvalidRequestError(
+                "min_tokens: more than the completion may have", param="min_tokens"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError(
+                "prompt_logprobs are not available together with stream: true; leave one of them out",
+                param="prompt_logprobs",
+            )
+        penalty = self._repetition_penalty()
+        if self.repeat_last_n not in (None, _WHOLE_TEXT) and penalty != 1.0:
+            raise UnsupportedParameterError(
+                f"repeat_last_n: the repetition penalty looks at the whole text; send {_WHOLE_TEXT}",
+                param="repeat_last_n",
+            )
+
+    def asked_tokens(self) -> int | None:
+        """Completion tokens that are asked for; None where no field says.
+
+        Raises:
+            InvalidRequestError: Two fields differ, or one is out of range.
+        """
+        return agreed_tokens(self.token_fields())
+
+    def token_fields(self) -> Mapping[str, int | None]:
+        """The fields that say how many tokens a completion may have."""
+        return {"max_tokens": self.max_tokens, "n_predict": self.n_predict}
+
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the token ids of ``logit_bias`` and ``stop_token_ids`` against the model's.
+        """Hold the request's token ids against the model's vocabulary.
 
         Raises:
             InvalidRequestError: An id is outside the vocabulary.
@@ -131,42 +221,63 @@ class SamplingRequest(GenerationRequest, frozen=True, kw_only=True):
         for param, token_ids in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
         ):
             check_token_ids(token_ids or (), vocabulary_tokens=vocabulary_tokens, param=param)
 
     def generation_options(
-        self,
-        *,
-        max_tokens: int | None,
-        top_logprobs: int | None,
-        priority: PriorityName | None = None,
+        self, *, top_logprobs: int | None, priority: PriorityName | None = None
     ) -> GenerationOptions:
         """The dialect-free form, given the values that the dialects spell differently."""
         return GenerationOptions(
-            max_tokens=max_tokens,
+            max_tokens=self.asked_tokens(),
+            min_tokens=self.min_tokens or 0,
             temperature=given_or(self.temperature, 1.0),
-            top_p=given_or(self.top_p, 1.0),
-            top_k=max(0, self.top_k or 0),
+            # No mass at all: the likeliest token alone.
+            top_p=given_or(self.top_p, 1.0) or 1.0,
+            top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
-            repetition_penalty=given_or(self.repetition_penalty, 1.0),
+            repetition_penalty=self._repetition_penalty(),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=tuple(sorted((self.logit_bias or {}).items())),
+            allowed_token_ids=tuple(sorted(set(self.allowed_token_ids or ()))),
             seed=self.seed,
             top_logprobs=top_logprobs,
-            stop=_stop_texts(self.stop),
+            prompt_logprobs=self.prompt_logprobs,
+            stop=stop_texts(self.stop),
+            shows_stop=bool(self.include_stop_str_in_output),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             n=self.n or 1,
             stream=bool(self.stream),
-            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            include_usage=bool(
+                self.stream and self.stream_options and self.stream_options.include_usage
+            ),
             stream_interval=self.stream_interval,
-            priority=priority or self.priority or "normal",
+            priority=priority_name(self.priority) or priority or "normal",
             cache_salt=self.cache_salt,
         )
 
+    def _repetition_penalty(self) -> float:
+        fields = {
+            "repetition_penalty": self.repetition_penalty,
+            "repeat_penalty": self.repeat_penalty,
+        }
+        return given_or(agreed(fields), 1.0)
 
-def _stop_texts(stop: Stop | None) -> tuple[str, ...]:
+
+def priority_name(priority: PriorityName | int | None) -> PriorityName | None:
+    """VLLM's number, or machd's word, as the word; None where neither is given."""
+    if priority is None or isinstance(priority, str):
+        return priority
+    if priority == 0:
+        return "normal"
+    return "interactive" if priority < 0 else "batch"
+
+
+def stop_texts(stop: Stop | None) -> tuple[str, ...]:
+    """The texts that end a completion, whichever way they are written."""
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)

@@ -21,6 +21,7 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_LITERAL_CHARACTERS",
     "MAX_PROPERTIES",
+    "UNSUPPORTED_KEYWORDS",
     "check_constraint",
     "check_schema",
     "read_choices",
@@ -39,6 +40,25 @@ MAX_PROPERTIES = 1000
 MAX_CHOICES = 4096
 """Values of all ``enum`` lists together, or of one ``guided_choice``."""
 
+UNSUPPORTED_KEYWORDS = (
+    "$dynamicRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+)
+"""Keywords that change what is valid and that no grammar expresses."""
+
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 """What JSON can only write with an escape that grammars leave out; see ``engine/grammar.py``."""
 
@@ -53,7 +73,7 @@ def check_constraint(constraint: Constraint) -> None:
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
             check_schema(_read(source, param), param=param)
-        case ConstraintKind.CHOICE:
+        case ConstraintKind.CHOICE | ConstraintKind.FORBIDDEN:
             read_choices(constraint)
         case ConstraintKind.REGEX:
             _check_length(source, MAX_PATTERN_CHARACTERS, param)
@@ -66,7 +86,7 @@ def check_constraint(constraint: Constraint) -> None:
 
 
 def read_choices(constraint: Constraint) -> list[str]:
-    """The texts of a choice.
+    """The texts of a choice, or those that are forbidden.
 
     Raises:
         GrammarError: There are none or too many, or one is too long.

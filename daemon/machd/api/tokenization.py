@@ -19,7 +19,13 @@ from machd.api.token_ids import check_token_ids
 from machd.api.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError
 
-__all__ = ["DetokenizeRequest", "DetokenizeResponse", "TokenizeRequest", "TokenizeResponse"]
+__all__ = [
+    "DetokenizeRequest",
+    "DetokenizeResponse",
+    "TokenizeRequest",
+    "TokenizeResponse",
+    "TokenizerInfoResponse",
+]
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -137,3 +143,23 @@ class DetokenizeResponse(Struct, frozen=True, kw_only=True):
     """The text of the tokens."""
 
     prompt: str
+
+
+class TokenizerInfoResponse(Struct, frozen=True, kw_only=True):
+    """``GET /tokenizer_info`` in vLLM's shape, as far as the tokenizer tells.
+
+    Attributes:
+        tokenizer_class: Of the library's class that reads it.
+        model_max_length: Positions that prompt and completion share, in tokens.
+        chat_template: Jinja source; null for a model without a template.
+        eos_token: Text of the token that ends a text. This and the others are null where the
+            tokenizer has no such token.
+    """
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None

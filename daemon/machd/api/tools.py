@@ -18,11 +18,14 @@ __all__ = [
     "ChatTool",
     "ChatToolChoice",
     "ChatToolList",
+    "LegacyFunctionChoice",
+    "LegacyFunctionList",
     "NamedToolChoice",
     "chat_tool_choice",
     "chat_tools",
     "check_tool_choice",
     "check_unique_names",
+    "legacy_tool_choice",
     "parameters_of",
     "past_arguments",
     "schemas_allowance",
@@ -35,7 +38,7 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
 
     Attributes:
         parameters: JSON schema of its arguments, an object; any object will do without one.
-        strict: Whether the arguments have to follow the schema to the letter.
+        strict: Accepted; where a grammar holds, it follows the schema whatever this says.
     """
 
     name: ToolName
@@ -84,6 +87,32 @@ ChatToolChoice: TypeAlias = (
 """Whether tools are called, and which."""
 
 
+LegacyFunctionList: TypeAlias = Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS)]
+"""``functions``: what OpenAI's API had before tools."""
+
+LegacyFunctionChoice: TypeAlias = Literal["none", "auto"] | FunctionName
+"""``function_call``: whether one is called, and which."""
+
+
+def legacy_tool_choice(
+    choice: LegacyFunctionChoice | None, functions: Sequence[FunctionDefinition]
+) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
+    """The tool choice that ``function_call`` stands for, and the functions as tools.
+
+    An answer holds one call at the most: a message of that time has room for one.
+
+    Raises:
+        InvalidRequestError: As for tools; the choice names a function that is not there.
+    """
+    tools = chat_tools([ChatTool(function=one) for one in functions])
+    if isinstance(choice, FunctionName):
+        asked = ToolChoice(ToolChoiceMode.REQUIRED, choice.name, allows_parallel=False)
+    else:
+        asked = ToolChoice(ToolChoiceMode(choice or "auto"), allows_parallel=False)
+    check_tool_choice(asked, tools, param="function_call")
+    return asked, tools
+
+
 def chat_tools(tools: Sequence[ChatTool] | None) -> tuple[FunctionTool, ...]:
     """The tools of a request, free of this dialect.
 
@@ -100,7 +129,6 @@ def chat_tools(tools: Sequence[ChatTool] | None) -> tuple[FunctionTool, ...]:
             parameters=parameters_of(
                 one.parameters, param=f"tools[{index}].function.parameters", allowance=allowance
             ),
-            strict=bool(one.strict),
         )
         for index, one in enumerate(functions)
     )

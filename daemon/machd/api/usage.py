@@ -27,8 +27,8 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reasoning_tokens: Generated as reasoning, what marks its begin and end included.
-        accepted_prediction_tokens: Zero; machd takes no ``prediction``.
-        rejected_prediction_tokens: Zero; machd takes no ``prediction``.
+        accepted_prediction_tokens: Zero; tokens of a ``prediction`` are not told apart.
+        rejected_prediction_tokens: Zero; the same.
     """
 
     reasoning_tokens: int = 0

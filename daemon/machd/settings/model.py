@@ -21,8 +21,10 @@ from pydantic import Field, model_validator
 
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
+from machd.settings.models import ModelsSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
+from machd.settings.structured_output import StructuredOutputSettings
 from machd.settings.texts import (
     AdminListen,
     HostName,
@@ -183,6 +185,11 @@ class LimitsSettings(SettingsSection):
         ge=1,
         le=1_000_000_000,
         description="Completion tokens of a request that names no limit itself.",
+    )
+    max_tokens_policy: Literal["clamp", "refuse"] = Field(
+        default="clamp",
+        description="What happens to a request for more completion tokens than the context, or the KV "
+        "budget, has room for: clamp gives it what fits, refuse answers 400.",
     )
     max_n: int = Field(
         default=8,
@@ -352,12 +359,14 @@ class Settings(SettingsSection):
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
+    models: ModelsSettings = Field(default_factory=ModelsSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     continuous_batching: ContinuousBatchingSettings = Field(
         default_factory=ContinuousBatchingSettings
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
+    structured_output: StructuredOutputSettings = Field(default_factory=StructuredOutputSettings)
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)
     limits: LimitsSettings = Field(default_factory=LimitsSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)

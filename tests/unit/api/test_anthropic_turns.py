@@ -228,17 +228,38 @@ def test_an_order_that_makes_no_sense_is_refused(
     assert error.value.code == "invalid_request"
 
 
+_PDF = {"source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "text", "media_type": "text/plain", "data": "the body"},
+        {"type": "content", "content": "the body"},
+        {"type": "content", "content": [{"type": "text", "text": "the body"}]},
+    ],
+)
+def test_document_of_text_is_read(source: object) -> None:
+    """A document's title, context and text stand in the message, inside results too."""
+    document = {"type": "document", "source": source, "title": "T", "context": "C"}
+    turns = _turns(("user", [document, _text("a")]))
+    assert turns.messages[0]["content"] == "T\nC\nthe body\na"
+    result = {**_RESULT, "content": [document]}
+    turns = _turns(("user", "a"), ("assistant", [_CALL]), ("user", [result]))
+    assert turns.messages[-1]["content"] == "T\nC\nthe body"
+
+
 @pytest.mark.parametrize("kind", ["image", "document", "search_result"])
 def test_what_is_no_text_is_refused_by_its_place(kind: str) -> None:
     """Images and documents are refused where they stand, inside results too."""
     with pytest.raises(UnsupportedParameterError) as error:
-        _turns(("user", [_text("a"), {"type": kind, "source": {}}]))
+        _turns(("user", [_text("a"), {"type": kind, **_PDF}]))
     assert error.value.param == "messages[0].content[1].type"
     with pytest.raises(UnsupportedParameterError) as error:
         _turns(
             ("user", "a"),
             ("assistant", [_CALL]),
-            ("user", [{**_RESULT, "content": [{"type": kind}]}]),
+            ("user", [{**_RESULT, "content": [{"type": kind, **_PDF}]}]),
         )
     assert error.value.param == "messages[2].content[0].content[0].type"
     assert kind in error.value.message

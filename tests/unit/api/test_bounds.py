@@ -104,7 +104,7 @@ def test_schema_carries_the_bounds() -> None:
     fields = components["ChatCompletionRequest"]["properties"]
     assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 2.0}
     assert fields["messages"]["maxItems"] == 8192
-    assert fields["function_call"]["enum"] == [None, [], {}, "none"]
+    assert fields["modalities"]["enum"] == [None, [], {}, ["text"]]
     variables = fields["chat_template_kwargs"]["anyOf"][0]["propertyNames"]
     assert "enable_thinking" in variables["enum"]
     assert fields["tools"]["anyOf"][0]["maxItems"] == MAX_TOOLS

@@ -63,13 +63,41 @@ def test_options_arrive() -> None:
     assert not _request().options().logprobs
 
 
+def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
+    """Prompts are scored for an echo with log-probabilities and for ``prompt_logprobs``: the larger counts."""
+    assert _request(logprobs=2).options().prompt_logprobs is None
+    assert _request(echo=True).options().prompt_logprobs is None
+    assert _request(echo=True, logprobs=0).options().prompt_logprobs == 0
+    assert _request(echo=True, logprobs=2, prompt_logprobs=1).options().prompt_logprobs == 2
+    assert _request(logprobs=2, prompt_logprobs=3).options().prompt_logprobs == 3
+
+
+def test_completion_may_have_no_token() -> None:
+    """``max_tokens: 0`` computes the prompt alone; a negative number of tokens is a 400."""
+    assert _request(max_tokens=0).options().max_tokens == 0
+
+
+@pytest.mark.parametrize("asked", [-1, 21, True, 1.5])
+def test_prompt_logprobs_out_of_bounds_are_refused(asked: object) -> None:
+    """The whole vocabulary, or more alternatives than ``logprobs`` may have, is a 400."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(prompt_logprobs=asked)
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_prompt_logprobs_in_a_stream_are_refused() -> None:
+    """A stream's chunks have no place for them."""
+    with pytest.raises(InvalidRequestError) as caught:
+        _request(prompt_logprobs=0, stream=True)
+    assert caught.value.param == "prompt_logprobs"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 3, "n": 2}, "best_of"),
-        ({"echo": True, "logprobs": 0}, "echo"),
         ({"guided_whitespace_pattern": "a"}, "guided_whitespace_pattern"),
     ],
 )
@@ -84,6 +112,15 @@ def test_unsupported_fields_are_refused(fields: dict[str, object], param: str) -
 def test_neutral_fields_are_accepted(fields: dict[str, object]) -> None:
     """The same fields with values that ask for nothing pass."""
     assert _request(**fields).options() == GenerationOptions()
+
+
+def test_a_suffix_needs_prompts_that_are_texts() -> None:
+    """The texts around a gap are encoded together with the model's own tokens, so ids are refused."""
+    assert _request(prompt=["a", "b"], suffix="x").texts() == ("a", "b")
+    for prompt in ([1, 2], [[1], [2]]):
+        with pytest.raises(InvalidRequestError) as caught:
+            _request(prompt=prompt, suffix="x")
+        assert caught.value.param == "suffix"
 
 
 def test_a_completion_takes_one_constraint() -> None:
@@ -110,9 +147,9 @@ def test_prompt_ids_are_held_against_the_vocabulary() -> None:
         assert caught.value.param == param
 
 
-@pytest.mark.parametrize("priority", ["urgent", "", 1, True])
-def test_a_priority_is_one_of_three_words(priority: object) -> None:
-    """Another word, or a number as other servers take it, is a 400 that lists the words."""
+@pytest.mark.parametrize("priority", ["urgent", "", 1.5, True])
+def test_priority_is_a_word_or_an_integer(priority: object) -> None:
+    """Another word, or a number with a fraction, is a 400 that names the field."""
     with pytest.raises(InvalidRequestError) as caught:
         _request(priority=priority)
     assert caught.value.param == "priority"

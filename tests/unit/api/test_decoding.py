@@ -45,12 +45,12 @@ def _refusal(body: bytes) -> InvalidRequestError:
         (
             {"messages": [{"role": "root", "content": ""}]},
             "messages[0].role",
-            'messages[0].role: expected one of "assistant", "developer", "system", "tool", "user"',
+            'messages[0].role: expected one of "assistant", "developer", "function", "system", "tool", "user"',
         ),
         (
-            {"messages": [*_MESSAGES, {"role": "user"}]},
-            "messages[1].content",
-            "messages[1].content: required, but missing",
+            {"messages": [*_MESSAGES, {"role": "tool"}]},
+            "messages[1].tool_call_id",
+            "messages[1].tool_call_id: required, but missing",
         ),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias, as a key: expected `integer`"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "logit_bias: expected `number` <= 100.0"),
@@ -87,7 +87,18 @@ def test_wrong_bytes_are_explained(body: bytes, message: str) -> None:
 
 def test_missing_field_is_named() -> None:
     """The field that is not there is the ``param``."""
-    assert _refusal(b'{"messages": [{"role": "user", "content": ""}]}').param == "model"
+    assert _refusal(b'{"model": "m"}').param == "messages"
+
+
+def test_number_without_a_fraction_is_an_integer() -> None:
+    """``4.0`` is taken where an integer is expected, and ``4.5`` is refused."""
+    body = _body(max_tokens=4.0, seed=2.0, logit_bias={"1": 1.0}, tools=[])
+    assert decode_body(body, ChatCompletionRequest).max_tokens == 4
+    refusal = _refusal(_body(max_tokens=4.5))
+    assert refusal.param == "max_tokens"
+    assert refusal.message.startswith("max_tokens: expected `integer")
+    assert _refusal(_body(max_tokens=4.0, n="1")).param == "n"
+    assert _refusal(_body(max_tokens=1e300)).param == "max_tokens"
 
 
 @given(secret=st.text(min_size=12))
@@ -161,7 +172,7 @@ def test_any_json_is_decoded_or_refused(request_type: type, document: object) ->
 
 
 @given(
-    field=st.sampled_from(ChatCompletionRequest.__struct_fields__),
+    field=st.sampled_from(ChatCompletionRequest.__struct_encode_fields__),
     value=_json,
 )
 def test_any_value_of_any_field_is_taken_or_refused(field: str, value: object) -> None:

@@ -8,24 +8,38 @@ from typing import Any
 
 import pytest
 
-from machd.api.endpoints import EVENTS, PUBLIC_ENDPOINTS, Endpoint
+from machd.api.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, PUBLIC_ROUTES, Endpoint
 from machd.api.openapi import openapi_document
 
 DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi_document(version="1.2.3")))
 
 _CONTRACT = {
     ("post", "/v1/chat/completions"),
+    ("get", "/v1/chat/completions/{id}"),
+    ("delete", "/v1/chat/completions/{id}"),
     ("post", "/v1/completions"),
     ("post", "/v1/responses"),
     ("get", "/v1/responses/{id}"),
     ("delete", "/v1/responses/{id}"),
     ("post", "/v1/messages"),
     ("post", "/v1/messages/count_tokens"),
+    ("post", "/api/chat"),
+    ("post", "/api/generate"),
+    ("post", "/api/show"),
+    ("get", "/api/tags"),
+    ("get", "/api/ps"),
+    ("get", "/api/version"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{id}"),
     ("post", "/tokenize"),
     ("post", "/detokenize"),
+    ("post", "/infill"),
+    ("get", "/"),
+    ("get", "/version"),
+    ("get", "/props"),
+    ("get", "/slots"),
+    ("get", "/tokenizer_info"),
     ("get", "/v1/capabilities"),
     ("get", "/v1/cache/stats"),
     ("get", "/health"),
@@ -99,7 +113,7 @@ def test_generating_endpoints_offer_both_forms_and_all_refusals() -> None:
     for endpoint in PUBLIC_ENDPOINTS:
         if endpoint.generates:
             responses = DOCUMENT["paths"][endpoint.path][endpoint.method]["responses"]
-            assert EVENTS in responses["200"]["content"]
+            assert {EVENTS, JSON_LINES} & responses["200"]["content"].keys()
             assert {"400", "401", "404", "413", "415", "429", "503", "504"} <= set(responses)
             assert "X-Decode-Mode" in responses["200"]["headers"]
             assert "X-Coalesced" in responses["200"]["headers"]
@@ -115,6 +129,34 @@ def test_events_are_described_as_what_they_are() -> None:
     assert event["required"] == ["data"]
     assert (data["type"], data["contentMediaType"]) == ("string", "application/json")
     assert data["contentSchema"] == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+
+
+def test_aliases_are_told_and_stand_in_no_path_of_their_own() -> None:
+    """An operation's description names its other paths, and no path is described twice."""
+    for endpoint in PUBLIC_ENDPOINTS:
+        operation = DOCUMENT["paths"][endpoint.path][endpoint.method]
+        told = operation.get("description", "")
+        assert all(alias in told for alias in endpoint.aliases)
+        assert not DOCUMENT["paths"].keys() & set(endpoint.aliases)
+
+
+def test_every_alias_is_the_path_without_v1() -> None:
+    """Aliases serve clients whose base URL lacks /v1, and nothing else."""
+    for endpoint in PUBLIC_ENDPOINTS:
+        assert endpoint.aliases in ((), (endpoint.path.removeprefix("/v1"),))
+    places = [(one.method, one.path) for one in PUBLIC_ROUTES]
+    assert len(set(places)) == len(places)
+
+
+def test_a_body_of_several_shapes_is_described_with_all_of_them() -> None:
+    """The list of models has OpenAI's shape and Anthropic's, and so have its errors."""
+    responses = DOCUMENT["paths"]["/v1/models"]["get"]["responses"]
+    for status, names in (
+        ("200", ["ModelList", "AnthropicModelList"]),
+        ("401", ["ErrorBody", "AnthropicErrorBody"]),
+    ):
+        shapes = responses[status]["content"]["application/json"]["schema"]["anyOf"]
+        assert [one["$ref"].rsplit("/", 1)[1] for one in shapes] == names
 
 
 def test_descriptions_are_not_indented() -> None:

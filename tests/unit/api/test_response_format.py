@@ -22,6 +22,10 @@ _SHAPES: dict[str, tuple[Any, ConstraintKind, str]] = {
     "guided_choice": (["a", "b"], ConstraintKind.CHOICE, "guided_choice"),
     "guided_grammar": ("root ::= x", ConstraintKind.GRAMMAR, "guided_grammar"),
     "structured_outputs": ({"regex": "b"}, ConstraintKind.REGEX, "structured_outputs.regex"),
+    "grammar": ('root ::= "y"', ConstraintKind.GRAMMAR, "grammar"),
+    "json_schema": ({"type": "string"}, ConstraintKind.JSON_SCHEMA, "json_schema"),
+    "format": ({"type": "array"}, ConstraintKind.JSON_SCHEMA, "format"),
+    "bad_words": (["x"], ConstraintKind.FORBIDDEN, "bad_words"),
 }
 
 
@@ -37,6 +41,54 @@ def test_each_field_is_a_constraint_of_its_kind(name: str) -> None:
     constraint = _constraint(**{name: value})
     assert constraint is not None
     assert (constraint.kind, constraint.param) == (kind, param)
+
+
+_SAME_SCHEMA = {"required": ["a"], "type": "object"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": _SAME_SCHEMA, "structured_outputs": {"json": _SAME_SCHEMA}},
+        {"guided_json": json.dumps(_SAME_SCHEMA, indent=4), "json_schema": _SAME_SCHEMA},
+        {"guided_regex": "a+", "structured_outputs": {"regex": "a+"}},
+        {"guided_choice": ["a", "b"], "structured_outputs": {"choice": ["a", "b"]}},
+        {"guided_grammar": 'start: "a"', "grammar": 'start: "a"'},
+        {"response_format": {"type": "json_object"}, "format": "json"},
+        {
+            "response_format": {"type": "json_schema", "schema": _SAME_SCHEMA},
+            "format": {"type": "object", "required": ["a"]},
+        },
+    ],
+)
+def test_same_shape_said_twice_is_one(fields: dict[str, object]) -> None:
+    """Fields of equal content are no conflict; errors name the first of them."""
+    constraint = _constraint(**fields)
+    assert constraint is not None
+    assert constraint.param.split(".")[0] in fields
+
+
+@pytest.mark.parametrize(
+    ("format_", "param"),
+    [
+        ({"type": "json_object", "schema": _SAME_SCHEMA}, "response_format.schema"),
+        ({"type": "json_schema", "schema": _SAME_SCHEMA}, "response_format.schema"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": _SAME_SCHEMA}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "any name!", "schema": _SAME_SCHEMA}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_schema_is_taken_where_other_servers_take_it(format_: object, param: str) -> None:
+    """llama.cpp's places for a schema count, and a name may be missing or of any form."""
+    constraint = _constraint(response_format=format_)
+    assert constraint is not None
+    assert (constraint.kind, constraint.param) == (ConstraintKind.JSON_SCHEMA, param)
+    assert json.loads(constraint.source) == _SAME_SCHEMA
 
 
 @pytest.mark.parametrize("first", _SHAPES)
@@ -149,18 +201,19 @@ def test_any_object_may_be_asked_for_in_vllm_s_way() -> None:
             "response_format.json_schema.schema",
         ),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            "response_format.json_schema.name",
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
         ),
         (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "no spaces", "schema": {}},
-                }
-            },
-            "response_format.json_schema.name",
+            {"response_format": {"type": "json_schema", "schema": 1}},
+            "response_format.schema",
         ),
+        ({"response_format": {"type": "json_object", "schema": [1]}}, "response_format.schema"),
+        ({"format": "yaml"}, "format"),
+        ({"json_schema": 7}, "json_schema"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"grammar": 'root ::= "a"', "min_tokens": 2}, "min_tokens"),
+        ({"grammar": 'root ::= "a"', "allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"guided_json": []}, "guided_json"),
         ({"guided_json": "no"}, "guided_json"),
         ({"guided_json": "[]"}, "guided_json"),

@@ -45,7 +45,7 @@ def _allowed(mode: str, *names: str) -> AllowedToolsChoice:
 
 
 def test_tools_keep_everything_and_their_order() -> None:
-    """Names, descriptions, schemas and strictness arrive as they were sent."""
+    """Names, descriptions and schemas arrive as they were sent."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2.5, None, "x"]}}}
     tools = chat_tools(
         _decoded(
@@ -53,14 +53,14 @@ def test_tools_keep_everything_and_their_order() -> None:
             {"name": "a", "parameters": None},
         )
     )
-    assert tools == (FunctionTool("b", "adds", schema, strict=True), FunctionTool("a"))
+    assert tools == (FunctionTool("b", "adds", schema), FunctionTool("a"))
     assert chat_tools(None) == ()
 
 
 def test_a_template_sees_every_key_of_a_tool() -> None:
     """What was left out is there and empty, because templates do not ask first."""
     schema = {"type": "object", "properties": {"a": {}}}
-    assert template_tool(FunctionTool("f", "d", schema, strict=True)) == {
+    assert template_tool(FunctionTool("f", "d", schema)) == {
         "type": "function",
         "function": {"name": "f", "description": "d", "parameters": schema},
     }

@@ -29,6 +29,7 @@ _TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {
     # The mode draft needs a model besides.
     "speculation.mode": st.sampled_from(["auto", "off", "ngram", "dflash"]),
     "http.allowed_hosts": st.lists(_NAMES, max_size=3).map(tuple),
+    "models.aliases": st.lists(_NAMES, max_size=3).map(tuple),
     "http.allowed_origins": st.lists(_NAMES.map(lambda name: f"https://{name}:1"), max_size=3).map(
         tuple
     ),
