@@ -12,7 +12,8 @@ from machd.engine.protocol import SamplingParams
 
 __all__ = ["chat", "completion", "sse_data", "sse_text", "told"]
 
-_ORDER = re.compile(rb"say (?P<text>.*?)(?:\nassistant: )?\Z", re.DOTALL)
+_ORDER = re.compile(rb"say (?P<text>.*?)(?:\nassistant: |\xfe.*)?\Z", re.DOTALL)
+"""Up to the end of a chat, or up to the suffix of a text with a gap."""
 
 
 def told(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:

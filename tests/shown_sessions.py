@@ -46,7 +46,12 @@ class Terminal:
     """A shell of a reader: a folder and variables that last, a daemon at the addresses of the pages."""
 
     def __init__(
-        self, folder: Path, *, stand_ins: Mapping[str, str], environ: Mapping[str, str]
+        self,
+        folder: Path,
+        *,
+        stand_ins: Mapping[str, str],
+        environ: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Use a daemon that runs.
 
@@ -54,10 +59,13 @@ class Terminal:
             folder: Where commands begin.
             stand_ins: What a command gets for an address or a path that pages name.
             environ: What ``machd ctl`` needs to find the daemon.
+            variables: Every variable that commands get; None for those of this process, without
+                machd's own, and with this environment's programs first in PATH.
         """
         self._folder = folder
         self._stand_ins = stand_ins
-        self._environ = environ
+        self._environ = environ or {}
+        self._own_variables = variables
 
     def run(self, command: str) -> tuple[int, str]:
         """Exit status and both streams, with what pages name in place of what stood in for it."""
@@ -82,6 +90,8 @@ class Terminal:
         return result.returncode, output
 
     def _variables(self, needs_daemon: bool) -> dict[str, str]:  # noqa: FBT001 - read one line above
+        if self._own_variables is not None:
+            return dict(self._own_variables)
         outer = {name: one for name, one in os.environ.items() if not name.startswith("LME_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{outer.get('PATH', '')}"
         return {**outer, "PATH": path, "COLUMNS": "120", **(self._environ if needs_daemon else {})}

@@ -19,10 +19,11 @@ _FLEETING = {
     "completed_at": "<time>",
     "sequence_number": "<number>",
     "system_fingerprint": "<fingerprint>",
+    **dict.fromkeys(("total_duration", "prompt_eval_duration", "eval_duration"), "<time>"),
 }
 _TEXTS = frozenset(
     {"arguments", "content", "delta", "partial_json", "reasoning", "reasoning_content"}
-    | {"text", "thinking"}
+    | {"response", "text", "thinking"}
 )
 _ID = re.compile(r"\b(chatcmpl|cmpl|resp|msg|call|toolu|fc|rs|req)([-_])[0-9a-f]{16,}(_[0-9]+)?\b")
 
@@ -45,6 +46,8 @@ def _one(exchange: Exchange, placeholders: _Placeholders) -> dict[str, object]:
     answer: dict[str, object] = {"status": exchange.status, "content_type": exchange.content_type}
     if exchange.content_type.startswith("text/event-stream"):
         answer["events"] = _joined(_parted(_events(bytes(exchange.answer))))
+    elif exchange.content_type == "application/x-ndjson":
+        answer["lines"] = _joined([json.loads(line) for line in exchange.answer.splitlines()])
     else:
         answer["body"] = json.loads(bytes(exchange.answer))
     return {
@@ -172,7 +175,7 @@ class _Placeholders:
             return _FLEETING[name]
         if self._is_scripted or not value:
             return self._within(value)
-        if name == "usage":
+        if name in ("usage", "prompt_eval_count", "eval_count"):
             return _hidden_counts(value)
         if name in ("input", "logprobs"):
             return f"<{name}>"

@@ -2,6 +2,11 @@
 
 Nothing that a model writes is an error. What looks like a call and is none comes out as content,
 markers included, and so does everything if reading itself should fail.
+
+A text that was cut (by ``max_tokens`` or a stop text) is another matter: the beginning of a call is
+not content. If the call had come to its arguments, the client gets their beginning, else nothing. Only
+text that can no longer become a call is content, and not even that where the answer has to be calls or
+has made one.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ class ChatOutput:
         stops_after_call: One call is all that the client wants.
         has_bare_calls: An answer that begins as JSON may be calls, without markers around them.
         has_marked_calls: Calls may have the format's markers around them.
+        is_forced: Nothing but calls was asked for.
     """
 
     chat_format: ChatFormat
@@ -43,6 +49,7 @@ class ChatOutput:
     stops_after_call: bool = False
     has_bare_calls: bool = False
     has_marked_calls: bool = True
+    is_forced: bool = False
 
     @property
     def looks_for_markers(self) -> bool:
@@ -83,10 +90,10 @@ class _ChatParser:
             self._give_up(error)
         return self._pieces.take()
 
-    def finish(self) -> list[OutputPiece]:
+    def finish(self, *, is_cut: bool) -> list[OutputPiece]:
         if not self._is_broken:
             try:
-                self._reader.finish()
+                self._reader.finish(is_cut=is_cut)
             except Exception as error:  # noqa: BLE001 - the same
                 self._give_up(error)
         return self._pieces.take()
@@ -123,12 +130,28 @@ class _Reader:
         self._untaken.extend(self._splitter.push(text))
         self._take_all()
 
-    def finish(self) -> None:
-        self._untaken.extend(self._splitter.finish())
+    def finish(self, *, is_cut: bool) -> None:
+        held = self._splitter.finish()
+        if is_cut and self._begins_call(held):
+            self._text.interrupt()
+        else:
+            self._untaken.extend(held)
         self._take_all()
-        self._end_section(is_closed=False)
+        self._end_section(is_closed=False, is_cut=is_cut)
         self._end_thoughts()
+        if is_cut:
+            self._text.drop_cut_call(is_forced=self._output.is_forced)
         self._text.finish()
+
+    def _begins_call(self, held: list[tuple[TextState, str]]) -> bool:
+        """Whether text that may begin a marker is a call's: behind other text it may be text as well."""
+        markers = self._output.chat_format.tool_markers
+        if markers is None or not self._output.looks_for_markers:
+            return False
+        is_text = self._text.has_begun and not (self._output.is_forced or self._pieces.calls)
+        return not is_text and any(
+            state is TextState.NORMAL and markers[0].startswith(stretch) for state, stretch in held
+        )
 
     def _take_all(self) -> None:
         while self._untaken:
@@ -149,6 +172,7 @@ class _Reader:
                 self._output.chat_format,
                 self._output.tools,
                 self._pieces,
+                is_forced=self._output.is_forced,
                 is_thought=is_thought,
             )
         elif state is TextState.HEADER:
@@ -180,14 +204,14 @@ class _Reader:
         else:
             self._say(text)
 
-    def _end_section(self, *, is_closed: bool) -> None:
+    def _end_section(self, *, is_closed: bool, is_cut: bool = False) -> None:
         section = self._section
         if section is None:
             return
-        rest = section.finish(is_closed=is_closed)
+        rest = section.finish_cut() if is_cut else section.finish(is_closed=is_closed)
         self._section = None
         has_called = section.has_called
-        if has_called:
+        if has_called or not rest:
             self._text.interrupt()
         if section.is_thought:
             # Nothing has ended the thoughts that it stood in.

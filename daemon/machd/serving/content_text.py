@@ -11,7 +11,11 @@ _WHITESPACE = " \t\r\n"
 
 
 class ContentText:
-    """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found."""
+    """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found.
+
+    Attributes:
+        has_begun: Some of it was handed out.
+    """
 
     def __init__(self, pieces: PieceQueue, bare_calls: JsonCalls | None) -> None:
         self._pieces = pieces
@@ -19,6 +23,7 @@ class ContentText:
         self._is_scanning = False
         self._is_after_break = False
         self._has_said = False
+        self.has_begun = False
         # In pieces: a model may write nothing but spaces, one by one.
         self._gap: list[str] = []
 
@@ -51,6 +56,19 @@ class ContentText:
         if self._is_scanning and bare_calls is not None:
             self._bare_calls = None
             self._say(bare_calls.finish())
+
+    def drop_cut_call(self, *, is_forced: bool) -> None:
+        """Drop the beginning of a bare call that the end of the text cut short.
+
+        Args:
+            is_forced: Nothing but calls was asked for.
+        """
+        bare_calls = self._bare_calls
+        if not self._is_scanning or bare_calls is None:
+            return
+        if is_forced or bare_calls.found or bare_calls.can_go_on:
+            self._bare_calls = None
+            self.interrupt()
 
     def finish(self) -> None:
         """The answer is over."""
@@ -85,4 +103,5 @@ class ContentText:
         if said:
             self._pieces.content(self.gap + said)
             self._has_said, self._gap = True, []
+            self.has_begun = True
         self._gap.append(text[len(said) :])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from machd.api.bounds import WHOLE_ROOM
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation, ToolChoiceMode
 from machd.api.tools import template_tool
@@ -21,6 +23,7 @@ from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.serving.tool_prompt import write_tools
+from machd.serving.truncation import kept_messages, max_prompt_tokens
 
 __all__ = ["PreparedConversation", "prepare_conversation"]
 
@@ -32,10 +35,12 @@ class PreparedConversation:
     Attributes:
         prompt: Token ids.
         guidance: What shapes the answer, and how it is read.
+        dropped_messages: The oldest messages that were left out to make the rest fit.
     """
 
     prompt: tuple[int, ...]
     guidance: Guidance
+    dropped_messages: int = 0
 
 
 def prepare_conversation(conversation: Conversation, engine: Engine) -> PreparedConversation:
@@ -49,7 +54,22 @@ def prepare_conversation(conversation: Conversation, engine: Engine) -> Prepared
     """
     tokenizer = engine.tokenizer
     calls = _Calls.of(conversation, tokenizer)
-    text = _rendered(conversation, tokenizer, calls)
+
+    def tokenised(messages: list[dict[str, object]]) -> _Prompt:
+        text = _rendered(replace(conversation, messages=messages), tokenizer, calls)
+        # The template writes the special tokens itself.
+        return _Prompt(text, tuple(tokenizer.encode(text, add_special_tokens=False)))
+
+    prompt, dropped_messages = tokenised(conversation.messages), 0
+    limit_tokens = _limit_tokens(conversation, engine.model.context_tokens)
+    if len(prompt.token_ids) > limit_tokens:
+        kept = kept_messages(
+            conversation.messages, lambda kept: len(tokenised(kept).token_ids) <= limit_tokens
+        )
+        dropped_messages = len(conversation.messages) - len(kept)
+        prompt = tokenised(kept)
+        _check_latest_turn(conversation, len(prompt.token_ids))
+    text = prompt.text
     thinking = _thinking(conversation, tokenizer, text)
     output = ChatOutput(
         calls.chat_format,
@@ -58,11 +78,47 @@ def prepare_conversation(conversation: Conversation, engine: Engine) -> Prepared
         stops_after_call=calls.is_single,
         has_bare_calls=calls.are_bare,
         has_marked_calls=not calls.are_bare,
+        is_forced=calls.are_forced,
     )
     grammar = _grammar(conversation, engine, calls)
-    # The template writes the special tokens itself.
-    prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
-    return PreparedConversation(prompt, Guidance(grammar, thinking, output))
+    predicted = _predicted(conversation, tokenizer, engine.model.context_tokens)
+    guidance = Guidance(grammar, thinking, predicted, output)
+    return PreparedConversation(prompt.token_ids, guidance, dropped_messages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A rendered conversation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:
+    """Tokens that the prompt may have before its oldest turns are left out."""
+    asked = conversation.max_prompt_tokens
+    return math.inf if asked is None else max_prompt_tokens(asked, context_tokens)
+
+
+def _check_latest_turn(conversation: Conversation, prompt_tokens: int) -> None:
+    """Refuse a number of prompt tokens that the latest turn alone does not keep to."""
+    asked = conversation.max_prompt_tokens
+    if asked is not None and asked != WHOLE_ROOM and prompt_tokens > asked:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens: the system message and the latest turn alone have {prompt_tokens} "
+            "tokens; send a larger number",
+            param="truncate_prompt_tokens",
+        )
+
+
+def _predicted(
+    conversation: Conversation, tokenizer: Tokenizer, context_tokens: int
+) -> tuple[int, ...]:
+    """The text that the answer may repeat; of a longer one than any answer, the beginning."""
+    if not conversation.prediction:
+        return ()
+    token_ids = tokenizer.encode(conversation.prediction, add_special_tokens=False)
+    return tuple(token_ids[:context_tokens])
 
 
 @dataclass(frozen=True, slots=True)

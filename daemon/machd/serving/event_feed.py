@@ -32,6 +32,7 @@ from machd.scheduler.events import (
     Event,
     InvariantBroken,
     PromptReused,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -169,7 +170,7 @@ class EventFeed:
 def _shown(event: Event, at: float) -> AdminEvent | None:
     """An event as operators see it; tokens they do not see, and what was reused at the end."""
     match event:
-        case TokenGenerated() | PromptReused() | SequenceStarted():
+        case TokenGenerated() | PromptReused() | PromptScored() | SequenceStarted():
             return None
         case SequenceQueued(sequence_id, position):
             return RequestQueued(at=at, sequence_id=sequence_id, position=position)

@@ -18,6 +18,7 @@ from machd.scheduler.events import (
     Event,
     InvariantBroken,
     PromptReused,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -35,7 +36,12 @@ MAX_TAKEN_EVENTS = 512
 """Events handed to a reader at one look, so that writing them never keeps the event loop long."""
 
 SequenceEvent = (
-    SequenceAdmitted | PromptReused | SequenceStarted | TokenGenerated | SequenceFinished
+    SequenceAdmitted
+    | PromptReused
+    | PromptScored
+    | SequenceStarted
+    | TokenGenerated
+    | SequenceFinished
 )
 
 _NOBODYS = (StepCompleted, SequenceQueued, DecodeModeChanged, EngineFaulted, InvariantBroken)
@@ -115,7 +121,7 @@ class Stream:
                 # A final stop token was made, too, and is no event.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
-            case PromptReused() | SequenceStarted():
+            case PromptReused() | PromptScored() | SequenceStarted():
                 pass
 
 

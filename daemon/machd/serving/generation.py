@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from machd.engine.protocol import SampledToken
+from machd.engine.protocol import PromptLogprob, SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
 from machd.scheduler.events import (
     FinishReason,
     PromptReused,
+    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
     TokenGenerated,
 )
-from machd.serving.fanout import Stream
+from machd.serving.fanout import SequenceEvent, Stream
 from machd.serving.output import (
     PLAIN_OUTPUT,
     OutputFormat,
@@ -30,7 +31,14 @@ from machd.serving.record import RequestRecord
 from machd.serving.text import CompletionText
 from machd.serving.trace_context import TraceContext
 
-__all__ = ["TOOL_CALLS", "ChoiceDelta", "Generation", "GenerationIdentity", "GenerationUsage"]
+__all__ = [
+    "TOOL_CALLS",
+    "ChoiceDelta",
+    "Generation",
+    "GenerationIdentity",
+    "GenerationTiming",
+    "GenerationUsage",
+]
 
 TOOL_CALLS = "tool_calls"
 """The finish reason of a choice that ended by itself and called something."""
@@ -76,6 +84,9 @@ class ChoiceDelta:
             where it called something.
         pieces: What the text means.
         stop: The stop text that ended the choice, with its last delta.
+        stop_token: The token that ended it and is not part of its text, with its last delta.
+        prompt_logprobs: Of the prompt's tokens but the first, where they were asked for: once, with
+            the choice's first delta or before it.
     """
 
     index: int
@@ -84,6 +95,23 @@ class ChoiceDelta:
     finish_reason: str | None
     pieces: tuple[OutputPiece, ...] = ()
     stop: str | None = None
+    stop_token: SampledToken | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTiming:
+    """Where the time of a request went so far; None for what has not begun.
+
+    Attributes:
+        queue_s: From arrival to the first admission.
+        prefill_s: From admission to the first token.
+        decode_s: From the first token to the last, as the engine made them.
+    """
+
+    queue_s: float = 0.0
+    prefill_s: float | None = None
+    decode_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +122,14 @@ class GenerationUsage:
         prompt_tokens: Each prompt counts once, however many choices it has.
         cached_tokens: Of those, what was there before the request came. The first choice of each
             prompt tells: the others find what it has just computed.
+        timing: How long they took; usages of the same tokens are equal, however long they took.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
 class _Choice:
@@ -111,6 +141,7 @@ class _Choice:
         "finish_reason",
         "has_called",
         "index",
+        "is_prompt_scored",
         "parser",
         "reasoning_tokens",
         "sequence_id",
@@ -129,6 +160,16 @@ class _Choice:
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.has_called = False
+        self.is_prompt_scored = False
+
+
+@dataclass(slots=True)
+class _News:
+    """What one choice is told at one look."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    finished: SequenceFinished | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
 
 
 class Generation:
@@ -196,6 +237,7 @@ class Generation:
             self._cached_tokens,
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
+            self._timing,
         )
 
     @property
@@ -278,7 +320,7 @@ class Generation:
         first = next(iter(self._choices.values()))
         admitted_s = self._admission.at_s if self._admission else None
         started_s = finished_s if admitted_s is None else admitted_s
-        token_s = self._first_token_s
+        token_s, timing = self._first_token_s, self._timing
         return RequestRecord(
             request_id=identity.request_id,
             endpoint=identity.endpoint,
@@ -289,9 +331,9 @@ class Generation:
             first_cached_tokens=first.cached_tokens,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
-            prefill_s=None if token_s is None else token_s - started_s,
+            prefill_s=timing.prefill_s,
             ttft_s=None if token_s is None else token_s - identity.arrived_s,
-            decode_s=None if token_s is None else self._last_token_s - token_s,
+            decode_s=timing.decode_s,
             duration_s=finished_s - identity.arrived_s,
             finish_reason=_finish_reason(first.finish_reason, self._error),
             error_code=self._error.code if self._error else None,
@@ -300,6 +342,16 @@ class Generation:
             model=identity.model,
             trace=identity.trace,
         )
+
+    @property
+    def _timing(self) -> GenerationTiming:
+        if self._admission is None:
+            return GenerationTiming()
+        admitted_s, token_s = self._admission.at_s, self._first_token_s
+        queue_s = admitted_s - self.identity.arrived_s
+        if token_s is None:
+            return GenerationTiming(queue_s)
+        return GenerationTiming(queue_s, token_s - admitted_s, self._last_token_s - token_s)
 
     @property
     def _cached_tokens(self) -> int:
@@ -333,27 +385,28 @@ class Generation:
             self._error = self._error or error
             return []
         self._charge()
-        tokens: dict[str, list[SampledToken]] = {}
-        finished: dict[str, SequenceFinished] = {}
+        news: dict[str, _News] = {}
         for event in events:
-            match event:
-                case SequenceAdmitted() | SequenceStarted():
-                    self._note_mode(event)
-                case PromptReused(sequence_id, cached_tokens):
-                    self._choices[sequence_id].cached_tokens = cached_tokens
-                case TokenGenerated(sequence_id, token):
-                    if self._first_token_s is None:
-                        self._first_token_s = event.at_s
-                    self._last_token_s = event.at_s
-                    tokens.setdefault(sequence_id, []).append(token)
-                case SequenceFinished(sequence_id):
-                    finished[sequence_id] = event
-        touched = dict.fromkeys([*tokens, *finished])
-        deltas = [
-            self._advance(self._choices[one], tokens.get(one, []), finished.get(one))
-            for one in touched
-        ]
+            self._note(event, news)
+        deltas = [self._advance(self._choices[one], gained) for one, gained in news.items()]
         return [delta for delta in deltas if delta is not None]
+
+    def _note(self, event: SequenceEvent, news: dict[str, _News]) -> None:
+        """Sort one event: to the request's own facts, or to the news of a choice."""
+        match event:
+            case SequenceAdmitted() | SequenceStarted():
+                self._note_mode(event)
+            case PromptReused(sequence_id, cached_tokens):
+                self._choices[sequence_id].cached_tokens = cached_tokens
+            case PromptScored(sequence_id, logprobs):
+                news.setdefault(sequence_id, _News()).prompt_logprobs = logprobs
+            case TokenGenerated(sequence_id, token):
+                if self._first_token_s is None:
+                    self._first_token_s = event.at_s
+                self._last_token_s = event.at_s
+                news.setdefault(sequence_id, _News()).tokens.append(token)
+            case SequenceFinished(sequence_id):
+                news.setdefault(sequence_id, _News()).finished = event
 
     def _note_mode(self, event: SequenceAdmitted | SequenceStarted) -> None:
         if isinstance(event, SequenceAdmitted):
@@ -361,7 +414,16 @@ class Generation:
         elif self._first_token_s is None and self._admission is not None:
             self._admission = replace(self._admission, decode_mode=event.decode_mode)
 
-    def _advance(
+    def _advance(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
+        """What a choice gained; its prompt's log-probabilities once, though they may be told again."""
+        delta = self._grow(choice, news.tokens, news.finished)
+        if news.prompt_logprobs is None or choice.is_prompt_scored:
+            return delta
+        choice.is_prompt_scored = True
+        delta = delta or ChoiceDelta(choice.index, "", (), None)
+        return replace(delta, prompt_logprobs=news.prompt_logprobs)
+
+    def _grow(
         self, choice: _Choice, tokens: list[SampledToken], finished: SequenceFinished | None
     ) -> ChoiceDelta | None:
         if finished is not None:
@@ -370,6 +432,7 @@ class Generation:
             return None  # a stop string ended it; what the engine made meanwhile is not wanted
         texts: list[str] = []
         pieces: list[OutputPiece] = []
+        stop_token: SampledToken | None = None
         used = 0
         for token in tokens:
             texts.append(choice.text.push(token.token_id))
@@ -384,6 +447,7 @@ class Generation:
             choice.finish_reason = FinishReason.STOP.value
             self._abort_sequences((choice.sequence_id,), None)
         elif finished is not None:
+            stop_token = finished.stop_token
             texts.append(self._settle(choice, finished))
             pieces += choice.parser.push(texts[-1])
         self._end(choice, pieces)
@@ -397,6 +461,7 @@ class Generation:
             choice.finish_reason,
             joined_pieces(pieces),
             choice.text.stopped_by,
+            stop_token,
         )
 
     def _has_enough(self, pieces: Sequence[OutputPiece]) -> bool:
@@ -406,7 +471,9 @@ class Generation:
     def _end(self, choice: _Choice, pieces: list[OutputPiece]) -> None:
         """Read a finished choice to its end, and note whether it called something."""
         if choice.finish_reason is not None:
-            pieces += choice.parser.finish()
+            has_ended_itself = choice.finish_reason == FinishReason.STOP.value
+            is_cut = choice.text.is_stopped or not has_ended_itself
+            pieces += choice.parser.finish(is_cut=is_cut)
         if self._has_enough(pieces):
             first = next(i for i, one in enumerate(pieces) if isinstance(one, ToolCallEnd))
             del pieces[first + 1 :]

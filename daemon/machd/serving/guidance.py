@@ -17,11 +17,13 @@ class Guidance:
     Attributes:
         grammar: What the answer may say after its thoughts; None for anything.
         thinking: Where thoughts begin and end; None for a model without.
+        predicted_token_ids: Tokens that the answer may repeat.
         output: How the answer is read.
     """
 
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    predicted_token_ids: tuple[int, ...] = ()
     output: OutputFormat = PLAIN_OUTPUT
 
 

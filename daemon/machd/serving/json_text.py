@@ -65,6 +65,16 @@ class JsonText:
         return self._expected is _Expected.VALUE and not self._in_string and not self._scalar
 
     @property
+    def open_key(self) -> str | None:
+        """The beginning of a key that is not closed yet; None outside of keys."""
+        return self.string if self._in_string and self._is_key else None
+
+    @property
+    def open_string(self) -> str | None:
+        """The beginning of a string that is a value and not closed yet; None outside of those."""
+        return self.string if self._in_string and not self._is_key else None
+
+    @property
     def is_done(self) -> bool:
         """Whether the value has ended."""
         return self._expected is _Expected.NOTHING

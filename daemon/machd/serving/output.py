@@ -102,8 +102,12 @@ class OutputParser(Protocol):
         """What this text makes certain."""
         ...
 
-    def finish(self) -> list[OutputPiece]:
-        """The rest, when no more text comes."""
+    def finish(self, *, is_cut: bool) -> list[OutputPiece]:
+        """The rest, when no more text comes.
+
+        Args:
+            is_cut: The model did not end the text: ``max_tokens`` or a stop text did.
+        """
         ...
 
 
@@ -140,8 +144,9 @@ class PlainOutput:
         """All of it, at once."""
         return [Content(text)] if text else []
 
-    def finish(self) -> list[OutputPiece]:
+    def finish(self, *, is_cut: bool) -> list[OutputPiece]:
         """Nothing is ever held back."""
+        del is_cut
         return []
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from machd.api.bounds import WHOLE_ROOM
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.options import GenerationOptions
@@ -21,6 +22,7 @@ from machd.engine.protocol import Engine, Grammar, ModelDescription, SamplingPar
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,
+    GrammarError,
     InvalidRequestError,
     MachdError,
     OverloadedError,
@@ -62,6 +64,9 @@ class GenerationLimits:
         max_requests_per_key: Generations that one client may have open; None for no limit.
         max_tokens_per_minute_per_key: Tokens that one client may use; None for no limit.
         shares_prefixes: Whether clients find each other's prompts in the prefix cache.
+        clamps_max_tokens: Whether a request for more completion tokens than fit gets those that fit;
+            otherwise it is refused.
+        refuses_ignored_keywords: Whether a schema with keywords that no grammar holds is refused.
     """
 
     max_tokens_default: int
@@ -70,6 +75,8 @@ class GenerationLimits:
     max_requests_per_key: int | None = None
     max_tokens_per_minute_per_key: int | None = None
     shares_prefixes: bool = False
+    clamps_max_tokens: bool = True
+    refuses_ignored_keywords: bool = False
 
 
 class GenerationService:
@@ -183,7 +190,11 @@ class GenerationService:
         """
         pool = self._compiler if conversation.needs_grammar else self._renderers
         engine = self.engine
-        return await _within_limit(pool, lambda: prepare_conversation(conversation, engine))
+        prepared = await _within_limit(pool, lambda: prepare_conversation(conversation, engine))
+        if (grammar := prepared.guidance.grammar) is not None:
+            constraint = conversation.constraint
+            self._check_keywords(grammar, param="tools" if constraint is None else constraint.param)
+        return prepared
 
     async def compile(self, constraint: Constraint) -> Grammar:
         """A grammar for the served model.
@@ -193,7 +204,9 @@ class GenerationService:
             OverloadedError: It is not done in time.
         """
         grammars = self.engine.grammars
-        return await _within_limit(self._compiler, lambda: grammars.compile(constraint))
+        grammar = await _within_limit(self._compiler, lambda: grammars.compile(constraint))
+        self._check_keywords(grammar, param=constraint.param)
+        return grammar
 
     def open(
         self,
@@ -233,7 +246,12 @@ class GenerationService:
         texts = [
             (
                 request.sequence_id,
-                CompletionText(self.tokenizer.detokenizer(keeps=markers), options.stop),
+                CompletionText(
+                    self.tokenizer.detokenizer(keeps=markers),
+                    options.stop,
+                    shows_stop=options.shows_stop,
+                    min_tokens=options.min_tokens,
+                ),
             )
             for request in requests
         ]
@@ -282,6 +300,15 @@ class GenerationService:
         for pool in (self._workers, self._renderers, self._compiler):
             pool.shutdown()
 
+    def _check_keywords(self, grammar: Grammar, *, param: str) -> None:
+        """Refuse a schema that the grammar does not hold whole, where that is wanted."""
+        if grammar.ignored_keywords and self._limits.refuses_ignored_keywords:
+            raise GrammarError(
+                f"{param}: no grammar can hold {', '.join(grammar.ignored_keywords)}; leave that out, or "
+                "set structured_output.strict to false",
+                param=param,
+            )
+
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
         """Refuse for good what could not be queued on an idle daemon either."""
         max_sequences = self._limits.max_queue + self._loop.snapshot.slot_count
@@ -303,6 +330,7 @@ class GenerationService:
         stop_token_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
             stop_token_ids |= self.model.eos_token_ids
+        _check_can_go_on(options, stop_token_ids)
         seeds = _seeds(options)
         client, salt = identity.client, options.cache_salt
         return [
@@ -310,7 +338,7 @@ class GenerationService:
                 sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
                 group_id=identity.generation_id,
                 prompt=prompt,
-                sampling=_sampling(options, seeds[choice], guidance),
+                sampling=_sampling(options, seeds[choice], guidance, stop_token_ids),
                 max_tokens=max_tokens[prompt_index],
                 stop_token_ids=stop_token_ids,
                 arrived_s=identity.arrived_s,
@@ -326,18 +354,40 @@ class GenerationService:
         ]
 
     def _max_tokens(self, prompt_tokens: int, options: GenerationOptions, prompt_param: str) -> int:
+        """The tokens that a completion of a prompt may have.
+
+        Raises:
+            ContextLengthExceededError: The prompt leaves no room for any that are asked for, or not for
+                all of them, and that is not clamped.
+        """
         context_tokens, asked = self.model.context_tokens, options.max_tokens
         room = context_tokens - prompt_tokens
-        if asked is None and room > 0:
-            return min(self._limits.max_tokens_default, room)
-        if asked is None or asked > room:
+        is_wish = asked in (None, WHOLE_ROOM) or self._limits.clamps_max_tokens
+        least = 0 if asked == 0 else 1
+        if room < least or (not is_wish and asked is not None and asked > room):
             raise ContextLengthExceededError(
                 context_tokens=context_tokens,
                 prompt_tokens=prompt_tokens,
-                asked_tokens=asked,
+                asked_tokens=None if is_wish else asked,
                 param="max_tokens" if room > 0 else prompt_param,
             )
-        return asked
+        if asked is None:
+            asked = self._limits.max_tokens_default
+        elif asked == WHOLE_ROOM:
+            asked = room
+        return min(asked, room, self._kv_room(prompt_tokens) if is_wish else asked)
+
+    def _kv_room(self, prompt_tokens: int) -> int:
+        """Completion tokens that the KV budget can hold beside a prompt, on an idle daemon.
+
+        Where it cannot hold the prompt itself, that is admission's to refuse.
+        """
+        budget_bytes = self._loop.snapshot.kv_budget_bytes
+        cache = self.model.cache
+        if budget_bytes is None or not cache.bytes_per_token:
+            return self.model.context_tokens
+        tokens = (budget_bytes - cache.bytes_per_sequence) // cache.bytes_per_token
+        return max(1, tokens - prompt_tokens)
 
     def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
         self._loop.inbox.put(Abort(sequence_ids, error))
@@ -382,7 +432,18 @@ def _seeds(options: GenerationOptions) -> list[int]:
     return [seed + choice for choice in range(options.n)]
 
 
-def _sampling(options: GenerationOptions, seed: int, guidance: Guidance) -> SamplingParams:
+def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:
+    """Refuse to keep a completion open that may only have tokens that end it."""
+    allowed = options.allowed_token_ids
+    if options.min_tokens and allowed and stop_token_ids.issuperset(allowed):
+        raise InvalidRequestError(
+            "min_tokens: every token of allowed_token_ids ends the completion", param="min_tokens"
+        )
+
+
+def _sampling(
+    options: GenerationOptions, seed: int, guidance: Guidance, stop_token_ids: frozenset[int]
+) -> SamplingParams:
     return SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -392,8 +453,13 @@ def _sampling(options: GenerationOptions, seed: int, guidance: Guidance) -> Samp
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         logit_bias=options.logit_bias,
+        allowed_token_ids=options.allowed_token_ids,
+        min_tokens=options.min_tokens,
+        end_token_ids=tuple(sorted(stop_token_ids)) if options.min_tokens else (),
+        predicted_token_ids=guidance.predicted_token_ids,
         seed=seed,
         top_logprobs=options.top_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
         grammar=guidance.grammar,
         thinking=guidance.thinking,
     )

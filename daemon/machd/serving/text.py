@@ -12,20 +12,32 @@ __all__ = ["CompletionText"]
 class CompletionText:
     """One completion's text as it becomes certain.
 
-    Text that could be the beginning of a stop string is held back until it is known not to be. A
-    stop string and all after it never come out.
+    Text that could be the beginning of a stop string is held back until it is known not to be. What
+    follows a stop string never comes out, nor does the string itself unless it is wanted.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        *,
+        shows_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         """Begin with nothing said.
 
         Args:
             detokenizer: A fresh one, for this completion alone.
             stop: Strings that end the text; none is empty.
+            shows_stop: Whether the string that ends the text belongs to it.
+            min_tokens: Tokens in which no string ends the text.
         """
         assert all(stop), "an empty stop string would end every text at once"
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
+        self._shows_stop = shows_stop
+        self._min_tokens = min_tokens
+        self._tokens = 0
         self._held = ""
         self.stopped_by: str | None = None
 
@@ -37,6 +49,7 @@ class CompletionText:
     def push(self, token_id: int) -> str:
         """The text that this token makes certain."""
         assert not self.is_stopped, "nothing comes after a stop string"
+        self._tokens += 1
         return self._release(self._detokenizer.push(token_id))
 
     def finish(self) -> str:
@@ -48,14 +61,15 @@ class CompletionText:
         return text + rest
 
     def _release(self, new: str) -> str:
-        if not self._stop or not new:
+        may_stop = self._tokens > self._min_tokens or not self._min_tokens
+        if not (self._stop and new and may_stop):
             return new
         text = self._held + new
         found = [(position, stop) for stop in self._stop if (position := text.find(stop)) >= 0]
         if found:
             position, self.stopped_by = min(found)
             self._held = ""
-            return text[:position]
+            return text[: position + len(self.stopped_by)] if self._shows_stop else text[:position]
         keep = max(_overlap(text, stop) for stop in self._stop)
         cut = len(text) - keep
         self._held = text[cut:]

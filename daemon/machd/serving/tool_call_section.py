@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from machd.engine.chat_format import JSON_TOOLS
 from machd.engine.chat_protocol import ChatFormat, ParsedToolCall
 from machd.serving.piece_queue import PieceQueue
 from machd.serving.tool_call_text import JsonCalls
@@ -37,6 +38,7 @@ class ToolCallSection:
         chat_format: Knows the markers, and the spelling.
         tools: That may be called, as templates see them.
         pieces: Take the calls.
+        is_forced: Nothing but calls was asked for.
         is_thought: The section stands inside of thoughts.
     """
 
@@ -46,6 +48,7 @@ class ToolCallSection:
         tools: Sequence[Mapping[str, object]],
         pieces: PieceQueue,
         *,
+        is_forced: bool,
         is_thought: bool,
     ) -> None:
         self._format = chat_format
@@ -58,6 +61,7 @@ class ToolCallSection:
         self._is_blank = True
         self._other: list[str] = []
         self._calls_before = pieces.calls
+        self._is_forced = is_forced
         self.is_thought = is_thought
 
     @property
@@ -83,6 +87,17 @@ class ToolCallSection:
         if self._json is not None:
             self._other.append(self._json.push(text))
 
+    def finish_cut(self) -> str:
+        """What is no call of a section in which the text was cut.
+
+        That is nothing, unless the section holds no call for certain and the answer is not made of calls.
+        """
+        if not self._end and self._json is None:
+            text = "".join(self._raw)
+            self._send(self._calls(text) or self._calls(text.rpartition(self._start)[0]))
+        is_made_of_calls = self._is_forced or self._pieces.calls > 0
+        return self.raw if not is_made_of_calls and self._holds_no_call() else ""
+
     def finish(self, *, is_closed: bool) -> str:
         """What is no call, as the model wrote it.
 
@@ -96,24 +111,36 @@ class ToolCallSection:
                 rest = "".join(self._other).strip(_WHITESPACE + "]},;")
                 return "" if self._end.startswith(rest) else rest
         is_whole = is_closed or not self._end
-        calls = self._calls() if is_whole and self._is_readable() else []
+        calls = self._calls("".join(self._raw)) if is_whole else []
+        self._send(calls)
+        return "" if calls else self.raw + (self._end if is_closed else "")
+
+    def _send(self, calls: Sequence[ParsedToolCall]) -> None:
         for call in calls:
             self._pieces.start(call.name)
             self._pieces.arguments(call.arguments)
             self._pieces.end()
-        return "" if calls else self.raw + (self._end if is_closed else "")
 
-    def _is_readable(self) -> bool:
+    def _holds_no_call(self) -> bool:
+        """Whether no more text can make a call of a section that is still open."""
+        if not self._is_readable("".join(self._raw)):
+            return True
+        if self._is_blank or self._format.tool_format != JSON_TOOLS:
+            return False
+        return self._json is None or self._json.is_over
+
+    def _is_readable(self, text: str) -> bool:
         """Whether mlx-lm's parsers, whose patterns look back and forth, are done with it soon."""
-        text = "".join(self._raw)
         if self._format.tool_format not in _SLOW_FORMATS:
             return len(text) <= _MAX_CHARACTERS
         return len(text) <= _MAX_SLOW_CHARACTERS and text.count("call") <= _MAX_SLOW_CALLS
 
-    def _calls(self) -> list[ParsedToolCall]:
+    def _calls(self, text: str) -> list[ParsedToolCall]:
         """All of them, or none if one is to a function that the client did not name."""
+        if not self._is_readable(text):
+            return []
         try:
-            calls = self._format.parse_tool_calls("".join(self._raw), self._tools)
+            calls = self._format.parse_tool_calls(text, self._tools)
         except ValueError:
             return []
         return calls if all(call.name in self._names for call in calls) else []

@@ -20,6 +20,8 @@ __all__ = ["CallSink", "JsonCalls"]
 _WHITESPACE = " \t\r\n"
 _SEPARATORS = ",;]"
 _ARGUMENTS = ("arguments", "parameters")
+_OBJECTS = (*_ARGUMENTS, "function")
+_KEYS = (*_OBJECTS, "name", "type", "id")
 
 
 class CallSink(Protocol):
@@ -61,6 +63,20 @@ class _JsonCall:
     @property
     def is_done(self) -> bool:
         return self._json.is_done
+
+    @property
+    def can_be_call(self) -> bool:
+        """Whether an object that is not done can still turn out to be a call, by its keys so far."""
+        json_text = self._json
+        if json_text.depth > 1:
+            return self._key in _OBJECTS and self._name in {None, *self._names}
+        if (key := json_text.open_key) is not None:
+            known = any(one.startswith(key) for one in _KEYS)
+        elif (name := json_text.open_string) is not None and self._key == "name":
+            return any(one.startswith(name) for one in self._names)
+        else:
+            known = not self._key or self._key in _KEYS
+        return known and self._name in {None, *self._names}
 
     def push(self, text: str) -> int:
         """How many characters belong to the object.
@@ -131,6 +147,7 @@ class JsonCalls:
 
     Attributes:
         found: Calls that the sink knows of.
+        is_over: A text that is no call was read.
     """
 
     def __init__(self, sink: CallSink, names: frozenset[str], *, needs_arguments: bool) -> None:
@@ -140,12 +157,17 @@ class JsonCalls:
         self._call: _JsonCall | None = None
         self._between = ""
         self._is_in_array = False
-        self._is_over = False
+        self.is_over = False
         self.found = 0
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether what is held back can still turn out to be a call."""
+        return not self.is_over and (self._call is None or self._call.can_be_call)
 
     def push(self, text: str) -> str:
         """What is no call, as it was written; from the first such text on that is all text."""
-        while text and not self._is_over:
+        while text and not self.is_over:
             text = self._push_call(text) if self._call is not None else self._push_between(text)
         return text
 
@@ -205,7 +227,7 @@ class JsonCalls:
         return True
 
     def _give_up(self, rest: str) -> str:
-        self._is_over = True
+        self.is_over = True
         between, self._between = self._between, ""
         return (between.lstrip(_WHITESPACE + _SEPARATORS) if self.found else between) + rest
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from machd.api.bounded_schema import bounded_schema
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.schema_bounds import check_constraint, check_schemas
@@ -30,6 +31,7 @@ _STYLE = {
     "key_separator": ": ",
     "item_separator": ", ",
     "json_allowed_escapes": 'nrbtf\\"',
+    "lenient": True,
 }
 """As ``engine/grammar.py`` has it, for the same reasons."""
 
@@ -142,9 +144,9 @@ def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
 
 
 def _schema(tool: FunctionTool) -> Mapping[str, object]:
-    """Of the arguments: always an object, and read leniently unless the tool is strict."""
-    style = _STYLE if tool.strict else {**_STYLE, "lenient": True}
-    return {**(tool.parameters or {}), "type": "object", "x-guidance": style}
+    """The schema of a tool's arguments: always an object, closed."""
+    parameters = {**(tool.parameters or {}), "type": "object"}
+    return {**bounded_schema(parameters), "x-guidance": _STYLE}
 
 
 def _answer(constraint: Constraint) -> str:
@@ -154,16 +156,16 @@ def _answer(constraint: Constraint) -> str:
         case ConstraintKind.JSON_SCHEMA:
             schema = json.loads(constraint.source)
             if isinstance(schema, dict):
-                return f"%json {json.dumps({**schema, 'x-guidance': _STYLE})}"
+                return f"%json {json.dumps({**bounded_schema(schema), 'x-guidance': _STYLE})}"
             return f"%json {json.dumps(schema)}"
         case ConstraintKind.CHOICE:
             return " | ".join(_text(str(one)) for one in json.loads(constraint.source))
         case ConstraintKind.REGEX:
             return f"/{_slashes_escaped(constraint.source)}/"
-        case ConstraintKind.GRAMMAR | ConstraintKind.CALLS:
+        case ConstraintKind.GRAMMAR | ConstraintKind.FORBIDDEN | ConstraintKind.CALLS:
             raise InvalidRequestError(
-                f"{constraint.param}: a grammar cannot be combined with tools that the model may "
-                "call; send tool_choice none, or a JSON schema instead of the grammar",
+                f"{constraint.param}: it cannot be combined with tools that the model may "
+                "call; send tool_choice none, or leave it out",
                 param=constraint.param,
             )
 

@@ -2,105 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import json
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import pytest
+from answers import (
+    BARE,
+    SPELLINGS,
+    chat_output,
+    cut_text,
+    mlx_format,
+    put_together,
+    read_answer,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from machd.engine.chat_format import MarkedChatFormat
 from machd.engine.chat_protocol import ParsedToolCall, TextState
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.serving.chat_output import ChatOutput
 from machd.serving.output import (
-    Content,
-    OutputPiece,
-    Reasoning,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
 )
-
-
-def _tool(name: str, **properties: str) -> dict[str, object]:
-    schema = {
-        "type": "object",
-        "properties": {key: {"type": kind} for key, kind in properties.items()},
-    }
-    return {
-        "type": "function",
-        "function": {"name": name, "description": "", "parameters": schema},
-    }
-
-
-TOOLS = (_tool("f", a="integer"), _tool("get_weather", city="string", days="integer"))
-FAKE = FakeTokenizer().chat_format
-BARE = MarkedChatFormat(shows_tools=True, reasoning_markers=("<think>", "</think>"))
-
-
-@dataclass
-class Read:
-    """An answer, put together from its pieces."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, str, bool]] = field(default_factory=list)
-    order: str = ""
-
-
-def _put_together(pieces: Iterable[OutputPiece]) -> Read:
-    read = Read()
-    ids: list[str] = []
-    for piece in pieces:
-        match piece:
-            case Content(text):
-                assert text
-                read.content += text
-                read.order += "" if read.order.endswith("c") else "c"
-            case Reasoning(text):
-                assert text
-                read.reasoning += text
-                read.order += "" if read.order.endswith("r") else "r"
-            case ToolCallStart(index, call_id, name):
-                assert index == len(read.calls)
-                assert re.fullmatch(r"call_[0-9a-f]{24}", call_id)
-                ids.append(call_id)
-                read.calls.append((name, "", False))
-                read.order += "t"
-            case ToolCallArguments(index, text):
-                assert index == len(read.calls) - 1
-                name, so_far, is_whole = read.calls[-1]
-                assert text
-                assert not is_whole
-                read.calls[-1] = (name, so_far + text, False)
-            case ToolCallEnd(index):
-                assert index == len(read.calls) - 1
-                name, arguments, _ = read.calls[-1]
-                assert isinstance(json.loads(arguments), dict)
-                read.calls[-1] = (name, arguments, True)
-    assert len(set(ids)) == len(ids)
-    return read
-
-
-def _read(output: ChatOutput, parts: Iterable[str]) -> Read:
-    parser = output.parser()
-    pieces = [piece for part in parts for piece in parser.push(part)]
-    return _put_together([*pieces, *parser.finish()])
-
-
-def _output(chat_format: MarkedChatFormat = FAKE, **options: object) -> ChatOutput:
-    return ChatOutput(chat_format, **{"tools": TOOLS, **options})  # type: ignore[arg-type]
-
-
-def _cut(text: str, cuts: Sequence[int]) -> list[str]:
-    edges = sorted({0, len(text), *(one % (len(text) + 1) for one in cuts)})
-    return [text[start:end] for start, end in itertools.pairwise(edges)]
-
 
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 MARKED = f"<tool_call>\n{CALL}\n</tool_call>"
@@ -132,7 +55,7 @@ MARKED = f"<tool_call>\n{CALL}\n</tool_call>"
 )
 def test_an_answer_is_told_apart(text: str, content: str, reasoning: str, calls: int) -> None:
     """Thoughts, calls and text, with the whitespace between them left out and all other kept."""
-    read = _read(_output(), [text])
+    read = read_answer(chat_output(), [text])
     assert (read.content, read.reasoning) == (content, reasoning)
     assert [(name, json.loads(text), whole) for name, text, whole in read.calls] == [
         ("f", {"a": 1}, True)
@@ -158,7 +81,7 @@ def test_an_answer_is_told_apart(text: str, content: str, reasoning: str, calls:
 )
 def test_what_is_no_call_comes_out_as_it_was_written(text: str) -> None:
     """Unknown names, broken JSON, cut ends: content with its markers, and never an exception."""
-    read = _read(_output(), [text])
+    read = read_answer(chat_output(), [text])
     assert read.content == text
     assert not read.calls
 
@@ -166,27 +89,27 @@ def test_what_is_no_call_comes_out_as_it_was_written(text: str) -> None:
 def test_a_false_call_in_thoughts_stays_a_thought() -> None:
     """A model that thinks about markers goes on thinking until it ends its thoughts."""
     text = "<think>I could use <tool_call> here.</tool_call> No.</think>\nNo."
-    read = _read(_output(), [text])
+    read = read_answer(chat_output(), [text])
     assert read.reasoning == "I could use <tool_call> here.</tool_call> No."
     assert read.content == "No."
 
 
 def test_a_prompt_may_open_the_thoughts() -> None:
     """The template wrote the opening marker, so the answer begins inside."""
-    read = _read(_output(starts_in=TextState.REASONING), ["\nso\n</think>\n\nHi"])
+    read = read_answer(chat_output(starts_in=TextState.REASONING), ["\nso\n</think>\n\nHi"])
     assert (read.reasoning, read.content) == ("so", "Hi")
 
 
 def test_without_tools_calls_are_text() -> None:
     """Nobody named a function, so nothing is a call."""
-    read = _read(_output(tools=()), [MARKED])
+    read = read_answer(chat_output(tools=()), [MARKED])
     assert read.content == MARKED
     assert not read.calls
 
 
 def test_the_name_and_the_arguments_come_as_they_are_written() -> None:
     """The start is out before any argument, each part of the arguments before the next."""
-    parser = _output().parser()
+    parser = chat_output().parser()
     assert parser.push('<tool_call>\n{"name": "get_weather"') == []
     (start,) = parser.push(', "arguments": ')[:1] or parser.push("{")[:1]
     assert isinstance(start, ToolCallStart)
@@ -195,33 +118,32 @@ def test_the_name_and_the_arguments_come_as_they_are_written() -> None:
     assert parser.push('is"') == [ToolCallArguments(0, 'is"')]
     assert parser.push("}") == [ToolCallArguments(0, "}"), ToolCallEnd(0)]
     assert parser.push("}\n</tool_call>") == []
-    assert parser.finish() == []
+    assert parser.finish(is_cut=False) == []
 
 
 @pytest.mark.parametrize("cut", range(36, len(MARKED) - 15))
 def test_a_call_cut_short_has_no_end(cut: int) -> None:
-    """``max_tokens`` inside the arguments leaves what was streamed, and no text."""
-    read = _read(_output(), [MARKED[:cut]])
-    if read.calls:
-        ((name, arguments, is_whole),) = read.calls
+    """``max_tokens`` inside a call leaves the beginning of its arguments, and no text."""
+    read = read_answer(chat_output(), [MARKED[:cut]], is_cut=True)
+    assert read.content == ""
+    for name, arguments, is_whole in read.calls:
         assert name == "f"
         assert is_whole == (arguments == '{"a": 1}')
-        assert read.content == ""
-    else:
-        assert read.content == MARKED[:cut]
 
 
 def test_slips_inside_of_strings_are_mended() -> None:
     """Raw line ends and needless backslashes would make the arguments no JSON at all."""
     raw = '<tool_call>{"name": "f", "arguments": {"a": "x\ny\\d\\\'\\u00e9\\n"}}</tool_call>'
-    ((_, arguments, is_whole),) = _read(_output(), [raw]).calls
+    ((_, arguments, is_whole),) = read_answer(chat_output(), [raw]).calls
     assert is_whole
     assert json.loads(arguments) == {"a": "x\ny\\d\\'\u00e9\n"}
 
 
 def test_a_call_that_breaks_after_it_began_stays_without_an_end() -> None:
     """What a client has seen cannot be taken back."""
-    read = _read(_output(), ['<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'])
+    read = read_answer(
+        chat_output(), ['<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>']
+    )
     assert read.calls[0][::2] == ("f", False)
 
 
@@ -247,7 +169,7 @@ def test_a_call_that_breaks_after_it_began_stays_without_an_end() -> None:
 )
 def test_calls_without_markers(text: str, calls: int, content: str) -> None:
     """An answer that begins as JSON is calls if it turns out so, and else its own text."""
-    read = _read(_output(BARE, has_bare_calls=True), [text])
+    read = read_answer(chat_output(BARE, has_bare_calls=True), [text])
     assert [(name, json.loads(args), whole) for name, args, whole in read.calls] == [
         ("f", {"a": 1}, True)
     ] * calls
@@ -291,17 +213,17 @@ answers = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 @given(text=answers, cuts=st.lists(st.integers(0, 400), max_size=12), is_bare=st.booleans())
 def test_the_cut_changes_nothing(text: str, cuts: list[int], *, is_bare: bool) -> None:
     """Any way of cutting the text gives the same content, thoughts and calls, in the same order."""
-    output = _output(BARE, has_bare_calls=True) if is_bare else _output()
-    whole = _read(output, [text])
-    assert _read(output, _cut(text, cuts)) == whole
-    assert _read(output, text) == whole
+    output = chat_output(BARE, has_bare_calls=True) if is_bare else chat_output()
+    whole = read_answer(output, [text])
+    assert read_answer(output, cut_text(text, cuts)) == whole
+    assert read_answer(output, text) == whole
 
 
 @settings(max_examples=200)
 @given(answers)
 def test_nothing_but_markup_is_lost(text: str) -> None:
     """All letters of plain text come out somewhere."""
-    read = _read(_output(), [text])
+    read = read_answer(chat_output(), [text])
     out = read.content + read.reasoning + "".join(one[1] for one in read.calls)
     assert out.count("text") == text.count("text")
 
@@ -314,148 +236,22 @@ def test_a_failure_of_reading_gives_plain_text() -> None:
             raise KeyError(text, tools)
 
     broken = Broken(tool_markers=("<tool_call>", "</tool_call>"), tool_format="x")
-    parser = _output(broken).parser()
+    parser = chat_output(broken).parser()
     text = "before <tool_call>f()</tool_call>"
-    pieces = [*parser.push(text), *parser.push(" after"), *parser.finish()]
-    assert _put_together(pieces).content == "before <tool_call>f() after"
-
-
-def _mlx_format(name: str) -> MarkedChatFormat:
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return MarkedChatFormat(
-        tool_format=name,
-        tool_markers=(module.tool_call_start, module.tool_call_end),
-        shows_tools=True,
-        reasoning_markers=("<think>", "</think>"),
-        parse=module.parse_tool_call,
-    )
+    pieces = [*parser.push(text), *parser.push(" after"), *parser.finish(is_cut=False)]
+    assert put_together(pieces).content == "before <tool_call>f() after"
 
 
 PARIS = ("get_weather", {"city": "Paris", "days": 3})
-KIMI = (
-    "<|tool_call_begin|>functions.get_weather:{0}<|tool_call_argument_begin|>"
-    '{{"city": "Paris", "days": 3}}<|tool_call_end|>'
-)
-XTML_CALL = (
-    '<|open|>call tool="get_weather" index="{0}"<|sep|><|open|>argument key="city" type="string"'
-    '<|sep|>Paris<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3'
-    "<|close|>argument<|sep|><|close|>call<|sep|>"
-)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "calls"),
-    [
-        (
-            "json_tools",
-            (
-                '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n'
-                "</tool_call>"
-            ),
-            1,
-        ),
-        (
-            "qwen3_coder",
-            (
-                "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
-                "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-            ),
-            1,
-        ),
-        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}', 1),
-        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}' * 2, 2),
-        (
-            "mistral",
-            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]',
-            1,
-        ),
-        (
-            "pythonic",
-            (
-                '<|tool_call_start|>[get_weather(city="Paris", days=3), '
-                "get_weather(city='Paris', days=3)]<|tool_call_end|>"
-            ),
-            2,
-        ),
-        (
-            "glm47",
-            (
-                "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>\n"
-                "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
-            ),
-            1,
-        ),
-        (
-            "kimi_k2",
-            "<|tool_calls_section_begin|>"
-            + KIMI.format(0)
-            + KIMI.format(1)
-            + "<|tool_calls_section_end|>",
-            2,
-        ),
-        (
-            "gemma4",
-            '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>',
-            1,
-        ),
-        (
-            "minimax_m2",
-            (
-                '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris'
-                '</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
-            ),
-            1,
-        ),
-        (
-            "minicpm5",
-            (
-                '<function name="get_weather"><param name="city">Paris</param>'
-                '<param name="days">3</param></function>'
-            ),
-            1,
-        ),
-        (
-            "function_gemma",
-            (
-                "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}"
-                "<end_function_call>"
-            ),
-            1,
-        ),
-        (
-            "longcat",
-            (
-                "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n"
-                "<longcat_arg_value>Paris</longcat_arg_value>\n<longcat_arg_key>days"
-                "</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value></longcat_tool_call>"
-            ),
-            1,
-        ),
-        (
-            "muse_spark",
-            (
-                '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">'
-                'Paris</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
-                "</atem:invoke>\n</atem:function_calls>"
-            ),
-            1,
-        ),
-        (
-            "kimi_k3",
-            "<|open|>tools<|sep|>"
-            + XTML_CALL.format(1)
-            + XTML_CALL.format(2)
-            + "<|close|>tools<|sep|>",
-            2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "calls"), SPELLINGS)
 def test_every_spelling_that_mlx_lm_reads(name: str, text: str, calls: int) -> None:
     """Calls as models write them, thoughts and text before, at once and by the character."""
-    output = _output(_mlx_format(name))
+    output = chat_output(mlx_format(name))
     answer = f"<think>hm</think>I look.\n{text}\n"
-    read = _read(output, [answer])
-    assert _read(output, answer) == read
+    read = read_answer(output, [answer])
+    assert read_answer(output, answer) == read
     assert read.content == "I look."
     assert read.reasoning == "hm"
     assert [(one, json.loads(args)) for one, args, _ in read.calls] == [PARIS] * calls
@@ -477,7 +273,7 @@ def test_every_spelling_that_mlx_lm_reads(name: str, text: str, calls: int) -> N
 )
 def test_other_spellings_fail_as_text(name: str, text: str) -> None:
     """A spelling that its parser cannot read, or that is not finished, is content."""
-    read = _read(_output(_mlx_format(name)), [text])
+    read = read_answer(chat_output(mlx_format(name)), [text])
     assert read.content == text
     assert not read.calls
 
@@ -492,17 +288,17 @@ def test_the_header_of_a_message_is_no_text() -> None:
         tool_markers=("<atem:function_calls>", "</atem:function_calls>"),
         transitions=states["transitions"],
         first_state=states["initial_state"],
-        parse=_mlx_format("muse_spark").parse,
+        parse=mlx_format("muse_spark").parse,
     )
-    output = _output(chat_format, starts_in=chat_format.opening_state)
+    output = chat_output(chat_format, starts_in=chat_format.opening_state)
     text = (
         "to=self<|message|>hm<|eom|><|start|>assistant to=f<|message|><atem:function_calls>"
         '<atem:invoke name="f"><atem:parameter name="a">1</atem:parameter></atem:invoke>'
         "</atem:function_calls><|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
     )
-    read = _read(output, [text])
-    assert _read(output, text) == read
+    read = read_answer(output, [text])
+    assert read_answer(output, text) == read
     assert (read.reasoning, read.content) == ("hm", "Hi")
     assert [one[0] for one in read.calls] == ["f"]
-    silent = _output(chat_format, tools=(), starts_in=chat_format.opening_state)
-    assert "atem:invoke" in _read(silent, [text]).content
+    silent = chat_output(chat_format, tools=(), starts_in=chat_format.opening_state)
+    assert "atem:invoke" in read_answer(silent, [text]).content

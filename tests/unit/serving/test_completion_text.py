@@ -177,3 +177,17 @@ def test_an_empty_stop_string_is_a_mistake_of_the_caller() -> None:
     """It would end every text before it began; requests that carry one are refused earlier."""
     with pytest.raises(AssertionError, match="empty stop string"):
         CompletionText(_Pieces([]), ["a", ""])
+
+
+def test_stop_string_belongs_to_the_text_when_it_is_shown() -> None:
+    """With ``shows_stop`` the text ends behind the stop string, and what follows stays out."""
+    text = CompletionText(_Pieces(["on", "e st", "op two"]), ["stop"], shows_stop=True)
+    assert "".join(_said(text, range(3))) == "one stop"
+    assert text.stopped_by == "stop"
+
+
+def test_no_stop_string_ends_a_text_before_its_tokens() -> None:
+    """Stop strings in the first ``min_tokens`` tokens are text; later ones end it."""
+    pieces = ["ab", "ab", "c", "ab", "d"]
+    text = CompletionText(_Pieces(pieces), ["ab"], min_tokens=3)
+    assert "".join(_said(text, range(len(pieces)))) == "ababc"

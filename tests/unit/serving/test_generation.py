@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from serving_parts import OpenGeneration, admitted, finished, token, tokens
 
+from machd.engine.protocol import PromptLogprob, SampledToken
 from machd.errors import (
     ClientDisconnectedError,
     ClientStalledError,
@@ -15,7 +18,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.scheduler.events import DecodeMode, FinishReason, PromptReused
+from machd.scheduler.events import DecodeMode, FinishReason, PromptReused, PromptScored
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.record import RequestRecord
 
@@ -367,3 +370,32 @@ async def test_the_record_tells_how_a_request_ended(error: MachdError, finish_re
 
     record = opened.generation.record(110.0)
     assert (record.finish_reason, record.error_code) == (finish_reason, error.code)
+
+
+async def test_prompt_logprobs_come_once_with_the_choices_first_delta() -> None:
+    """They come before any text, by themselves if need be; a requeued sequence's second ones are dropped."""
+    opened = OpenGeneration("a", "b")
+    first = (PromptLogprob(0, 1, 65, -1.0, 1),)
+    again = (PromptLogprob(0, 1, 65, -1.1, 1),)
+    batches = opened.generation.deltas(idle_s=30)
+
+    opened.push(PromptScored("a", first))
+    assert await anext(batches) == [ChoiceDelta(0, "", (), None, prompt_logprobs=first)]
+    opened.push(PromptScored("a", again), PromptScored("b", ()), tokens("a", "x"), tokens("b", "y"))
+    deltas = await anext(batches)
+
+    assert [(one.text, one.prompt_logprobs) for one in deltas] == [("x", None), ("y", ())]
+
+
+async def test_stop_token_comes_with_the_last_delta() -> None:
+    """The token that ended a text is told, unless a stop text had ended it before."""
+    stop_token = SampledToken(0, 256)
+    ends = [
+        replace(finished(one, completion_tokens=2), stop_token=stop_token) for one in ("a", "b")
+    ]
+    opened = OpenGeneration("a", "b", stop=["y"])
+    opened.push(tokens("a", "x"), tokens("b", "y"), *ends)
+
+    deltas = await opened.read()
+
+    assert [(one.text, one.stop_token) for one in deltas] == [("x", stop_token), ("", None)]

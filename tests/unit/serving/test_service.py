@@ -11,6 +11,7 @@ import pytest
 from sequence_samples import LIMITS
 from serving_parts import admitted, finished, identity_of, token, tokens
 
+from machd.api.bounds import WHOLE_ROOM
 from machd.api.options import GenerationOptions
 from machd.clock import ManualClock
 from machd.engine.fake import FakeEngine
@@ -147,8 +148,9 @@ async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
     (request,) = serving.submitted(options, 3)
     sampling = request.sampling
 
-    names = set(sampling.__slots__) - {"forced_token_ids", "grammar", "thinking"}
-    assert (sampling.forced_token_ids, sampling.grammar, sampling.thinking) == ((), None, None)
+    others = {"end_token_ids", "forced_token_ids", "predicted_token_ids", "grammar", "thinking"}
+    names = set(sampling.__slots__) - others
+    assert not any(getattr(sampling, name) for name in others)
     assert {name: getattr(sampling, name) for name in names} == {
         name: getattr(options, name) for name in names
     }
@@ -157,7 +159,10 @@ async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
 async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
     serving: _Serving,
 ) -> None:
-    """Prompt and asked completion do not fit: the message tells the context and what was needed."""
+    """Where nothing is clamped, the message tells the context and what was needed."""
+    serving.service.set_limits(
+        GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4, clamps_max_tokens=False)
+    )
     with pytest.raises(ContextLengthExceededError) as refusal:
         serving.submitted(replace(OPTIONS, max_tokens=41), 60)
 
@@ -183,20 +188,61 @@ async def test_a_prompt_without_room_for_a_token_is_refused(
 async def test_one_prompt_too_long_refuses_the_request(serving: _Serving) -> None:
     """All or none: no sequence of a refused request is ever started."""
     with pytest.raises(ContextLengthExceededError):
-        serving.submitted(OPTIONS, 3, 99)
+        serving.submitted(OPTIONS, 3, 100)
     assert serving.messages() == []
 
 
 @pytest.mark.parametrize(
     ("asked", "prompt_tokens", "max_tokens"),
-    [(None, 10, 50), (None, 60, 40), (None, 99, 1), (40, 60, 40), (90, 10, 90), (1, 99, 1)],
+    [
+        (None, 10, 50),
+        (None, 60, 40),
+        (None, 99, 1),
+        (40, 60, 40),
+        (90, 10, 90),
+        (1, 99, 1),
+        (91, 10, 90),
+        (32_000, 99, 1),
+        (WHOLE_ROOM, 10, 90),
+    ],
 )
-async def test_the_default_length_is_clipped_to_the_room_and_an_asked_one_is_kept(
+async def test_completion_gets_the_tokens_that_fit(
     serving: _Serving, asked: int | None, prompt_tokens: int, max_tokens: int
 ) -> None:
-    """A default never overflows the context; a number that was asked for is honoured or refused."""
+    """The default, and a number that is larger than the room left, are clamped to the room."""
     (request,) = serving.submitted(GenerationOptions(max_tokens=asked), prompt_tokens)
     assert request.max_tokens == max_tokens
+
+
+async def test_completion_is_clamped_to_the_kv_budget(serving: _Serving) -> None:
+    """The KV budget bounds a completion; a prompt beyond it is left to admission to refuse."""
+    cache = serving.service.model.cache
+    serving.loop._snapshots.newest = LoopSnapshot(
+        slot_count=2, kv_budget_bytes=cache.bytes_per_sequence + 30 * cache.bytes_per_token
+    )
+    options = GenerationOptions(max_tokens=80)
+    (request,) = serving.submitted(options, 10)
+    assert request.max_tokens == 20
+    (request,) = serving.submitted(options, 40)
+    assert request.max_tokens == 1
+
+
+async def test_sampler_learns_the_end_tokens_that_min_tokens_holds_back(serving: _Serving) -> None:
+    """Tokens that end the completion reach the sampler only where they are held back."""
+    options = replace(OPTIONS, stop_token_ids=(7,))
+    (plain,) = serving.submitted(options, 3)
+    (held,) = serving.submitted(replace(options, min_tokens=2), 3)
+    assert plain.sampling.end_token_ids == ()
+    assert held.sampling.end_token_ids == tuple(sorted(held.stop_token_ids))
+    assert 7 in held.stop_token_ids
+
+
+async def test_completion_of_end_tokens_alone_cannot_be_held_open(serving: _Serving) -> None:
+    """``min_tokens`` and ``allowed_token_ids`` that leave no token to choose are refused."""
+    options = replace(OPTIONS, stop_token_ids=(7,), allowed_token_ids=(7,), min_tokens=2)
+    with pytest.raises(InvalidRequestError) as refusal:
+        serving.submitted(options, 3)
+    assert refusal.value.param == "min_tokens"
 
 
 async def test_more_completions_than_allowed_are_refused(serving: _Serving) -> None:

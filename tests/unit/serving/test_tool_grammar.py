@@ -14,7 +14,7 @@ from machd.engine.grammar import LlguidanceCompiler, compiled
 from machd.engine.mlx_lm_import import import_mlx_lm
 from machd.engine.protocol import Tokenizer
 from machd.engine.tokenizer import MlxTokenizer
-from machd.errors import GrammarError, InvalidRequestError
+from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import ToolCallArguments, ToolCallEnd, ToolCallStart
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, forced_calls
@@ -117,7 +117,7 @@ def test_whatever_a_grammar_allows_is_read_as_calls() -> None:
             FAKE.chat_format, tools, has_bare_calls=is_bare, has_marked_calls=not is_bare
         )
         parser = output.parser()
-        pieces = [*parser.push(text), *parser.finish()]
+        pieces = [*parser.push(text), *parser.finish(is_cut=False)]
         assert [one.name for one in pieces if isinstance(one, ToolCallStart)] == [
             tool.name for tool in TOOLS
         ]
@@ -127,14 +127,23 @@ def test_whatever_a_grammar_allows_is_read_as_calls() -> None:
         )
 
 
-def test_a_schema_that_cannot_be_kept_fails_only_where_it_has_to_be() -> None:
-    """Keywords that llguidance does not know are left out unless the tool is strict."""
+def test_keyword_beyond_grammars_is_named() -> None:
+    """A keyword of a tool's schema that no grammar expresses is left out, and the grammar names it."""
     schema = {"type": "object", "properties": {"a": {"not": {"const": 1}}}}
-    lenient = forced_calls([FunctionTool("f", parameters=schema)], REQUIRED, BARE)
-    assert _allows(lenient, '{"name": "f", "arguments": {"a": 2}}')
-    strict = forced_calls([FunctionTool("f", parameters=schema, strict=True)], REQUIRED, BARE)
-    with pytest.raises(GrammarError):
-        _compiler().compile(strict)
+    forced = forced_calls([FunctionTool("f", parameters=schema)], REQUIRED, BARE)
+    assert _allows(forced, '{"name": "f", "arguments": {"a": 2}}')
+    assert _compiler().compile(forced).ignored_keywords == ("not",)
+
+
+def test_arguments_hold_no_key_that_their_schema_does_not_name() -> None:
+    """Arguments with ``properties`` are closed, unless their schema opens them."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    closed = forced_calls([FunctionTool("f", parameters=schema)], REQUIRED, BARE)
+    opened = forced_calls(
+        [FunctionTool("f", parameters={**schema, "additionalProperties": True})], REQUIRED, BARE
+    )
+    assert not _allows(closed, '{"name": "f", "arguments": {"b": 2}}')
+    assert _allows(opened, '{"name": "f", "arguments": {"b": 2}}')
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,6 @@ def test_earlier_calls_and_results_are_shown_as_the_model_is_asked_to_write_them
     assert results.count("<tool_response>") == 2
     assert results.index("one") < results.index("two")
     parser = ChatOutput(FakeTokenizer().chat_format, (TOOL,)).parser()
-    pieces = [*parser.push(str(written[1]["content"])), *parser.finish()]
+    pieces = [*parser.push(str(written[1]["content"])), *parser.finish(is_cut=False)]
     assert pieces[0] == Content("Wait.")
     assert [one.name for one in pieces if isinstance(one, ToolCallStart)] == ["f", "f"]

@@ -1,0 +1,61 @@
+"""Shorten a prompt that is too long: a text to its end, a conversation to its latest turns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from machd.api.bounds import WHOLE_ROOM
+
+_ANSWER_SHARE = 4
+"""One token in so many of the context is kept for the answer of a shortened prompt."""
+
+_SYSTEM = "system"
+_USER = "user"
+
+
+def max_prompt_tokens(asked: int, context_tokens: int) -> int:
+    """Tokens that a prompt may have before it is shortened.
+
+    Args:
+        asked: What the client says; ``WHOLE_ROOM`` for what the context holds.
+        context_tokens: Positions that prompt and completion share.
+    """
+    whole = max(1, context_tokens - context_tokens // _ANSWER_SHARE)
+    return whole if asked == WHOLE_ROOM else min(asked, whole)
+
+
+def kept_messages(
+    messages: Sequence[dict[str, object]], fits: Callable[[list[dict[str, object]]], bool]
+) -> list[dict[str, object]]:
+    """The messages that are left when as few of the oldest turns as possible are dropped.
+
+    A turn begins with a message of the user, so that no result is kept without its call. The system
+    messages at the beginning and the last turn stay, whether that fits or not.
+
+    Args:
+        messages: As templates see them.
+        fits: Tells of fewer messages whether they fit; asked about as often as the logarithm of the
+            number of turns.
+    """
+    opening = next(
+        (index for index, one in enumerate(messages) if one.get("role") != _SYSTEM), len(messages)
+    )
+    starts = [
+        index
+        for index, one in enumerate(messages)
+        if index > opening and one.get("role") == _USER and _begins_turn(messages, index)
+    ]
+
+    def kept(start: int) -> list[dict[str, object]]:
+        return [*messages[:opening], *messages[start:]]
+
+    if not starts:
+        return list(messages)
+    first = bisect_left(starts, True, key=lambda start: fits(kept(start)))  # noqa: FBT003
+    return kept(starts[min(first, len(starts) - 1)])
+
+
+def _begins_turn(messages: Sequence[dict[str, object]], index: int) -> bool:
+    """Whether a user's message begins a turn: the message before it is not the user's."""
+    return messages[index - 1].get("role") != _USER
