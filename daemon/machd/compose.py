@@ -23,6 +23,7 @@ from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
+from machd.http.model_names import ModelNames
 from machd.http.switch import AppSwitch
 from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
@@ -48,6 +49,7 @@ from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.serving.throughput import Throughput
 from machd.settings.model import ContinuousBatchingSettings, Settings
+from machd.settings.models import ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
@@ -72,7 +74,7 @@ def installed_versions() -> Versions:
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing that comes from outside
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -80,6 +82,7 @@ class Parts:
         clock: Clock,
         *,
         admit: Access,
+        is_exposed: bool = False,
         measures: Measures = NOTHING_MEASURED,
     ) -> None:
         """Wire them; nothing runs yet.
@@ -90,6 +93,7 @@ class Parts:
             load: Makes the engine; called on the engine thread.
             clock: Reads time.
             admit: Reads who may ask, for these settings and for later ones.
+            is_exposed: Whether other machines can reach the public port.
             measures: Find out what the model can do; called on the engine thread.
 
         Raises:
@@ -103,6 +107,7 @@ class Parts:
         self._in_force = settings
         self._available_bytes: int | None = None
         self._has_prefixes = False
+        self._is_exposed = is_exposed
         self._open_requests = OpenRequests()
         self.max_connections = fit_connections(settings.limits.max_connections)
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
@@ -282,6 +287,7 @@ class Parts:
             settings=settings,
             versions=installed_versions(),
             responses=self._responses,
+            names=_model_names(settings.models, is_exposed=self._is_exposed),
         )
         return create_app(
             context,
@@ -325,12 +331,19 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
     limits = settings.limits
     return GenerationLimits(
         max_tokens_default=limits.max_tokens_default,
+        clamps_max_tokens=limits.max_tokens_policy == "clamp",
         max_n=limits.max_n,
         max_queue=limits.max_queue,
         max_requests_per_key=limits.max_requests_per_key,
         max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
         shares_prefixes=settings.cache.namespace == "shared",
+        refuses_ignored_keywords=settings.structured_output.strict,
     )
+
+
+def _model_names(section: ModelsSettings, *, is_exposed: bool) -> ModelNames:
+    accepts_any = not is_exposed if section.accept_any is None else section.accept_any
+    return ModelNames(section.aliases, accepts_any=accepts_any)
 
 
 def _queue_limits(settings: Settings) -> QueueLimits:

@@ -137,6 +137,7 @@ class Daemon:
                 self._load,
                 self._clock,
                 admit=self._entrance.admit,
+                is_exposed=self._entrance.public.is_exposed,
                 measures=self._measures,
             )
             await self._run(parts)

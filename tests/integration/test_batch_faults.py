@@ -470,11 +470,15 @@ def _detokeniser_fails_at(push: int) -> _Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         right = CompletionText.__init__
 
-        def init(this: CompletionText, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
-            is_bad = _MARK in stop
-            right(
-                this, _BadDetokenizer(detokenizer, fails_at=push) if is_bad else detokenizer, stop
-            )
+        def init(
+            this: CompletionText,
+            detokenizer: Detokenizer,
+            stop: tuple[str, ...],
+            **options: Any,
+        ) -> None:
+            if _MARK in stop:
+                detokenizer = _BadDetokenizer(detokenizer, fails_at=push)
+            right(this, detokenizer, stop, **options)
 
         patch.setattr(CompletionText, "__init__", init)
 

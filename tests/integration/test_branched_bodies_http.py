@@ -35,6 +35,12 @@ def _chat_history(*calls: dict[str, object]) -> dict[str, object]:
     return {**chat("hi", max_tokens=1), "messages": said}
 
 
+def _ollama_history(arguments: str) -> bytes:
+    call = f'{{"function": {{"name": "f", "arguments": {arguments}}}}}'
+    said = f'{{"role": "assistant", "tool_calls": [{call}]}}'
+    return f'{{"model": "fake", "messages": [{said}]}}'.encode()
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """One daemon for all bodies."""
@@ -80,6 +86,24 @@ def test_branched_body_is_refused_off_the_event_loop(
     assert sum(one.count("{") + one.count("[") for one in accepted) <= _MAX_CONTAINERS
 
 
+@pytest.mark.parametrize("arguments", [_FLAT_OBJECTS, _DEEP_LISTS], ids=["flat", "deep"])
+def test_branched_ollama_body_is_refused_off_the_event_loop(
+    url: str, arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health is answered while the arguments of Ollama's calls, which are objects, are counted."""
+    held = HeldCall(raw_json.Allowance.take)
+    monkeypatch.setattr(raw_json.Allowance, "take", held.as_method())
+    body = _ollama_history(arguments)
+    with ThreadPoolExecutor(1) as pool, held:
+        headers = {"Content-Type": "application/json"}
+        answer = pool.submit(httpx.post, f"{url}/api/chat", content=body, headers=headers)
+        held.wait_until_reached()
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        assert not answer.done()
+        held.may_go.set()
+        assert answer.result().status_code == 400
+
+
 def test_token_texts_of_a_long_prompt_are_made_off_the_event_loop(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,16 +117,19 @@ def test_token_texts_of_a_long_prompt_are_made_off_the_event_loop(
     assert len(answer.json()["token_strs"]) == answer.json()["count"] == len(prompt)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/completions", "/api/chat"]
+)
 def test_unknown_model_is_told_before_other_mistakes(url: str, path: str) -> None:
-    """A request for another model is a 404, whatever else is wrong with it."""
+    """A name that no model has is a 404, whatever else is wrong with the request."""
     body = {
-        "model": "other",
+        "model": "../other",
         "max_tokens": 1,
         "prompt": [[]],
         "messages": [{"role": "assistant", "content": ""}],
         "store": True,
         "container": "c",
+        "format": "xml",
     }
     with httpx.Client(base_url=url) as http:
         assert http.post(path, json=body).status_code == 404

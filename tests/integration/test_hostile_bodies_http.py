@@ -36,6 +36,21 @@ def test_hostile_body_is_refused(http: httpx.Client, hostile: HostileBody) -> No
     assert len(good.json()["choices"][0]["message"]["content"]) == 2
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+def test_hostile_bodies_harm_no_endpoint_of_ollamas(http: httpx.Client, path: str) -> None:
+    """Each gets a short 4xx in Ollama's envelope, or, where the field is not Ollama's, an answer."""
+    statuses = set()
+    for name, body, _ in HOSTILE_CHAT_BODIES:
+        cut = body.replace(b'"model": "fake"', b'"options": {"num_predict": 1}, "model": "fake"', 1)
+        answer = http.post(path, content=cut, headers={"Content-Type": "application/json"})
+        statuses.add(answer.status_code)
+        assert answer.status_code in (200, 400, 404, 413), name
+        if answer.status_code != 200:
+            assert answer.json().keys() == {"error"}
+            assert len(answer.content) < 2000
+    assert statuses >= {200, 400}
+
+
 def test_nothing_hostile_reached_the_engine(http: httpx.Client) -> None:
     """No generation of a refused body was ever opened: every counted request ended well."""
     url = str(http.base_url).rstrip("/")

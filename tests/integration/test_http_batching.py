@@ -390,7 +390,10 @@ def test_who_does_not_fit_now_is_turned_away_under_reject() -> None:
 @pytest.mark.parametrize("policy", ["defer", "reject"])
 def test_what_can_never_fit_is_refused_with_the_numbers(policy: str) -> None:
     """A request larger than the whole budget is a 400 on an idle daemon, whatever the policy."""
-    flags = _TINY_BUDGET | {"continuous_batching.kv_policy": policy}
+    flags = _TINY_BUDGET | {
+        "continuous_batching.kv_policy": policy,
+        "limits.max_tokens_policy": "refuse",
+    }
     with RunningDaemon(lambda: FakeEngine(told), flags) as daemon:
         refused = _answer(daemon, _body("hi", max_tokens=975))
         fits = _answer(daemon, _body("hi", max_tokens=974))

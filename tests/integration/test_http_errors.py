@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
-from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.api.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.clock import ManualClock, SystemClock
 from machd.compose import installed_versions
 from machd.engine.fake import FakeEngine, FakeFaults
@@ -40,8 +41,20 @@ _OTHER_KEY = "k-fedcba9876543210"
 _TELLTALE = re.compile(
     rf"{_CANARY}|Traceback|File \"|\.py\b|/(?:home|root|work|tmp|usr)/|0x[0-9a-f]{{6}}|site-packages"
 )
-_PATHS = sorted({endpoint.path.replace("{id}", "fake") for endpoint in PUBLIC_ENDPOINTS})
-_UNKNOWN_PATHS = ["/", "/v1", "/nowhere", "/v1/chat/completions/x", "/admin/status", "/metrics/x"]
+_PATHS = sorted({endpoint.path.replace("{id}", "fake") for endpoint in PUBLIC_ROUTES})
+_UNKNOWN_PATHS = [
+    "/v1",
+    "/v1/v1/models",
+    "/nowhere",
+    "/v1/chat/completions/x/y",
+    "/admin/status",
+    "/metrics/x",
+    "/api",
+    "/api/pull",
+    "/api/delete",
+    "/api/embed",
+    "/api/chat/x",
+]
 
 
 class _Answer(Protocol):
@@ -80,9 +93,12 @@ def _check(answer: httpx.Response, status: int, code: str, param: str | None = N
 
 
 def _check_envelope(answer: _Answer, code: str, param: str | None = None) -> str:
-    """Assert OpenAI's envelope, or Anthropic's, which has neither code nor param."""
+    """Assert OpenAI's envelope, or Anthropic's, or Ollama's, which have neither code nor param."""
     error = answer.json()["error"]
-    if "type" in answer.json():
+    if isinstance(error, str):
+        assert answer.json().keys() == {"error"}
+        error = {"type": "text", "message": error}
+    elif "type" in answer.json():
         assert answer.json().keys() == {"type", "error", "request_id"}
         assert answer.json()["type"] == "error"
         assert error.keys() == {"type", "message"}
@@ -112,7 +128,11 @@ def test_a_prompt_beyond_the_context_is_told_both_numbers(http: httpx.Client, st
         answer = httpx.post(f"{small.url}{_CHAT}", json=chat("x" * 200, stream=stream))
         message = _check(answer, 400, "context_length_exceeded", "messages")
         assert {"100", str(len("user: \nassistant: ") + 200)} <= set(re.findall(r"\d+", message))
-        answer = httpx.post(f"{small.url}{_CHAT}", json=chat("x", stream=stream, max_tokens=100))
+        body = chat("x", stream=stream, max_tokens=100)
+        assert httpx.post(f"{small.url}{_CHAT}", json=body).status_code == 200
+    refusing = {"limits.max_tokens_policy": "refuse"}
+    with RunningDaemon(lambda: FakeEngine(told, context_tokens=100), refusing) as small:
+        answer = httpx.post(f"{small.url}{_CHAT}", json=body)
         message = _check(answer, 400, "context_length_exceeded", "max_tokens")
         assert {"100", str(len("user: x\nassistant: ") + 100)} <= set(re.findall(r"\d+", message))
     assert http.get("/health").status_code == 200
@@ -132,7 +152,7 @@ def test_a_prompt_beyond_the_context_is_told_both_numbers(http: httpx.Client, st
         ({"stop_token_ids": [257]}, "stop_token_ids"),
         ({"stop": [_CANARY, 1]}, "stop[1]"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"include_usage": 7}}, "stream_options.include_usage"),
         ({"user": [_CANARY]}, "user"),
         ({"stream": _CANARY}, "stream"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
@@ -145,14 +165,16 @@ def test_bad_values_name_their_field(
     _check(http.post(_CHAT, json=chat(_CANARY, **fields)), 400, "invalid_request", param)
 
 
-@pytest.mark.parametrize("field", ["functions", "prediction", "audio", "chat_template"])
+@pytest.mark.parametrize("field", ["documents", "samplers", "audio", "chat_template"])
 def test_unsupported_fields_are_refused_by_name(http: httpx.Client, field: str) -> None:
     """A field that would change the answer is a 400 of its own code, never ignored."""
     answer = http.post(_CHAT, json={**chat(), field: {_CANARY: 1}})
     _check(answer, 400, "unsupported_parameter", field)
 
 
-@pytest.mark.parametrize("path", [_CHAT, "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", [_CHAT, "/v1/completions", "/api/chat", "/tokenize", "/detokenize"]
+)
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"' + _CANARY.encode(), b"\xff\xfe"])
 def test_bodies_that_are_no_object_are_refused(http: httpx.Client, path: str, body: bytes) -> None:
     """On every endpoint that takes a body, bytes that are no JSON object are a 400."""
@@ -170,16 +192,30 @@ def test_unknown_paths(http: httpx.Client, method: str, path: str) -> None:
     _check(http.request(method, path), 404, "not_found")
 
 
-@pytest.mark.parametrize("path", [_CHAT, "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        _CHAT,
+        "/v1/completions",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
+        "/tokenize",
+        "/detokenize",
+    ],
+)
 def test_another_model_is_not_found(http: httpx.Client, path: str) -> None:
-    """A request for another model is a 404 that names the served one and not the asked one."""
+    """A name that looks like a path is a 404 that names the served model and not the asked one."""
     bodies: dict[str, dict[str, object]] = {
         _CHAT: chat(),
         "/v1/completions": completion(),
+        "/api/chat": chat(),
+        "/api/generate": completion(),
+        "/api/show": {},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }
-    body = {**bodies[path], "model": _CANARY}
+    body = {**bodies[path], "model": f"../{_CANARY}"}
     message = _check(http.post(path, json=body), 404, "model_not_found", "model")
     assert "fake" in message
 
@@ -187,7 +223,7 @@ def test_another_model_is_not_found(http: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize("path", _PATHS)
 def test_wrong_methods(http: httpx.Client, path: str) -> None:
     """A method that a path does not take is a 405 in the envelope."""
-    own = {one.method for one in PUBLIC_ENDPOINTS if one.path.replace("{id}", "fake") == path}
+    own = {one.method for one in PUBLIC_ROUTES if one.path.replace("{id}", "fake") == path}
     for method in {"get", "post", "put", "patch", "delete"} - own:
         _check(http.request(method, path), 405, "method_not_allowed")
 
@@ -195,7 +231,9 @@ def test_wrong_methods(http: httpx.Client, path: str) -> None:
 # --- 413, 415 ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [_CHAT, "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", [_CHAT, "/v1/completions", "/api/chat", "/tokenize", "/detokenize"]
+)
 def test_a_body_that_says_it_is_too_long(daemon: RunningDaemon, path: str) -> None:
     """A Content-Length beyond the limit is a 413 before any of the body has come."""
     with RawClient(daemon.url) as client:
@@ -246,7 +284,9 @@ def test_a_body_of_exactly_the_limit_is_taken(http: httpx.Client) -> None:
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", [_CHAT, "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", [_CHAT, "/v1/completions", "/api/chat", "/tokenize", "/detokenize"]
+)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -296,8 +336,43 @@ _BAD_HOSTS = [
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_other_hosts_are_turned_away_everywhere(http: httpx.Client, method: str, path: str) -> None:
     """A Host that is not ours is a 421 on every path, known or not, whatever the method."""
-    answer = http.request(method, path, headers={"Host": f"{_CANARY}.example"})
+    answer = http.request(method, path, headers={"Host": "evil.example"})
     _check(answer, 421, "host_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages"])
+def test_host_refusal_names_the_line_of_configuration_to_write(
+    http: httpx.Client, path: str
+) -> None:
+    """The 421 holds the line for the file and for the environment, with the host that was asked for."""
+    answer = http.get(path, headers={"Host": "LLM.example.org:8443"})
+    message = _check(answer, 421, "host_not_allowed")
+    assert '[http] allowed_hosts = ["llm.example.org"] in the configuration file' in message
+    assert "LME_HTTP_ALLOWED_HOSTS=llm.example.org;" in message
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        f"{_CANARY}/x",
+        f"user@{_CANARY}.example",
+        f"{_CANARY}.example:port",
+        f"{_CANARY} x",
+        f'{_CANARY}"]',
+        f"{_CANARY}\xe4",
+        _CANARY + "x" * 253,
+    ],
+)
+def test_host_refusal_repeats_no_malformed_host(daemon: RunningDaemon, host: str) -> None:
+    """A Host that is no host name is not repeated: a placeholder stands in the line."""
+    with RawClient(daemon.url) as client:
+        client.request("GET", "/v1/models", headers={"Host": host})
+        head = client.read_until(b"\r\n\r\n")
+        if head.startswith(b"HTTP/1.1 400 "):  # no header of HTTP at all
+            client.read_to_end()
+        else:
+            assert '["HOST"]' in _check_envelope(client.read_answer(), "host_not_allowed")
+    assert _CANARY.encode() not in client.received
 
 
 @pytest.mark.parametrize("host", _BAD_HOSTS)
@@ -331,9 +406,50 @@ def test_browser_pages_are_turned_away_everywhere(
     http: httpx.Client, method: str, path: str
 ) -> None:
     """An Origin that is not allowed is a 403 on every path, known or not, whatever the method."""
-    answer = http.request(method, path, headers={"Origin": f"https://{_CANARY}.example"})
+    answer = http.request(method, path, headers={"Origin": "https://evil.example"})
     _check(answer, 403, "origin_not_allowed")
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages"])
+@pytest.mark.parametrize(
+    "origin",
+    ["https://chat.example.org", "http://localhost:3000", "http://[::1]:5173", "app://obsidian.md"],
+)
+def test_origin_refusal_names_the_line_of_configuration_to_write(
+    http: httpx.Client, path: str, origin: str
+) -> None:
+    """The 403 holds a line that, written into the configuration, lets the page in."""
+    message = _check(http.get(path, headers={"Origin": origin}), 403, "origin_not_allowed")
+    line = re.search(r"\[http\] (?P<key>[a-z_]+) = (?P<value>\S+)", message)
+    assert line is not None
+    assert f"LME_HTTP_ALLOWED_ORIGINS={origin};" in message
+    with RunningDaemon(flags={f"http.{line['key']}": json.loads(line["value"])}) as allowed:
+        answer = httpx.get(f"{allowed.url}/v1/models", headers={"Origin": origin})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        f"https://{_CANARY}/path",
+        f'https://{_CANARY}"]',
+        f"https://{_CANARY},x",
+        f"https://user@{_CANARY}",
+        f"https://{_CANARY}:port",
+        f"https://{_CANARY}\xe4",
+        f"{_CANARY}",
+        f"https://{_CANARY}" + "x" * 253,
+        f"{_CANARY.replace('-', '')}{'x' * 32}://host",
+    ],
+)
+def test_origin_refusal_repeats_no_malformed_origin(daemon: RunningDaemon, origin: str) -> None:
+    """An Origin that is none is not repeated: a placeholder stands in the line."""
+    with RawClient(daemon.url) as client:
+        client.request("GET", "/v1/models", headers={"Origin": origin})
+        message = _check_envelope(client.read_answer(), "origin_not_allowed")
+    assert '["https://HOST"]' in message
+    assert "xyzzy" not in message
 
 
 @pytest.mark.parametrize("origin", ["null", "http://localhost:3000", "http://127.0.0.1", ""])
@@ -449,7 +565,7 @@ def _registered_routes() -> set[tuple[str, str]]:
 
 def test_every_registered_route_is_in_the_table() -> None:
     """The table that documents the endpoints misses none that the application has."""
-    described = {(one.method.upper(), one.path.replace("{id}", "fake")) for one in PUBLIC_ENDPOINTS}
+    described = {(one.method.upper(), one.path.replace("{id}", "fake")) for one in PUBLIC_ROUTES}
     # HEAD is GET without the body, and stands in no table.
     registered = {route for route in _registered_routes() if route[0] not in ("OPTIONS", "HEAD")}
     assert registered == described
@@ -457,7 +573,7 @@ def test_every_registered_route_is_in_the_table() -> None:
 
 def test_without_a_key_only_health_answers(locked: httpx.Client) -> None:
     """On every registered route and method, and on the methods it lacks, nobody gets in keyless."""
-    open_paths = {"/health", "/health/live", "/health/ready"}
+    open_paths = {"/", "/health", "/health/live", "/health/ready"}
     routes = _registered_routes()
     for method, path in sorted(routes):
         answer = locked.request(method, path)
@@ -658,10 +774,22 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/v1/responses": {"model": "fake", "input": "a"},
         "/v1/messages": chat(max_tokens=1),
         "/v1/messages/count_tokens": chat(),
+        "/infill": {"model": "fake", "input_prefix": "a", "input_suffix": "b"},
+        "/api/chat": chat(),
+        "/api/generate": completion(),
+        "/api/show": {"model": "fake"},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }
-    needs_no_model = {"/health", "/health/live", "/metrics", "/openapi.json"}
+    needs_no_model = {
+        "/",
+        "/version",
+        "/api/version",
+        "/health",
+        "/health/live",
+        "/metrics",
+        "/openapi.json",
+    }
     with RunningDaemon(load, wait_until_ready=False) as daemon:
         answers: dict[str, httpx.Response] = {}
         try:
@@ -690,7 +818,7 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
 @pytest.mark.parametrize("endpoint", PUBLIC_ENDPOINTS, ids=lambda one: one.name)
 def test_the_table_says_what_a_loading_daemon_answers(endpoint: Any) -> None:
     """An endpoint that needs the model lists 503 among its answers."""
-    if endpoint.path not in {"/metrics", "/openapi.json"}:
+    if endpoint.path not in {"/", "/version", "/metrics", "/openapi.json"}:
         assert 503 in {answer.status for answer in endpoint.answers}
 
 

@@ -368,11 +368,11 @@ def test_hostile_body_is_refused(http: httpx.Client, path: str, name: str) -> No
 
 @pytest.mark.parametrize("path", [_MESSAGES, _COUNT])
 def test_another_model_is_not_found(http: httpx.Client, client: Anthropic, path: str) -> None:
-    """A model that is not served is a 404 that names the one that is."""
-    message = _check(http.post(path, json=_body(model="claude-x")), 404, "not_found_error")
+    """A name that is no model's is a 404 that names the served one."""
+    message = _check(http.post(path, json=_body(model="file://claude")), 404, "not_found_error")
     assert "fake" in message
     with pytest.raises(anthropic.NotFoundError) as error:
-        client.messages.create(**_body() | {"model": "claude-x"})
+        client.messages.create(**_body() | {"model": "file://claude"})
     assert error.value.type == "not_found_error"
 
 
@@ -480,7 +480,7 @@ def test_a_fault_mid_stream_is_an_error_event() -> None:
 
 def test_other_paths_keep_openais_envelope(http: httpx.Client) -> None:
     """Only this endpoint's own paths speak Anthropic's dialect, headers included."""
-    for path in ("/v1/messagesx", "/v1/chat/completions", "/v1/message", "/messages"):
+    for path in ("/v1/messagesx", "/v1/chat/completions", "/v1/message", "/messagesx"):
         answer = http.post(path, json=chat(messages=[]))
         assert answer.json().keys() == {"error"}
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}

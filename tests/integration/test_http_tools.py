@@ -250,7 +250,8 @@ def test_logprobs_cover_calls_and_thoughts(http: httpx.Client, stream: bool) -> 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [_ADD, _ADD]}, "tools[1].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f"}], "tools": [_ADD]}, "functions"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"reasoning_effort": "immense"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
     ],
@@ -308,7 +309,7 @@ def test_embeddings_are_refused_in_words(http: httpx.Client) -> None:
     for fields, status, param in (
         ({"input": None}, 400, "input"),
         ({"dimensions": 0}, 400, "dimensions"),
-        ({"model": "other"}, 404, "model"),
+        ({"model": "/other"}, 404, "model"),
     ):
         answer = http.post("/v1/embeddings", json={**right, **fields})
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)

@@ -41,6 +41,7 @@ _FLAGS: dict[str, object] = {
     "continuous_batching.window_ms": 0,
     "continuous_batching.prefill_chunk_tokens": 32,
     "continuous_batching.kv_budget_gb": _BUDGET_BYTES / 1e9,
+    "limits.max_tokens_policy": "refuse",
     "limits.max_queue": 512,
     "limits.queue_timeout_s": 3600,
 }

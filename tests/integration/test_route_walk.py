@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +35,7 @@ from machd.telemetry.metrics import Metrics
 KEY = "k-alice-0123456789abcdef"
 OTHER_KEY = "k-bob-0123456789abcdef"
 CANARY = "xyzzy-canary"
-PUBLIC = {"/health", "/health/live", "/health/ready"}
+PUBLIC = {"/", "/health", "/health/live", "/health/ready"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 STRANGERS: dict[str, list[tuple[str, str]]] = {
     "no key": [],
@@ -153,6 +153,7 @@ def test_the_walk_sees_the_routes() -> None:
     paths = {path for path, _ in _routes()}
     assert len(paths) >= 15
     assert {"/v1/chat/completions", "/v1/messages", "/metrics", *PUBLIC} <= paths
+    assert {"/chat/completions", "/messages", "/models", "/infill", "/props", "/slots"} <= paths
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
@@ -168,7 +169,11 @@ def test_strangers_get_nothing_but_health(locked: httpx.Client, stranger: str) -
             else:
                 assert answer.status_code in (401, 405), (method, path, answer.status_code)
             if answer.status_code == 401 and method != "HEAD":
-                assert answer.json()["error"]["type"] == "authentication_error"
+                error = answer.json()["error"]
+                if path.startswith("/api/"):
+                    assert "API key" in error
+                else:
+                    assert error["type"] == "authentication_error"
             _check_quiet(answer)
 
 
@@ -326,6 +331,13 @@ def _canary_bodies() -> Iterator[dict[str, object]]:
         **said,
     }
     yield {"model": "fake", "prompt": CANARY}
+    yield {
+        "model": "fake",
+        "input_prefix": CANARY,
+        "input_suffix": CANARY,
+        "input_extra": [{"filename": CANARY, "text": CANARY}],
+        "max_tokens": 4,
+    }
     yield {"model": CANARY, **{key: value for key, value in chat(CANARY).items() if key != "model"}}
     yield {"model": "fake", "messages": [{"role": CANARY, "content": CANARY}]}
     yield {"model": "fake", "messages": [{"role": "user", "content": {CANARY: CANARY}}]}
@@ -345,6 +357,25 @@ def _canary_bodies() -> Iterator[dict[str, object]]:
         },
     )
     yield chat(CANARY, chat_template=CANARY)
+    yield from _ollama_canary_bodies(function)
+
+
+def _ollama_canary_bodies(function: Mapping[str, object]) -> Iterator[dict[str, object]]:
+    """The same in Ollama's words."""
+    call = {"function": {"name": CANARY, "arguments": {CANARY: CANARY}}}
+    messages = [
+        {"role": "user", "content": f"say {CANARY}"},
+        {"role": "assistant", "thinking": CANARY, "tool_calls": [call]},
+        {"role": "tool", "tool_name": CANARY, "content": CANARY},
+    ]
+    options = {"stop": [CANARY], "num_predict": 4, CANARY: CANARY}
+    tools = [{"type": "function", "function": function}]
+    yield {"model": "fake", "messages": messages, "tools": tools, "options": options}
+    yield {"model": "fake", "prompt": CANARY, "system": CANARY, "raw": True}
+    yield {"model": "fake", "prompt": f"say {CANARY}", "system": CANARY, "options": options}
+    yield {"model": "fake", "prompt": CANARY, "template": CANARY, "images": [CANARY]}
+    yield {"model": "fake", "prompt": CANARY, "format": CANARY, "keep_alive": CANARY}
+    yield {"name": CANARY, "verbose": CANARY}
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from machd.api.endpoints import EVENTS, PUBLIC_ENDPOINTS, Endpoint
+from machd.api.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, Endpoint
 from machd.engine.fake import FakeEngine
 
 _MODEL = "fake"
@@ -50,7 +50,7 @@ _SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 _MODES = {"as described": GenerationMode.POSITIVE, "otherwise": GenerationMode.NEGATIVE}
-_ERROR_BODIES = ("ErrorBody", "AnthropicErrorBody")
+_ERROR_BODIES = ("ErrorBody", "AnthropicErrorBody", "OllamaErrorBody")
 """What ends a stream that cannot go on."""
 
 _EVENT_DATA = re.compile(r"^data: (.*)$", re.MULTILINE)
@@ -148,22 +148,25 @@ def _tame(case: Case[Any], request: type[Struct], rng: random.Random) -> None:
 
 
 def _check(case: Case[Any], answer: Any, document: dict[str, Any], endpoint: Endpoint) -> None:
-    if answer.headers.get("Content-Type", [""])[0].startswith(EVENTS):
+    media_type = answer.headers.get("Content-Type", [""])[0].partition(";")[0]
+    if media_type in (EVENTS, JSON_LINES):
         case.validate_response(answer, checks=_CHECKS)
-        _check_events(answer.text, document, endpoint)
+        _check_stream(answer.text, media_type, document, endpoint)
     else:
         case.validate_response(answer, checks=[*_CHECKS, response_schema_conformance])
 
 
-def _check_events(text: str, document: dict[str, Any], endpoint: Endpoint) -> None:
-    """Every event's data is what the document says, in or around ``[DONE]``."""
+def _check_stream(text: str, media_type: str, document: dict[str, Any], endpoint: Endpoint) -> None:
+    """Every line, or every event's data around ``[DONE]``, is what the document says."""
     operation = document["paths"][endpoint.path][endpoint.method]
-    described = operation["responses"]["200"]["content"][EVENTS]["schema"]
+    described = operation["responses"]["200"]["content"][media_type]["schema"]
+    contents = [described] if media_type == JSON_LINES else _contents(described)
     errors = [{"$ref": f"#/components/schemas/{name}"} for name in _ERROR_BODIES]
     validator = Draft202012Validator(
-        {"anyOf": [*_contents(described), *errors], "components": document["components"]}
+        {"anyOf": [*contents, *errors], "components": document["components"]}
     )
-    for data in _EVENT_DATA.findall(text):
+    lines = text.splitlines() if media_type == JSON_LINES else _EVENT_DATA.findall(text)
+    for data in lines:
         if data != "[DONE]":
             validator.validate(json.loads(data))
 

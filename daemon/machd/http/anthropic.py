@@ -17,7 +17,7 @@ from machd.http.generations import identify, read_conversation, respond
 __all__ = ["count_message_tokens", "create_message"]
 
 
-@post("/v1/messages", status_code=200)
+@post(["/v1/messages", "/messages"], status_code=200)
 async def create_message(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -38,10 +38,11 @@ async def create_message(
         ),
         prompt_param="messages",
         guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
     )
 
 
-@post("/v1/messages/count_tokens", status_code=200)
+@post(["/v1/messages/count_tokens", "/messages/count_tokens"], status_code=200)
 async def count_message_tokens(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenCount:

@@ -21,7 +21,7 @@ from machd.api.anthropic_message import (
 from machd.errors import MachdError
 from machd.http.anthropic_blocks import BlockEvents, whole_blocks
 from machd.http.failures import anthropic_error_json
-from machd.http.sse import event_frame
+from machd.http.sse import EVENT_STREAM, event_frame
 from machd.serving.generation import (
     TOOL_CALLS,
     ChoiceDelta,
@@ -34,6 +34,8 @@ __all__ = ["AnthropicDialect"]
 
 class AnthropicDialect:
     """Messages of one choice: Anthropic's API has no more."""
+
+    media_type = EVENT_STREAM
 
     def __init__(
         self,

@@ -19,10 +19,21 @@ from machd.http.embeddings import create_embeddings
 from machd.http.failures import EXCEPTION_HANDLERS
 from machd.http.gate import Gate, OpenRequests
 from machd.http.health import get_live, get_ready
+from machd.http.infill import create_infill
 from machd.http.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
 from machd.http.models import get_model, list_models
+from machd.http.ollama import (
+    create_ollama_chat,
+    create_ollama_generate,
+    get_ollama_version,
+    list_ollama_models,
+    list_running_ollama_models,
+    show_ollama_model,
+)
 from machd.http.responses import create_response, delete_response, get_response
-from machd.http.tokenization import detokenize, tokenize
+from machd.http.server_info import get_properties, get_root, get_slots, get_version
+from machd.http.stored_chats import delete_chat_completion, get_chat_completion
+from machd.http.tokenization import detokenize, get_tokenizer_info, tokenize
 
 __all__ = ["create_app"]
 
@@ -41,7 +52,10 @@ def create_app(
     settings = context.settings
     handlers = [
         create_chat_completion,
+        get_chat_completion,
+        delete_chat_completion,
         create_completion,
+        create_infill,
         create_message,
         count_message_tokens,
         create_embeddings,
@@ -50,10 +64,21 @@ def create_app(
         delete_response,
         list_models,
         get_model,
+        create_ollama_chat,
+        create_ollama_generate,
+        show_ollama_model,
+        list_ollama_models,
+        list_running_ollama_models,
+        get_ollama_version,
         tokenize,
         detokenize,
+        get_tokenizer_info,
         get_capabilities,
         get_cache_stats,
+        get_root,
+        get_version,
+        get_properties,
+        get_slots,
         get_live,
         get_ready,
         get_openapi,
@@ -98,6 +123,8 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
             "X-Decode-Mode",
             "X-Active-Loops",
             "X-Coalesced",
+            "X-Dropped-Messages",
+            "X-Ignored-Schema-Keywords",
             "Retry-After",
         ],
         max_age=_CORS_MAX_AGE_S,

@@ -14,12 +14,11 @@ from machd.api.decoding import decode_body, unknown_fields
 from machd.errors import (
     BodyTimeoutError,
     ClientDisconnectedError,
-    ModelNotServedError,
     UnsupportedMediaTypeError,
 )
 from machd.http.gate import request_id
 
-__all__ = ["check_model", "read_body", "read_json"]
+__all__ = ["read_body", "read_json"]
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -50,7 +49,10 @@ async def read_json(request: Request[Any, Any, Any], *, timeout_s: float) -> byt
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise UnsupportedMediaTypeError("send the body as Content-Type: application/json")
+        raise UnsupportedMediaTypeError(
+            "send the body with the header Content-Type: application/json; with curl, add "
+            "-H 'Content-Type: application/json'"
+        )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMediaTypeError("send the body without a Content-Encoding")
     try:
@@ -63,15 +65,3 @@ async def read_json(request: Request[Any, Any, Any], *, timeout_s: float) -> byt
     except InternalServerException:
         # The framework's word for a client that left before it had sent everything.
         raise ClientDisconnectedError("the client left while sending the body") from None
-
-
-def check_model(asked: str | None, served: str) -> None:
-    """Refuse a request for another model.
-
-    Raises:
-        ModelNotServedError: It names another; the message names the one that is served.
-    """
-    if asked is not None and asked != served:
-        raise ModelNotServedError(
-            f"this server serves {served!r} and no other model; ask for that one", param="model"
-        )

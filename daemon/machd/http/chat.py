@@ -18,10 +18,12 @@ from machd.api.chat_completion import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
+    ChatResponseMessage,
     UsedTier,
 )
 from machd.api.chat_request import ChatCompletionRequest
-from machd.api.logprobs import ChatLogprobs
+from machd.api.logprobs import ChatLogprobs, PromptTokenLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol import SampledToken, Tokenizer
@@ -31,15 +33,18 @@ from machd.http.context import ServerContext
 from machd.http.failures import error_json
 from machd.http.fingerprint import system_fingerprint
 from machd.http.generations import identify, read_conversation, respond
-from machd.http.logprobs import chat_logprobs
-from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, data_frame
+from machd.http.legacy_calls import legacy_delta, legacy_finish_reason, legacy_message
+from machd.http.logprobs import chat_logprobs, prompt_token_logprobs
+from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
+from machd.http.stored_chats import KeepingDialect, keep_in
+from machd.http.stream import Dialect
 from machd.http.usage import chat_finish_reason, wire_usage
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 __all__ = ["create_chat_completion"]
 
 
-@post("/v1/chat/completions", status_code=200)
+@post(["/v1/chat/completions", "/chat/completions"], status_code=200)
 async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -49,33 +54,41 @@ async def create_chat_completion(
     options = body.options()
     prepared = await service.prepare(conversation)
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
+    signature = _Signature(
+        service.model.model_id,
+        system_fingerprint(service.model, context.versions),
+        body.used_tier,
+        body.metadata or UNSET,
+        body.is_legacy,
+    )
+    dialect: Dialect = _ChatDialect(identity, options, signature, service.tokenizer)
+    if body.store:
+        dialect = KeepingDialect(dialect, keep_in(context.responses, identity))
     return respond(
         context,
         identity,
         [prepared.prompt],
         options,
-        _ChatDialect(
-            identity,
-            options,
-            _Signature(
-                service.model.model_id,
-                system_fingerprint(service.model, context.versions),
-                body.used_tier,
-            ),
-            service.tokenizer,
-        ),
+        dialect,
         prompt_param="messages",
         guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What every object of an answer says of who gave it."""
+    """What every object of an answer has in common.
+
+    Attributes:
+        is_legacy: Calls are written as OpenAI's API had them before tools.
+    """
 
     model: str
     system_fingerprint: str
     service_tier: UsedTier | UnsetType
+    metadata: dict[str, str] | UnsetType = UNSET
+    is_legacy: bool = False
 
 
 class _ChatDialect:
@@ -97,6 +110,7 @@ class _ChatDialect:
         self._tokens: dict[int, list[SampledToken]] = {}
         self._gaps = [ContentGaps() for _ in range(options.n)]
 
+    media_type = EVENT_STREAM
     keep_alive = COMMENT_KEEP_ALIVE
 
     def opening(self, _usage: GenerationUsage) -> bytes:
@@ -109,7 +123,7 @@ class _ChatDialect:
 
     def event(self, delta: ChoiceDelta) -> bytes:
         deltas = chat_deltas(self._gaps[delta.index].filled(delta.pieces))
-        finish_reason = chat_finish_reason(delta.finish_reason)
+        finish_reason = self._finish_reason(delta)
         if not deltas:
             if finish_reason is None:
                 self._keep(delta)
@@ -122,7 +136,7 @@ class _ChatDialect:
                 [
                     ChatChunkChoice(
                         index=delta.index,
-                        delta=one,
+                        delta=legacy_delta(one) if self._signature.is_legacy else one,
                         logprobs=self._logprobs(tokens) if position == 0 else None,
                         finish_reason=finish_reason if position == last else None,
                     )
@@ -142,9 +156,9 @@ class _ChatDialect:
         choices = [
             ChatChoice(
                 index=delta.index,
-                message=chat_message(delta.pieces),
+                message=self._message(delta),
                 logprobs=self._logprobs(delta.tokens),
-                finish_reason=chat_finish_reason(delta.finish_reason) or "stop",
+                finish_reason=self._finish_reason(delta) or "stop",
             )
             for delta in deltas
         ]
@@ -156,14 +170,33 @@ class _ChatDialect:
                 choices=choices,
                 usage=wire_usage(usage),
                 service_tier=self._signature.service_tier,
+                metadata=self._signature.metadata,
                 system_fingerprint=self._signature.system_fingerprint,
+                prompt_logprobs=self._prompt_logprobs(deltas[0]),
             )
         )
+
+    def _message(self, delta: ChoiceDelta) -> ChatResponseMessage:
+        message = chat_message(delta.pieces)
+        return legacy_message(message) if self._signature.is_legacy else message
+
+    def _finish_reason(self, delta: ChoiceDelta) -> ChatFinishReason | None:
+        reason = chat_finish_reason(delta.finish_reason)
+        return legacy_finish_reason(reason) if self._signature.is_legacy else reason
 
     def _keep(self, delta: ChoiceDelta) -> None:
         """Let the tokens wait for the next chunk of their choice."""
         if self._options.logprobs:
             self._tokens.setdefault(delta.index, []).extend(delta.tokens)
+
+    def _prompt_logprobs(self, first: ChoiceDelta) -> PromptTokenLogprobs | UnsetType:
+        """Of the prompt, which all choices share."""
+        asked = self._options.prompt_logprobs
+        if asked is None:
+            return UNSET
+        return prompt_token_logprobs(
+            first.prompt_logprobs or (), self._tokenizer, top_logprobs=asked
+        )
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs | None:
         return chat_logprobs(tokens, self._tokenizer) if self._options.logprobs else None

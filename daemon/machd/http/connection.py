@@ -1,8 +1,8 @@
 """One client's connection: uvicorn's h11 protocol, and what it does not know.
 
 That is: how long the client takes for a head, how much of what was sent it has not taken, whether it closed
-its side only or left, and that the server is leaving. The rules for a half-closed connection are in
-docs/decisions/0036-connections-have-a-budget.md.
+its side only or left, how much of a refused body is read and dropped, and that the server is leaving. The
+rules for half-closed and for lingering connections are in docs/decisions/0036-connections-have-a-budget.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from machd.errors import ClientStalledError
+from machd.http.client_transport import ClientTransport
 from machd.http.connections import Connections
 from machd.http.sse import COMMENT_KEEP_ALIVE
 
@@ -35,6 +36,14 @@ _UNPROBED_S = 1.0
 
 _PROBED_S = 0.15
 """How long a reset may take to come back; one that takes longer is seen at the next look."""
+
+_MAX_DROPPED_BYTES = 67_108_864
+"""What is read and dropped of one refused body, so that a client that writes everything before it reads finds
+its answer: 32 times the default of ``limits.max_body_bytes``. Reading 64 MiB takes about 60 ms on loopback."""
+
+_MAX_QUIET_S = 5.0
+"""How long a client may send nothing after an answer that ends its connection, before it is closed on this
+side as well: nginx's ``lingering_timeout``."""
 
 _CONNECTION_KEY = "machd_connection"
 _CLOSE_HEADER = (b"connection", b"close")
@@ -65,12 +74,14 @@ class ClientConnection(H11Protocol):
         """Wait for a transport."""
         super().__init__(config, server_state, app_state)
         self.conn = _StrictParser(h11.SERVER)
-        self._written: _CountingTransport | None = None
+        self._written: ClientTransport | None = None
         self._has_stalled = False
         self._listener_connections = connections
         self._is_half_closed = False
         self._is_event_stream = False
         self._head_since_s: float | None = None
+        self._dropped_bytes = 0
+        self._heard_s = 0.0
         self._taken_bytes = 0
         self._taken_s = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -83,12 +94,13 @@ class ClientConnection(H11Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.disconnected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        self._written = _CountingTransport(transport)
+        self._written = ClientTransport(transport, self._is_client_sending)
         super().connection_made(cast(asyncio.Transport, self._written))
         self._app = self.app
         self.app = self._answer
@@ -104,6 +116,15 @@ class ClientConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has come; the time for a head runs from its first byte."""
+        assert self._written is not None, "data come over a connection that was made"
+        if self._is_client_sending():
+            self._heard_s = self._listener_connections.now_s
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _MAX_DROPPED_BYTES:
+                self.abort()
+                return
+        if self._written.is_lingering:
+            return
         if not self.is_busy and self._head_since_s is None:
             self._wait_for_head()
         super().data_received(data)
@@ -113,6 +134,7 @@ class ClientConnection(H11Protocol):
         """Wait for the next request, or for the rest of a body that was not read."""
         super().on_response_complete()
         self._is_event_stream = False
+        self._dropped_bytes, self._heard_s = 0, self._listener_connections.now_s
         if not self.is_busy:
             is_between_requests = (
                 self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
@@ -125,10 +147,24 @@ class ClientConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read, unless an answer has begun: then only the end is left."""
+        assert self._written is not None, "data come over a connection that was made"
         if self.is_busy and self.cycle.response_started:
-            self.transport.close()
-        else:
-            super().send_400_response(msg)
+            self._written.close_now()
+            return
+        self._dropped_bytes, self._heard_s = 0, self._listener_connections.now_s
+        if self.is_busy:
+            # Its handler waits for a body that cannot be read: to it, the client has left.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._wait_for_head()
+            self._listener_connections.note_waiting(self)
+        super().send_400_response(msg)
+
+    def shutdown(self) -> None:
+        """Close now unless a request is being answered; then, after it."""
+        super().shutdown()
+        if not self.is_busy and self._written is not None:
+            self._written.close_now()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer a whole request all the same; returns whether the connection stays open."""
@@ -176,6 +212,9 @@ class ClientConnection(H11Protocol):
         if self._head_since_s is not None and now_s - self._head_since_s > limit_s:
             self.transport.abort()
             return
+        if self._written.is_lingering and now_s - self._heard_s > _MAX_QUIET_S:
+            self.transport.abort()
+            return
         if self._written.written_bytes == self._taken_bytes:
             self._taken_s = now_s
             return
@@ -186,6 +225,10 @@ class ClientConnection(H11Protocol):
         elif now_s - self._taken_s > limit_s:
             self._has_stalled = True
             self.transport.abort()
+
+    def _is_client_sending(self) -> bool:
+        """Whether the rest of a refused body is still to come, or what comes cannot be read at all."""
+        return not self.is_busy and self.conn.their_state in {h11.SEND_BODY, h11.ERROR}
 
     def _wait_for_head(self) -> None:
         self._head_since_s = self._listener_connections.now_s
@@ -261,21 +304,6 @@ def connection_of(scope: Scope) -> ClientConnection:
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
     name, kind = _EVENT_STREAM
     return any(one.lower() == name and value.startswith(kind) for one, value in headers)
-
-
-class _CountingTransport:
-    """A transport that counts what is written."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.written_bytes = 0
-
-    def write(self, data: bytes) -> None:
-        self.written_bytes += len(data)
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a transport has
-        return getattr(self._transport, name)
 
 
 class _StrictParser(h11.Connection):

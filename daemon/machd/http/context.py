@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from machd.api.capabilities import Versions
 from machd.clock import Clock
+from machd.http.model_names import ModelNames
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationService
@@ -26,3 +27,13 @@ class ServerContext:
     settings: Settings
     versions: Versions
     responses: ResponseStore
+    names: ModelNames = field(default_factory=ModelNames)
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse a request for another model than the served one.
+
+        Raises:
+            ModelNotServedError: It names another model.
+            InvalidRequestError: It names none, and not every name is accepted.
+        """
+        self.names.check(asked, self.service.model.model_id)

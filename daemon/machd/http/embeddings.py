@@ -9,13 +9,13 @@ from litestar.di import NamedDependency
 
 from machd.api.embeddings import EmbeddingsRequest
 from machd.errors import UnsupportedParameterError
-from machd.http.bodies import check_model, read_body
+from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 
 __all__ = ["create_embeddings"]
 
 
-@post("/v1/embeddings", status_code=200)
+@post(["/v1/embeddings", "/embeddings"], status_code=200)
 async def create_embeddings(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> None:
@@ -26,7 +26,7 @@ async def create_embeddings(
     timeout_s = context.settings.limits.stall_timeout_s
     body = await read_body(request, EmbeddingsRequest, timeout_s=timeout_s)
     context.service.lifecycle.check_accepting()
-    check_model(body.model, context.service.model.model_id)
+    context.check_model(body.model)
     _refuse()
 
 

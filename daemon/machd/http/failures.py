@@ -1,6 +1,7 @@
 """Every way to fail, in the envelope that the path's clients read.
 
-That is Anthropic's below ``/v1/messages`` and OpenAI's everywhere else. Errors of our own tree
+That is Anthropic's below ``/v1/messages``, with or without ``/v1``, and where a list of models is asked
+for with ``anthropic-version``; Ollama's below ``/api``; OpenAI's everywhere else. Errors of our own tree
 know their status and code. The framework's are translated by status, never by text. Anything else
 is our bug: the client gets a constant message, the log the traceback.
 """
@@ -19,8 +20,9 @@ from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp, ExceptionHandlersMap, Message, Receive, Scope, Send
 
 from machd.api.anthropic_errors import anthropic_error_body
-from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.api.endpoints import PUBLIC_ROUTES
 from machd.api.errors import error_body
+from machd.api.ollama_errors import ollama_error_body, ollama_not_found
 from machd.errors import (
     BodyTooLargeError,
     FaultError,
@@ -44,26 +46,47 @@ __all__ = [
     "allowed_methods",
     "always_answered",
     "anthropic_error_json",
+    "error_answer",
     "error_headers",
     "error_json",
     "error_response",
+    "ollama_error_json",
     "speaks_anthropic",
+    "speaks_ollama",
     "unexpected",
 ]
 
-_ANTHROPIC_PATH = "/v1/messages"
+_VERSION_PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
+_DOUBLED_PREFIX = re.compile(r"/v1/v1(?=/|$)")
+_ANTHROPIC_HEADER = b"anthropic-version"
+_OLLAMA_PATH = "/api"
 
 _RESTART_S = 5
 """What a client is told to wait for a server that is leaving or failing: about a restart."""
 
-_HTTP_ERRORS: dict[int, Callable[[], RequestError]] = {
-    404: lambda: NotFoundError("nothing is served at this path"),
-    405: lambda: MethodNotAllowedError("this path does not take this method"),
-    413: lambda: BodyTooLargeError("the body is longer than limits.max_body_bytes"),
+
+def _not_found(scope: Scope) -> NotFoundError:
+    path = scope["path"]
+    if speaks_ollama(scope):
+        return ollama_not_found(path)
+    if _DOUBLED_PREFIX.match(path):
+        return NotFoundError(
+            "the path begins with /v1 twice: the base URL ends in /v1, and the client adds its own; "
+            "write the base URL without it, such as http://127.0.0.1:8080"
+        )
+    return NotFoundError("nothing is served at this path")
+
+
+_HTTP_ERRORS: dict[int, Callable[[Scope], RequestError]] = {
+    404: _not_found,
+    405: lambda _: MethodNotAllowedError("this path does not take this method"),
+    413: lambda _: BodyTooLargeError("the body is longer than limits.max_body_bytes"),
 }
 
 
-_HEAD_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+_HEAD_PATHS = frozenset(
+    {"/", "/v1/models", "/models", "/health", "/health/live", "/health/ready", "/metrics"}
+)
 """Where HEAD is answered as GET, without the body: load balancers ask like that."""
 
 
@@ -91,10 +114,25 @@ def anthropic_error_json(error: MachdError, *, request_id: str) -> bytes:
     return msgspec.json.encode(anthropic_error_body(error, request_id=request_id))
 
 
+def ollama_error_json(error: MachdError) -> bytes:
+    """Ollama's envelope of an error, as JSON."""
+    return msgspec.json.encode(ollama_error_body(error))
+
+
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether whoever asks for this path expects Anthropic's envelope."""
-    path = scope["path"]
-    return path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/")
+    """Whether a request's client reads Anthropic's shapes."""
+    # With /v1 once, not at all, or twice by mistake.
+    path = _VERSION_PREFIX.sub("", scope["path"])
+    if _is_at_or_below(path, "/messages"):
+        return True
+    return _is_at_or_below(path, "/models") and any(
+        name == _ANTHROPIC_HEADER for name, _ in scope["headers"]
+    )
+
+
+def speaks_ollama(scope: Scope) -> bool:
+    """Whether clients of this path expect Ollama's envelope."""
+    return _is_at_or_below(scope["path"], _OLLAMA_PATH)
 
 
 def error_headers(error: MachdError) -> dict[str, str]:
@@ -179,13 +217,20 @@ def allowed_methods(path: str, endpoints: Iterable[HasPath]) -> str:
     return ", ".join(sorted(methods))
 
 
+def _is_at_or_below(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}/")
+
+
 def _envelope(scope: Scope, error: MachdError) -> bytes:
     if speaks_anthropic(scope):
         return anthropic_error_json(error, request_id=request_id(scope))
+    if speaks_ollama(scope):
+        return ollama_error_json(error)
     return error_json(error)
 
 
-def _response(request: Request[Any, Any, Any], error: MachdError) -> Response[bytes]:
+def error_answer(request: Request[Any, Any, Any], error: MachdError) -> Response[bytes]:
+    """An error as a handler may return it, which counts it nowhere."""
     return Response(
         _envelope(request.scope, error),
         status_code=error.http_status,
@@ -198,25 +243,25 @@ def _on_machd_error(request: Request[Any, Any, Any], error: MachdError) -> Respo
     if isinstance(error, UnavailableError):
         # Whoever refuses does so before a response has started: refusals come by here, or by the gate.
         request.app.state.metrics.count_rejection(error.code)
-    return _response(request, error)
+    return error_answer(request, error)
 
 
 def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     make = _HTTP_ERRORS.get(error.status_code)
     if make is not None:
-        response = _response(request, make())
+        response = error_answer(request, make(request.scope))
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.set_header("Allow", allowed_methods(request.url.path, PUBLIC_ENDPOINTS))
+            response.set_header("Allow", allowed_methods(request.url.path, PUBLIC_ROUTES))
         return response
     if error.status_code < 500:
-        return _response(
+        return error_answer(
             request, InvalidRequestError("the request is not one that this server understands")
         )
-    return _response(request, unexpected(error))
+    return error_answer(request, unexpected(error))
 
 
 def _on_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    return _response(request, unexpected(error))
+    return error_answer(request, unexpected(error))
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {

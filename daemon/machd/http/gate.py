@@ -20,7 +20,7 @@ from machd.errors import (
     TooManyInFlightError,
 )
 from machd.http.failures import always_answered, error_response, speaks_anthropic
-from machd.http.hosts import host_name, needs_no_name_server
+from machd.http.hosts import host_name, needs_no_name_server, web_origin
 from machd.http.stamps import arrived_s, request_id, stamp
 from machd.serving.trace_context import TraceContext, read_trace
 
@@ -124,14 +124,10 @@ class Gate:
         if len(path) > _MAX_PATH_CHARACTERS:
             return NotFoundError("nothing is served at this path")
         if not self._is_host_allowed(headers.get(b"host")):
-            return MisdirectedRequestError(
-                "the Host header names no host of this server; add it to http.allowed_hosts"
-            )
+            return _host_refusal(headers.get(b"host"))
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in self._allowed_origins:
-            return ForbiddenOriginError(
-                "pages of this origin may not call this server; add it to http.allowed_origins"
-            )
+            return _origin_refusal(origin)
         return None
 
     def _is_host_allowed(self, host: bytes | None) -> bool:
@@ -139,6 +135,42 @@ class Gate:
             return True
         name = host_name(host)
         return name is not None and (name in self._allowed_hosts or needs_no_name_server(name))
+
+
+def _host_refusal(header: bytes | None) -> MisdirectedRequestError:
+    """Name the line to write for a host; only a well-formed name is repeated."""
+    name = host_name(header)
+    told = "HOST" if name is None else name
+    return MisdirectedRequestError(
+        "the Host header names no host of this server; "
+        f"if clients reach it as {told}, {_how_to_allow('hosts', told)}"
+    )
+
+
+def _origin_refusal(header: bytes) -> ForbiddenOriginError:
+    """Name the line to write for an origin; only a well-formed one is repeated."""
+    if header == b"null":
+        return ForbiddenOriginError(
+            "a page without an origin, such as one opened from a file, may not call this server; "
+            "serve the page from a web server, and allow its origin in http.allowed_origins"
+        )
+    told = web_origin(header) or "https://HOST"
+    return ForbiddenOriginError(
+        "pages of this origin may not call this server; "
+        f"to let those of {told} call it, {_how_to_allow('origins', told)}"
+    )
+
+
+def _how_to_allow(what: str, value: str) -> str:
+    """The line of configuration, in a file and in the environment.
+
+    It holds no entry that is there already: a caller that is refused is told nothing of others.
+    """
+    return (
+        f'add "{value}" to http.allowed_{what}: [http] allowed_{what} = ["{value}"] in the '
+        f"configuration file, or LME_HTTP_ALLOWED_{what.upper()}={value}; keep the entries that are "
+        "there"
+    )
 
 
 def _trace(scope: Scope) -> TraceContext | None:

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 from litestar import Request
 
 from machd.api.anthropic_request import CountTokensRequest
+from machd.api.bounds import MAX_PROMPT_LOGPROBS
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest
 from machd.api.options import GenerationOptions
+from machd.errors import InvalidRequestError
 from machd.http.authentication import client_name
-from machd.http.bodies import check_model, read_body
+from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.gate import arrived_s, request_id
 from machd.http.stamps import trace_context
@@ -77,11 +79,27 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
     *,
     prompt_param: str,
     guidance: Guidance = NO_GUIDANCE,
+    dropped_messages: int = 0,
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
 
     Nothing is awaited in between, so a client that leaves cannot leave a generation behind.
+
+    Args:
+        context: What is served.
+        identity: Whose generation it is.
+        prompts: Token ids.
+        options: How to generate.
+        dialect: Writes the answer.
+        prompt_param: The request field that the prompts came from, for errors about them.
+        guidance: What shapes the completions, and how they are read.
+        dropped_messages: Messages that were left out of the prompt, for the header that says so.
+
+    Raises:
+        InvalidRequestError: The request asks for more than limits, context or bounds allow.
+        UnavailableError: No new work is taken.
     """
+    _check_prompt_logprobs(prompts, options)
     settings = context.settings
     return GenerationResponse(
         context.service.open(
@@ -93,7 +111,37 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             keepalive_s=settings.streaming.keepalive_s,
         ),
         is_stream=options.stream,
+        notes=_notes(guidance, dropped_messages),
     )
+
+
+def _notes(guidance: Guidance, dropped_messages: int) -> list[tuple[bytes, bytes]]:
+    """Headers that say what of the request was left out."""
+    notes = []
+    if guidance.grammar is not None and guidance.grammar.ignored_keywords:
+        keywords = ", ".join(guidance.grammar.ignored_keywords)
+        notes.append((b"x-ignored-schema-keywords", keywords.encode()))
+    if dropped_messages:
+        notes.append((b"x-dropped-messages", str(dropped_messages).encode()))
+    return notes
+
+
+def _check_prompt_logprobs(prompts: Sequence[tuple[int, ...]], options: GenerationOptions) -> None:
+    """Bound what the answer says of prompts, which the body's length bounds too loosely.
+
+    Raises:
+        InvalidRequestError: It would be more than ``MAX_PROMPT_LOGPROBS``.
+    """
+    if options.prompt_logprobs is None:
+        return
+    tokens = sum(len(prompt) for prompt in prompts) * options.n
+    asked = tokens * (1 + options.prompt_logprobs)
+    if asked > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"the prompts' log-probabilities would be {asked}, alternatives included, and one "
+            f"answer holds {MAX_PROMPT_LOGPROBS}; send fewer prompts or ask for fewer alternatives",
+            param="prompt_logprobs",
+        )
 
 
 async def _read(
@@ -114,7 +162,7 @@ async def _read(
     body = await read_body(request, type_, timeout_s=timeout_s)
     service = context.service
     service.lifecycle.check_accepting()
-    check_model(body.model, service.model.model_id)
+    context.check_model(body.model)
     if type_ is not CountTokensRequest:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))

@@ -1,19 +1,29 @@
-"""The names in a Host header, and which of them no page of elsewhere can have made up."""
+"""Names in Host and Origin headers, and which hosts no page of elsewhere can have made up."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 
-__all__ = ["host_name", "is_loopback_name", "needs_no_name_server"]
+__all__ = ["host_name", "is_loopback_name", "needs_no_name_server", "web_origin"]
 
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
+_NAME = r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}"
+"""An address in brackets, or a host name; its length is that of RFC 1035, section 2.3.4."""
+
+_HOST = re.compile(rf"(?P<name>{_NAME})(?::[0-9]{{1,5}})?")
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]{{0,31}}://(?:{_NAME})(?::[0-9]{{1,5}})?")
 
 
 def host_name(header: bytes | None) -> str | None:
     """The name in a Host header, in lower case and without its port; None for anything else."""
     match = _HOST.fullmatch(header.decode("latin-1") if header else "")
     return None if match is None else match["name"].lower()
+
+
+def web_origin(header: bytes) -> str | None:
+    """The origin in an Origin header, in lower case; None for ``null`` and anything else."""
+    origin = header.decode("latin-1").lower()
+    return origin if _ORIGIN.fullmatch(origin) else None
 
 
 def is_loopback_name(name: str) -> bool:

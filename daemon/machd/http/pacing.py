@@ -29,7 +29,8 @@ class Pacer:
             held = self._held.pop(delta.index, None)
             merged = delta if held is None else merge_deltas([held, delta])
             if self._is_due(merged):
-                self._begun.add(delta.index)
+                if merged.text:
+                    self._begun.add(delta.index)
                 yield merged
             else:
                 self._held[delta.index] = merged
@@ -40,7 +41,7 @@ class Pacer:
         return rest
 
     def _is_due(self, delta: ChoiceDelta) -> bool:
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None or delta.prompt_logprobs is not None:
             return True
         if not delta.text:
             return False
@@ -59,4 +60,6 @@ def merge_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         last.finish_reason,
         joined_pieces(piece for one in deltas for piece in one.pieces),
         last.stop,
+        last.stop_token,
+        next((one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None),
     )

@@ -33,7 +33,7 @@ _NOT_STORED = (
 )
 
 
-@post("/v1/responses", status_code=200)
+@post(["/v1/responses", "/responses"], status_code=200)
 async def create_response(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -66,10 +66,11 @@ async def create_response(
         ),
         prompt_param="input",
         guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
     )
 
 
-@get("/v1/responses/{response_id:str}")
+@get(["/v1/responses/{response_id:str}", "/responses/{response_id:str}"])
 async def get_response(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
@@ -87,7 +88,7 @@ async def get_response(
     return Response(found.answer, media_type="application/json")
 
 
-@delete("/v1/responses/{response_id:str}", status_code=200)
+@delete(["/v1/responses/{response_id:str}", "/responses/{response_id:str}"], status_code=200)
 async def delete_response(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],

@@ -45,7 +45,7 @@ from machd.errors import InvalidRequestError, MachdError, UnavailableError
 from machd.http.logprobs import chat_logprobs
 from machd.http.responses_growing import EventFrames
 from machd.http.responses_output import ResponseOutput
-from machd.http.sse import COMMENT_KEEP_ALIVE
+from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 __all__ = ["KeepResponse", "ResponsesDialect", "opened_response"]
@@ -57,6 +57,7 @@ KeepResponse = Callable[[bytes, Sequence[OutputItem]], None]
 class ResponsesDialect:
     """Response objects. There is one choice, always."""
 
+    media_type = EVENT_STREAM
     keep_alive = COMMENT_KEEP_ALIVE
 
     def __init__(
@@ -178,6 +179,7 @@ def opened_response(
         service_tier=body.used_tier,
         store=body.is_stored,
         temperature=options.temperature,
+        truncation=body.truncation or "disabled",
         text=_text(body),
         tool_choice=_tool_choice(body.tool_choice),
         tools=[_tool(one) for one in body.tools or () if one.is_served],

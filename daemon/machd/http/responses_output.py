@@ -81,7 +81,7 @@ class ResponseOutput:
                 )
                 return self._open.add(text)
             case ToolCallEnd():
-                return self._close("completed")
+                return self._close("completed", is_whole=True)
 
     def _think(self, text: str) -> bytes:
         opening = b""
@@ -106,9 +106,12 @@ class ResponseOutput:
         self._open = item
         return item.open()
 
-    def _close(self, status: ItemStatus) -> bytes:
+    def _close(self, status: ItemStatus, *, is_whole: bool = False) -> bytes:
+        """End the open item; a call without its end is incomplete, whatever ended it."""
         if self._open is None:
             return b""
+        if isinstance(self._open, GrowingCall | GrowingCustomCall) and not is_whole:
+            status = "incomplete"
         closing = self._open.close()
         item = self._open.item(status)
         done = OutputItemDone(

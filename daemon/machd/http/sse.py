@@ -1,11 +1,23 @@
-"""Frames of server-sent events.
+"""Frames of server-sent events, and the media types of streams.
 
 Line feeds alone: common clients split on two of them and know nothing else.
 """
 
 from __future__ import annotations
 
-__all__ = ["COMMENT_KEEP_ALIVE", "DONE", "data_frame", "event_frame"]
+__all__ = [
+    "COMMENT_KEEP_ALIVE",
+    "DONE",
+    "EVENT_STREAM",
+    "JSON_LINES",
+    "data_frame",
+    "event_frame",
+]
+
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+JSON_LINES = b"application/x-ndjson"
+"""A JSON object on each line, as Ollama streams."""
 
 COMMENT_KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients skip."""

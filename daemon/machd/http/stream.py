@@ -1,4 +1,4 @@
-"""A generation as an HTTP response: server-sent events, or one JSON body.
+"""A generation as an HTTP response: a stream of events or of lines, or one JSON body.
 
 The framework's streaming response neither closes its generator nor frees anything when a client
 leaves, so this one is ours: the generation is let go in a synchronous ``finally``, whatever
@@ -35,6 +35,11 @@ class Dialect(Protocol):
     The events of a stream are whole frames, made by :mod:`machd.http.sse`; several at once are
     joined, and no bytes at all are no event.
     """
+
+    @property
+    def media_type(self) -> bytes:
+        """The Content-Type of a stream."""
+        ...
 
     @property
     def keep_alive(self) -> bytes:
@@ -79,13 +84,28 @@ class GenerationResponse:
     """An ASGI application that answers one request with a generation, and owns it."""
 
     def __init__(
-        self, generation: Generation, dialect: Dialect, policy: StreamPolicy, *, is_stream: bool
+        self,
+        generation: Generation,
+        dialect: Dialect,
+        policy: StreamPolicy,
+        *,
+        is_stream: bool,
+        notes: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Take over an open generation."""
+        """Take over an open generation.
+
+        Args:
+            generation: What is answered with; closed here.
+            dialect: Writes the answer.
+            policy: How it is paced.
+            is_stream: Whether it comes in events.
+            notes: Headers of this answer.
+        """
         self._generation = generation
         self._dialect = dialect
         self._policy = policy
         self._is_stream = is_stream
+        self._notes = notes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and let go of the generation whatever happens.
@@ -133,6 +153,7 @@ class GenerationResponse:
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 *_mode_headers(await self._generation.admitted()),
+                *self._notes,
             ]
         )
         await sender.send(body)
@@ -184,10 +205,11 @@ class GenerationResponse:
     async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
         await sender.start(
             [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"content-type", self._dialect.media_type),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
                 *_mode_headers(admission),
+                *self._notes,
             ]
         )
         if opening := self._dialect.opening(self._generation.usage):

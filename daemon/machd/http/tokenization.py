@@ -1,11 +1,11 @@
-"""``POST /tokenize`` and ``POST /detokenize``."""
+"""``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, post
+from litestar import Request, get, post
 from litestar.di import NamedDependency
 
 from machd.api.conversation import Conversation
@@ -14,14 +14,15 @@ from machd.api.tokenization import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfoResponse,
 )
 from machd.api.tools import template_tool
 from machd.engine.protocol import Tokenizer
-from machd.http.bodies import check_model, read_body
+from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.logprobs import token_text
 
-__all__ = ["detokenize", "tokenize"]
+__all__ = ["detokenize", "get_tokenizer_info", "tokenize"]
 
 
 @post("/tokenize", status_code=200)
@@ -32,7 +33,7 @@ async def tokenize(
     timeout_s = context.settings.limits.stall_timeout_s
     body = await read_body(request, TokenizeRequest, timeout_s=timeout_s)
     service = context.service
-    check_model(body.model, service.model.model_id)
+    context.check_model(body.model or service.model.model_id)
     conversation = await service.in_worker(_checked_conversation, body)
     if body.is_chat_prompt:
         tokens = list((await service.prepare(conversation)).prompt)
@@ -58,9 +59,25 @@ async def detokenize(
     timeout_s = context.settings.limits.stall_timeout_s
     body = await read_body(request, DetokenizeRequest, timeout_s=timeout_s)
     service = context.service
-    check_model(body.model, service.model.model_id)
+    context.check_model(body.model or service.model.model_id)
     await service.in_worker(body.check_vocabulary, service.model.vocabulary_tokens)
     return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
+
+
+@get("/tokenizer_info")
+async def get_tokenizer_info(context: NamedDependency[ServerContext]) -> TokenizerInfoResponse:
+    """The special tokens and the chat template."""
+    service = context.service
+    info = await service.in_worker(lambda: service.tokenizer.info)
+    return TokenizerInfoResponse(
+        tokenizer_class=info.class_name,
+        model_max_length=service.model.context_tokens,
+        chat_template=info.chat_template,
+        bos_token=info.special_tokens.get("bos_token"),
+        eos_token=info.special_tokens.get("eos_token"),
+        pad_token=info.special_tokens.get("pad_token"),
+        unk_token=info.special_tokens.get("unk_token"),
+    )
 
 
 def _checked_conversation(body: TokenizeRequest) -> Conversation:

@@ -31,7 +31,7 @@ _EXPORT_TIMEOUT_S = 5.0
 _NS = 1_000_000_000
 _SCOPE = InstrumentationScope("machd", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_TEXT_ENDPOINTS = frozenset({"completions"})
+_TEXT_ENDPOINTS = frozenset({"completions", "infill"})
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:

@@ -58,7 +58,7 @@ def malformed_bodies(model_id: str) -> list[Body]:
         "trailing text": _completion(model_id) + "x",
         "a number of 5,000 digits": _completion(model_id, '"seed": ' + "9" * 5000),
         "a text for a number": _completion(model_id, '"temperature": "7"'),
-        "a negative length": _completion(model_id, '"max_tokens": -1'),
+        "a negative length": _completion(model_id, '"max_tokens": -2'),
         "half a surrogate pair": _completion(model_id, '"user": "\\ud800"'),
         "1,000 stops": _completion(model_id, '"stop": ' + json.dumps(["a"] * 1000)),
         "200,000 lists, never closed": "[" * _DEPTH,
@@ -72,7 +72,7 @@ def bad_schemas(model_id: str) -> list[Body]:
     """Schemas, patterns and grammars that cannot be compiled, or not within the bounds."""
     levels = 10_000
     schemas = {
-        "an unsupported keyword": '{"type": "array", "uniqueItems": true}',
+        "a type that is none": '{"type": "text"}',
         "a reference to nowhere": '{"$ref": "#/$defs/none"}',
         "references in a circle": (
             '{"$ref": "#/$defs/a",'
