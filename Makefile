@@ -1,5 +1,5 @@
 # Everything from a checkout; CONTRIBUTING.md says what each target is for.
-.PHONY: setup serve test test-long check bench docs docs-site matrix lock dev
+.PHONY: setup serve test test-long check bench docs docs-site matrix lock dev clients
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
@@ -18,6 +18,9 @@ dev:
 	@scripts/setup --dev
 	@$(MACHD) model pull
 
+clients:
+	@scripts/setup --clients
+
 test: dev
 ifdef ARGS
 	.venv/bin/pytest $(ARGS)
@@ -25,13 +28,13 @@ else
 	.venv/bin/pytest $(SIDE_BY_SIDE)
 endif
 
-test-long: dev
+test-long: dev clients
 	.venv/bin/pytest -m long $(SIDE_BY_SIDE) $(ARGS)
 
 check: dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy daemon probes tests docs/generate.py docs/site_links.py docs/panels.py
+	.venv/bin/mypy daemon probes tests docs/generate.py docs/request_fields.py docs/site_links.py docs/panels.py
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/codespell
 	.venv/bin/python docs/generate.py --check

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+from request_fields import request_fields_markdown
 
 from machd import errors
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
@@ -62,6 +63,12 @@ def _pages() -> Iterator[tuple[Path, str]]:
         ("log-events", "Log events", "machd.telemetry.log_events", log_events_markdown),
         ("errors", "Error codes", "machd.errors", _errors_markdown),
         ("endpoints", "Endpoints", "machd.api.endpoints", _endpoints_markdown),
+        (
+            "request-fields",
+            "Request fields",
+            "docs/request_fields.py and machd.api",
+            request_fields_markdown,
+        ),
         ("commands", "Commands", "the commands' own help", _commands_markdown),
         ("architectures", "Architectures", "machd_probes/matrix.json", _architectures_markdown),
     )
@@ -113,8 +120,10 @@ def _endpoint_table(endpoints: Iterable[Endpoint | AdminEndpoint], *, credential
     lines = [f"| Method | Path | | Without a {credential} | Answers |", "|---|---|---|---|---|"]
     for endpoint in endpoints:
         statuses = ", ".join(str(one) for one in sorted({a.status for a in endpoint.answers}))
+        aliases = endpoint.aliases if isinstance(endpoint, Endpoint) else ()
+        paths = ", ".join(f"`{path}`" for path in (endpoint.path, *aliases))
         lines.append(
-            f"| {endpoint.method.upper()} | `{endpoint.path}` | {endpoint.summary} "
+            f"| {endpoint.method.upper()} | {paths} | {endpoint.summary} "
             f"| {'yes' if endpoint.public else 'no'} | {statuses} |"
         )
     return "\n".join(lines) + "\n"

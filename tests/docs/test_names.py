@@ -10,7 +10,7 @@ import click
 import pytest
 
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS
-from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.api.endpoints import PUBLIC_ROUTES
 from machd.cli.commands import command_line
 from machd.errors import MachdError
 from machd.settings.keys import setting_keys
@@ -49,7 +49,9 @@ _OTHERS_FLAGS = {
 }  # fmt: skip
 """Of pip, systemd and this repository's scripts."""
 
-_ENDPOINTS = re.compile(r"^/(?:v1|health|metrics|openapi|admin|tokenize|detokenize)\b")
+_ENDPOINTS = re.compile(
+    r"^/(?:v1|health|metrics|openapi|admin|tokenize|detokenize|tokenizer_info)\b"
+)
 """Paths that begin like this are machd's; others are of the file system."""
 
 
@@ -140,8 +142,8 @@ def test_metrics_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_endpoints_exist(page: Path) -> None:
     """A path of machd's in backticks, with a method or without, is served."""
-    paths = [one.path for one in PUBLIC_ENDPOINTS] + [one.path for one in ADMIN_ENDPOINTS]
-    known = {_shape(path) for path in paths}
+    paths = [one.path for one in PUBLIC_ROUTES] + [one.path for one in ADMIN_ENDPOINTS]
+    known = {_shape(path) for path in paths} | {"/v1"}  # what clients put before a path
     named = {
         match[1]
         for span in spans(page)

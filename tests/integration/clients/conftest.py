@@ -47,6 +47,14 @@ def served_url(embedded_model_path: Path) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="session")
+def plain_url(embedded_model_path: Path) -> Iterator[str]:
+    """Serve the embedded model as ``machd serve`` does, without a setting."""
+    assert embedded_model_path.is_file()
+    with ServeProcess() as server:
+        yield server.url
+
+
 @pytest.fixture(scope="module")
 def scripted_url() -> Iterator[str]:
     """A daemon in this process whose model follows the script above; other tests look at threads."""
