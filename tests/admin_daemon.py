@@ -14,8 +14,8 @@ import httpx
 import structlog
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine
 
 __all__ = ["AdminDaemon", "kept_logging", "sse_events"]
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from machd.engine.chat_format import MarkedChatFormat
-from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.tokenizer.chat_format import MarkedChatFormat
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import (
     Content,

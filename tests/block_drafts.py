@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.row_planes import make_row_caches
+from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kv.row_planes import make_row_caches
 from machd.engine.speculation.dflash import BlockReader
-from machd.engine.untyped import Cache, LanguageModel
 from machd_probes.passes import restored, snapshot
 
 _BLOCK_TOKENS = 4

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from machd.engine.block_content import BlockContent
-from machd.engine.block_protocol import (
+from machd.engine.prefix_blocks.content import BlockContent
+from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
     HeldBlock,
@@ -18,7 +18,7 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     DiskReading,
     Engine,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from machd.engine.block_content import BlockContent, PlainArray
-from machd.engine.block_protocol import SavedBlock
+from machd.engine.prefix_blocks.content import BlockContent, PlainArray
+from machd.engine.protocol.blocks import SavedBlock
 
 __all__ = ["ROOT", "chain", "content_of", "file_of", "files_in", "is_same_content", "saved_block"]
 

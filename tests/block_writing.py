@@ -26,11 +26,11 @@ from typing import Any
 import structlog
 from block_samples import chain, content_of
 
-from machd.engine import block_directory
-from machd.engine.block_content import BlockContent
-from machd.engine.block_files import BlockFiles
-from machd.engine.block_protocol import SavedBlock
-from machd.engine.key_directory import KeyDirectory
+from machd.engine.prefix_blocks import directory as block_directory
+from machd.engine.prefix_blocks.content import BlockContent
+from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.key_directory import KeyDirectory
+from machd.engine.protocol.blocks import SavedBlock
 
 __all__ = ["KEY", "BlockWriters", "block_content", "block_writers"]
 

@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from machd.engine.block_protocol import (
+from machd.engine.fake.engine import Guesses
+from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
     ForgetSaved,
@@ -22,8 +23,7 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.fake import Guesses
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     DraftOutcome,
     PrefillChunk,
@@ -83,7 +83,7 @@ class _Row:
 
 
 class ChainedEngine:
-    """Keeps the rules of :mod:`machd.engine.block_protocol` to the letter.
+    """Keeps the rules of :mod:`machd.engine.protocol.blocks` to the letter.
 
     Attributes:
         rows: By slot.

@@ -14,10 +14,10 @@ from httpx import _config as httpx_config
 from hypothesis import HealthCheck, settings
 from polling import CEILING_S
 
-from machd.engine.blas import choose_blas
+from machd.engine.backend.blas import choose_blas
 
 if TYPE_CHECKING:
-    from machd.engine.loader import LoadedModel  # imports mlx, which comes after the BLAS
+    from machd.engine.loading.loader import LoadedModel  # imports mlx, which comes after the BLAS
 
 # The tests of one worker leave the other cores to the other workers. A second BLAS thread would spin
 # there: it takes twice the time on busy cores.
@@ -33,9 +33,9 @@ if hasattr(os, "SCHED_BATCH"):
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
-from machd.engine import embedded  # noqa: E402
-from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: E402
-from machd.engine.protocol import Engine  # noqa: E402
+from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
+from machd.engine.loading import embedded  # noqa: E402
+from machd.engine.protocol.engine import Engine  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of the property.
 settings.register_profile("machd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,8 +66,8 @@ def _embedded_model_path() -> Path:
 def _embedded_model(embedded_model_path: Path) -> LoadedModel:
     """The embedded default in float32, on the test thread."""
     import_mlx_lm()
-    from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx, which only some tests need
-    from machd.engine.source import ModelSource, SourceKind  # noqa: PLC0415
+    from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx, which only some tests need
+    from machd.engine.loading.source import ModelSource, SourceKind  # noqa: PLC0415
 
     source = ModelSource(SourceKind.GGUF, embedded_model_path, embedded.EMBEDDED_MODEL_ID)
     return load_model(source, dtype="float32")
@@ -76,7 +76,7 @@ def _embedded_model(embedded_model_path: Path) -> LoadedModel:
 @pytest.fixture(name="embedded_engine", scope="session")
 def _embedded_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
     """An engine with the embedded default."""
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
     engine = MlxEngine(embedded_model)
     yield engine
@@ -86,7 +86,7 @@ def _embedded_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
 @pytest.fixture(name="ahead_engine", scope="session")
 def _ahead_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
     """One that looks ahead, as on a GPU."""
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
     engine = MlxEngine(embedded_model, looks_ahead=True)
     yield engine

@@ -7,8 +7,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from machd.engine.fake import Script, lettered, spelled
-from machd.engine.protocol import SamplingParams
+from machd.engine.fake.engine import Script, lettered, spelled
+from machd.engine.protocol.engine import SamplingParams
 
 __all__ = ["chat", "completion", "sse_data", "sse_text", "told"]
 

@@ -13,10 +13,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.batch_caches import BatchCaches, PrefilledRow, RowCaches, SingleCaches
-from machd.engine.kv_format import PLAIN, KvFormat
-from machd.engine.row_planes import make_row_caches
-from machd.engine.untyped import Cache, LanguageModel
+from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow, RowCaches, SingleCaches
+from machd.engine.kv.format import PLAIN, KvFormat
+from machd.engine.kv.row_planes import make_row_caches
 from machd_probes.scripts import random_prompt
 
 __all__ = ["LANES", "DraftedRows", "PlainTexts", "Text", "make_caches"]

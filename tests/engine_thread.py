@@ -12,8 +12,8 @@ from sequence_samples import LIMITS, only
 from step_gate import StepGate
 
 from machd.clock import Clock, ManualClock
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine
 from machd.errors import DrainDeadlineError, MachdError
 from machd.scheduler.events import Event, SequenceFinished
 from machd.scheduler.protocol import Scheduler

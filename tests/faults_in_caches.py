@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from machd.engine import slab
-from machd.engine.batch_caches import BatchCaches
-from machd.engine.coded_cache import CodedCache
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.slab import RowPositions, SlabCache
-from machd.engine.untyped import Cache
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv import slab
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.coded_cache import CodedCache
+from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.step.mlx_engine import MlxEngine
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,

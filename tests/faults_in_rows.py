@@ -9,17 +9,18 @@ import mlx.core as mx
 import pytest
 from faults_in_caches import Plant
 
-from machd.engine import batchable, decode_pass, decoder, mixed, mlx_engine, sampling
-from machd.engine.batch_caches import PrefilledRow
-from machd.engine.decode_pass import Forward
-from machd.engine.decoder import Decoder
-from machd.engine.decoder_row import DecoderRow
-from machd.engine.kv_format import KvFormat
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.prefill import Prefill
-from machd.engine.protocol import PrefillChunk
-from machd.engine.sampling import RowSampling, Sampler
-from machd.engine.untyped import Cache
+from machd.engine.backend.untyped import Cache
+from machd.engine.kernels import batchable, mixed
+from machd.engine.kv.batch_caches import PrefilledRow
+from machd.engine.kv.format import KvFormat
+from machd.engine.protocol.engine import PrefillChunk
+from machd.engine.step import decode_pass, decoder, mlx_engine, sampling
+from machd.engine.step.decode_pass import Forward
+from machd.engine.step.decoder import Decoder
+from machd.engine.step.decoder_row import DecoderRow
+from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.prefill import Prefill
+from machd.engine.step.sampling import RowSampling, Sampler
 from machd_probes import passes
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # isort: skip - after the engine

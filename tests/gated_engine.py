@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import StepPlan, StepResult
+from machd.engine.protocol.engine import StepPlan, StepResult
+from machd.engine.step.mlx_engine import MlxEngine
 
 __all__ = ["GatedEngine"]
 

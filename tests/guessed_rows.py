@@ -10,7 +10,7 @@ from parity import differences
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     PrefillChunk,

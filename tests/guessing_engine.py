@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from machd.engine.fake import FakeEngine, FakeFaults
+from machd.engine.fake.engine import FakeEngine, FakeFaults
 
 __all__ = ["guessing_engine"]
 

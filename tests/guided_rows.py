@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from machd.api.constraint import Constraint, ConstraintKind
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     Grammar,

@@ -13,9 +13,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from machd.engine.kv_format import kv_format_named
-from machd.engine.loader import LoadedModel
-from machd.engine.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.loading.loader import LoadedModel
 
 __all__ = ["FORMATS", "Quality", "main", "measured_quality"]
 
@@ -107,9 +107,9 @@ def _logprobs(loaded: LoadedModel, token_ids: list[int], name: str) -> tuple[lis
 
 def main() -> None:
     """Print the table of the embedded model."""
-    from machd.engine.embedded import user_cache_directory  # noqa: PLC0415 - of the script alone
-    from machd.engine.loader import load_model  # noqa: PLC0415
-    from machd.engine.source import resolve_model  # noqa: PLC0415
+    from machd.engine.loading.embedded import user_cache_directory  # noqa: PLC0415 - of the script alone
+    from machd.engine.loading.loader import load_model  # noqa: PLC0415
+    from machd.engine.loading.source import resolve_model  # noqa: PLC0415
 
     source = resolve_model(None, offline=True, cache_directory=user_cache_directory(os.environ))
     found = measured_quality(load_model(source))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from machd.engine.loader import LoadedModel
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import ProposerKind, SamplingParams, StepPlan, StepResult
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.protocol.engine import ProposerKind, SamplingParams, StepPlan, StepResult
 from machd.engine.speculation import drafting
 from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import Proposer, RowProposer
+from machd.engine.step.mlx_engine import MlxEngine
 
 __all__ = ["Answers", "EagerPacing", "Oracle", "WatchedEngine", "eager"]
 

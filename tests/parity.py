@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from machd.engine.protocol import Engine, SampledToken, SamplingParams
+from machd.engine.protocol.engine import Engine, SampledToken, SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import Script
 

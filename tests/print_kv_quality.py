@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machd.engine.blas import choose_blas
+from machd.engine.backend.blas import choose_blas
 
 if __name__ == "__main__":
     choose_blas("auto")

@@ -15,8 +15,8 @@ from polling import CEILING_S
 
 from machd.clock import Clock
 from machd.daemon import Daemon
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine
 from machd.settings.sources import SettingsSources
 
 __all__ = ["RunningDaemon"]

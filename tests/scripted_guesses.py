@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from machd.engine.fake import Guesses
+from machd.engine.fake.engine import Guesses
 
 __all__ = ["guesses_by"]
 

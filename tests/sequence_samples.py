@@ -7,8 +7,15 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import TypeVar
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine, Lane, PrefillChunk, RowFault, SampledToken, SamplingParams
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import (
+    Engine,
+    Lane,
+    PrefillChunk,
+    RowFault,
+    SampledToken,
+    SamplingParams,
+)
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import Event

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.protocol import SampledToken
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.engine import SampledToken
 from machd.errors import MachdError
 from machd.scheduler.events import (
     DecodeMode,

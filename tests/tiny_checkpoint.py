@@ -21,10 +21,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine import embedded
-from machd.engine.gguf_header import read_gguf_header
-from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.tokenizer_files import gguf_tokenizer
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading import embedded
+from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.tokenizer_files import gguf_tokenizer
 
 __all__ = ["TINY_VOCABULARY_TOKENS", "write_embedded_tokenizer", "write_tiny_llama"]
 

@@ -8,9 +8,9 @@ from functools import cache
 from parity import Alone
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine.kv_format import kv_format_named
-from machd.engine.loader import LoadedModel
-from machd.engine.mlx_engine import MlxEngine
+from machd.engine.kv.format import kv_format_named
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.step.mlx_engine import MlxEngine
 
 __all__ = ["alone", "loaded"]
 

@@ -20,9 +20,9 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from machd.engine.loader import LoadedModel, describe_model
-from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.tokenizer import MlxTokenizer
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
 
 __all__ = [
     "CONTEXT_TOKENS",

@@ -14,7 +14,7 @@ from machd import __version__
 from machd.api.capabilities import Versions
 from machd.capabilities.verdict import Support
 from machd.clock import Clock
-from machd.engine.protocol import Engine, ModelDescription
+from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.http.admin.app import create_admin_app
 from machd.http.admin.context import AdminContext
 from machd.http.admin.token import AdminToken

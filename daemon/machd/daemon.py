@@ -13,7 +13,7 @@ import structlog
 
 from machd.clock import Clock, SystemClock
 from machd.compose import Parts
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.errors import (
     DrainDeadlineError,
     EngineFaultError,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from machd.clock import Clock
-from machd.engine.forwarding import ForwardingEngine
-from machd.engine.protocol import Engine, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine, StepPlan, StepResult
+from machd.engine.protocol.forwarding import ForwardingEngine
 
 __all__ = [
     "Deadline",

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from machd.capabilities.matrix import ArchitectureReport
-from machd.engine.embedded import user_cache_directory
+from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import EngineFaultError, ModelArchitectureError
 from machd.settings.sources import process_environ
 from machd_probes.catalogue import architecture_names

@@ -16,8 +16,8 @@ import msgspec
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.model_code import ModelCode
-from machd.engine.model_files import own_code_files
-from machd.engine.source import ModelSource, SourceKind
+from machd.engine.backend.model_files import own_code_files
+from machd.engine.loading.source import ModelSource, SourceKind
 from machd.errors import MachdError
 from machd_probes.matrix_file import KeptMatrix, kept_matrix
 from machd_probes.results_cache import ResultsCache, results_directory
@@ -36,7 +36,7 @@ class EvidenceStore:
         """Open it; nothing is read yet.
 
         Args:
-            cache_directory: What ``machd.engine.embedded.user_cache_directory`` gives.
+            cache_directory: What ``machd.engine.loading.embedded.user_cache_directory`` gives.
             basis: What a result has to hold for.
             matrix: What comes with machd, unless another one is given.
         """

@@ -12,12 +12,12 @@ from mlx.nn.layers.base import Module
 
 from machd.capabilities.evidence import MeasuredOn, Outcome, ProbeResult
 from machd.clock import Clock, SystemClock
-from machd.engine.gguf import llama_config
-from machd.engine.gguf_header import read_gguf_header
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.model_files import read_object
-from machd.engine.protocol import Engine, ModelDescription
-from machd.engine.source import ModelSource, SourceKind, resolve_model
+from machd.engine.backend.model_files import read_object
+from machd.engine.loading.gguf import llama_config
+from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.source import ModelSource, SourceKind, resolve_model
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import MachdError
 from machd_probes.bounded import Deadline
 from machd_probes.catalogue import BATCHING_CHECKS, FEATURE_CHECKS

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from machd.capabilities.evidence import Evidence
-from machd.engine.untyped import Cache, LanguageModel
+from machd.engine.backend.untyped import Cache, LanguageModel
 from machd_probes.bounded import Watch, without_end
 
 __all__ = ["Logprobs", "Passes", "compared_passes", "restored", "snapshot"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     Lane,

@@ -34,7 +34,7 @@ def results_directory(cache_directory: Path) -> Path:
     """Where results lie.
 
     Args:
-        cache_directory: What ``machd.engine.embedded.user_cache_directory`` gives.
+        cache_directory: What ``machd.engine.loading.embedded.user_cache_directory`` gives.
     """
     return cache_directory / "machd" / "probes"
 

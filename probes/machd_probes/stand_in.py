@@ -17,11 +17,11 @@ from mlx.utils import tree_map
 from machd.capabilities.evidence import MeasuredOn, ProbeResult
 from machd.capabilities.model_code import ModelCode
 from machd.clock import SystemClock
-from machd.engine.architecture import import_architecture
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.loader import LoadedModel, describe_model
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.untyped import LanguageModel
+from machd.engine.backend.untyped import LanguageModel
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.architecture import import_architecture
+from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.prober import run_check
 from machd_probes.shrink import shrunk_configurations
 from machd_probes.subject import Extent, Subject

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.serving.startup_guard import Measure, Measures, Results
 
 if TYPE_CHECKING:

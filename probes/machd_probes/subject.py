@@ -10,7 +10,13 @@ from mlx.nn.layers.base import Module
 
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import LayerCacheFacts
-from machd.engine.protocol import Engine, Lane, ModelDescription, SampledToken, SamplingParams
+from machd.engine.protocol.engine import (
+    Engine,
+    Lane,
+    ModelDescription,
+    SampledToken,
+    SamplingParams,
+)
 from machd_probes.bounded import (
     OutOfTimeError,
     ReplaceableWatch,

@@ -20,8 +20,8 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from machd.engine.architecture import import_architecture
-from machd.engine.untyped import LanguageModel
+from machd.engine.backend.untyped import LanguageModel
+from machd.engine.loading.architecture import import_architecture
 
 __all__ = [
     "TinyConfiguration",

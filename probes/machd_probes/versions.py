@@ -25,27 +25,26 @@ _SOURCES = (_PROBES, _PROGRAM / "engine")
 
 _NOT_MEASURED = (
     # Of the probes: what starts them, keeps their results and shows them.
-    *("catalogue", "command", "evidence_store", "markdown", "matrix_file", "progress", "report"),
-    *("model_probe", "runner", "shrink", "stand_in", "startup", "table", "versions", "worker"),
+    *("machd_probes/catalogue", "machd_probes/command", "machd_probes/evidence_store"),
+    *("machd_probes/markdown", "machd_probes/matrix_file", "machd_probes/model_probe"),
+    *("machd_probes/progress", "machd_probes/report", "machd_probes/runner"),
+    *("machd_probes/shrink", "machd_probes/stand_in.py", "machd_probes/startup"),
+    *("machd_probes/table", "machd_probes/versions", "machd_probes/worker.py"),
     # Of the engine: files, text and devices, which no log-probability depends on.
-    *("blas", "block_directory", "block_encoding", "block_files", "block_key", "block_protocol"),
-    *("block_scan", "block_writer", "ceiling", "certain_tokens", "chat_", "checkpoint", "context"),
-    *(
-        "detokenizer",
-        "device",
-        "embedded",
-        "fake",
-        "forwarding",
-        "gguf",
-        "grammar",
-        "guide",
-        "heap",
-    ),
-    *("inspection", "key_directory", "loader", "mlx_lm_import", "model_code", "model_files"),
-    *("opening", "other_keys", "progress", "safetensors_header", "scratch", "source"),
-    *("step_memory", "template_", "token_table", "tokenizer"),
+    *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
+    *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),
+    *("engine/loading/context", "engine/loading/embedded", "engine/loading/gguf"),
+    *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
+    *("engine/loading/safetensors_header", "engine/loading/source"),
+    *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),
+    *("engine/prefix_blocks/directory", "engine/prefix_blocks/disk_tier"),
+    *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),
+    *("engine/prefix_blocks/other_keys", "engine/prefix_blocks/scan"),
+    *("engine/prefix_blocks/writer", "engine/protocol/chat_format"),
+    *("engine/protocol/fill_format", "engine/protocol/forwarding", "engine/step/certain_tokens"),
+    *("engine/step/memory",),
 )
-"""Beginnings of the names of modules that have no part in what is measured."""
+"""Beginnings of the paths of modules that have no part in what is measured."""
 
 _ABSENT = "not installed"
 _SUFFIXES = frozenset({".py", ".toml"})
@@ -106,7 +105,7 @@ def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> 
 
     Args:
         backend: What mlx computes on, which only a process that imported it can tell.
-        blas: As ``machd.engine.blas.measure_blas`` names it.
+        blas: As ``machd.engine.backend.blas.measure_blas`` names it.
         dtype: Of the weights that are measured.
     """
     return ProbeBasis(
@@ -140,7 +139,10 @@ def _files(folder: Path) -> Iterator[Path]:
         for path in folder.rglob("*")
         if path.suffix in _SUFFIXES
         # A configuration may have any name; only code is left out by it.
-        and not (path.suffix == ".py" and path.name.startswith(_NOT_MEASURED))
+        and not (
+            path.suffix == ".py"
+            and path.relative_to(folder.parent).as_posix().startswith(_NOT_MEASURED)
+        )
     )
 
 

@@ -19,9 +19,9 @@ from typing import BinaryIO
 import msgspec
 
 from machd.capabilities.matrix import ArchitectureReport
-from machd.engine.blas import choose_blas, measure_blas
-from machd.engine.embedded import user_cache_directory
-from machd.engine.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.backend.blas import choose_blas, measure_blas
+from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import MachdError
 from machd_probes.worker_messages import (
     BLAS_VARIABLE,
@@ -142,7 +142,7 @@ def _prepare(*, with_models: bool) -> WorkerReady:
         os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
     )
     if with_models:
-        from machd.engine.mlx_lm_import import import_mlx_lm  # noqa: PLC0415 - needs ``resource``
+        from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: PLC0415 - needs ``resource``
 
         import_mlx_lm()
     import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 
 if TYPE_CHECKING:
-    from machd.engine.loader import LoadedModel  # imports mlx, which comes after the BLAS
+    from machd.engine.loading.loader import LoadedModel  # imports mlx, which comes after the BLAS
 
 _LAYERS = 2
 
@@ -24,7 +24,7 @@ def _short_model(embedded_model: LoadedModel) -> LoadedModel:
     It costs a fifth of the whole model. Its answers mean nothing, and serve where a test needs a real
     tokenizer and no sense.
     """
-    from machd.engine.loader import describe_model  # noqa: PLC0415 - imports mlx
+    from machd.engine.loading.loader import describe_model  # noqa: PLC0415 - imports mlx
 
     whole = embedded_model.description
     model = copy(embedded_model.model)
@@ -43,7 +43,7 @@ def _short_model(embedded_model: LoadedModel) -> LoadedModel:
 @pytest.fixture(name="short_engine", scope="session")
 def _short_engine(short_model: LoadedModel) -> Iterator[Engine]:
     """An engine with the short model."""
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
     engine = MlxEngine(short_model)
     yield engine
@@ -53,7 +53,7 @@ def _short_engine(short_model: LoadedModel) -> Iterator[Engine]:
 @pytest.fixture(name="short_ahead_engine", scope="session")
 def _short_ahead_engine(short_model: LoadedModel) -> Iterator[Engine]:
     """One that looks ahead, as on a GPU."""
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
     engine = MlxEngine(short_model, looks_ahead=True)
     yield engine

@@ -10,9 +10,10 @@ from faults_in_rows import a_chunk_beside_rows_begins_anew
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine import mixed, sampling
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.slab import RowPositions, SlabCache
+from machd.engine.kernels import mixed
+from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.step import sampling
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine

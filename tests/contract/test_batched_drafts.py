@@ -11,11 +11,11 @@ from guessed_rows import GuessedScripts, always, say
 from oracle import WatchedEngine, eager
 from tiny_models import TinyKind
 
-from machd.engine.batch_caches import BatchCaches
-from machd.engine.cache_marks import CacheMarks
-from machd.engine.decode_pass import Passes
-from machd.engine.protocol import ProposerKind
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.cache_marks import CacheMarks
+from machd.engine.protocol.engine import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
+from machd.engine.step.decode_pass import Passes
 from machd_probes.play import Join
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import LENGTHS, random_prompt, scripts

@@ -1,4 +1,4 @@
-"""What every engine does with blocks: the rules of ``engine/block_protocol.py``.
+"""What every engine does with blocks: the rules of ``engine/protocol/blocks.py``.
 
 Proven on the scripted engine and on tiny models, each with and without something that only exists
 where a row stands. What rows say that begin with blocks is ``test_prefix_parity.py``'s.
@@ -16,7 +16,9 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.block_protocol import (
+from machd.engine.fake.blocks import FakeDisk
+from machd.engine.fake.engine import FakeEngine, FakeFaults
+from machd.engine.protocol.blocks import (
     DropBlocks,
     ForgetSaved,
     LoadBlock,
@@ -26,10 +28,7 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.fake import FakeEngine, FakeFaults
-from machd.engine.fake_blocks import FakeDisk
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     Lane,
@@ -37,6 +36,7 @@ from machd.engine.protocol import (
     SamplingParams,
     StepPlan,
 )
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 
 PROMPT = random_prompt(33, 4)

@@ -19,11 +19,11 @@ from parity import NOISE
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
-from machd.engine import batch_caches, cache_marks
-from machd.engine.fused import fuse_layers
-from machd.engine.kv_format import kv_format_named
-from machd.engine.row_positions import RowPositions
-from machd.engine.slab import SlabCache
+from machd.engine.kernels.fused_llama import fuse_layers
+from machd.engine.kv import batch_caches, cache_marks
+from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 
 _STEP_NATS = 0.05
 """A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""

@@ -21,13 +21,13 @@ from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
 
 from machd.api.constraint import ConstraintKind
-from machd.engine import sampling
-from machd.engine.decode_pass import DecodePass
-from machd.engine.decoder import Decoder
-from machd.engine.decoder_row import Decoded
-from machd.engine.protocol import Lane, ProposerKind, SamplingParams
+from machd.engine.protocol.engine import Lane, ProposerKind, SamplingParams
 from machd.engine.speculation.proposer import RowProposer
-from machd.engine.speculation.verification import Draft
+from machd.engine.step import sampling
+from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.decoder import Decoder
+from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.verification import Draft
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 
@@ -427,7 +427,7 @@ def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
     def verify(*_: Any) -> None:
         raise _PlantedError
 
-    monkeypatch.setattr("machd.engine.decoder.verify", verify)
+    monkeypatch.setattr("machd.engine.step.decoder.verify", verify)
     said = say(engine, rows, GUESSES)
 
     assert guided_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []

@@ -20,8 +20,8 @@ from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Engine, Lane, SamplingParams, Thinking
+from machd.engine.protocol.engine import Engine, Lane, SamplingParams, Thinking
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 

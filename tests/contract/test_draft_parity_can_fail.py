@@ -14,16 +14,16 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.api.constraint import ConstraintKind
-from machd.engine import cache_marks
-from machd.engine.batch_caches import BatchCaches, SingleCaches
-from machd.engine.decoder import Decoder
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Lane, SampledToken
-from machd.engine.row_positions import RowPositions
-from machd.engine.sampling import RowSampling
+from machd.engine.kv import cache_marks
+from machd.engine.kv.batch_caches import BatchCaches, SingleCaches
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.protocol.engine import Lane, SampledToken
 from machd.engine.speculation import verification
 from machd.engine.speculation.drafting import RowDrafting
-from machd.engine.speculation.verification import Draft, Verdict
+from machd.engine.step.decoder import Decoder
+from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.sampling import RowSampling
+from machd.engine.step.verification import Draft, Verdict
 from machd_probes.play import GREEDY, DraftSchedule, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
 
@@ -112,7 +112,7 @@ def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
             one.position += 1
         return draft
 
-    patch.setattr("machd.engine.decoder.draft_of", draft_of)
+    patch.setattr("machd.engine.step.decoder.draft_of", draft_of)
 
 
 def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:

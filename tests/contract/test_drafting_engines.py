@@ -12,9 +12,9 @@ from scripted_guesses import guesses_by
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.block_protocol import DropBlocks, StoreBlock
-from machd.engine.fake import FakeEngine, FakeFaults
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine, FakeFaults
+from machd.engine.protocol.blocks import DropBlocks, StoreBlock
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     Lane,

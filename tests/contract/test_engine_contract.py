@@ -1,6 +1,6 @@
 """What every engine keeps, whether it computes or recites: the fake cannot lie.
 
-The scheduler and all its tests trust the rules in ``engine/protocol.py``; here they are proven on
+The scheduler and all its tests trust the rules in ``engine/protocol/engine.py``; here they are proven on
 the scripted engine and on layers of the embedded model alike. Those about guesses are in
 ``test_drafting_engines.py``.
 """
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     PrefillChunk,

@@ -11,12 +11,18 @@ from oracle import eager
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine import decoder
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import DecodeRow, PrefillChunk, SamplingParams, StepPlan, StepResult
-from machd.engine.row_planes import innermost
+from machd.engine.kv.row_planes import innermost
+from machd.engine.protocol.engine import (
+    DecodeRow,
+    PrefillChunk,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
 from machd.engine.speculation.ngram import NgramProposer
-from machd.engine.speculation.verification import verify
+from machd.engine.step import decoder
+from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.verification import verify
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 

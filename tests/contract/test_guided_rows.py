@@ -11,8 +11,8 @@ from guided_rows import grammar_of, many_readings, run_rows, schema_grammar
 from jsonschema import validate
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     Lane,

@@ -12,11 +12,11 @@ import pytest
 from guided_rows import Run, grammar_of, run_rows, schema_grammar
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.decoder import Decoder
-from machd.engine.guide import RowGuide
-from machd.engine.masks import TokenMasks
-from machd.engine.protocol import Engine, SamplingParams
-from machd.engine.slab import RowPositions
+from machd.engine.grammar.guide import RowGuide
+from machd.engine.grammar.masks import TokenMasks
+from machd.engine.kv.slab import RowPositions
+from machd.engine.protocol.engine import Engine, SamplingParams
+from machd.engine.step.decoder import Decoder
 
 Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
 

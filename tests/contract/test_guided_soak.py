@@ -10,8 +10,7 @@ from guided_rows import run_rows, schema_grammar
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     DecodeRow,
     Grammar,
     PrefillChunk,
@@ -19,6 +18,7 @@ from machd.engine.protocol import (
     StepPlan,
     Thinking,
 )
+from machd.engine.step.mlx_engine import MlxEngine
 
 SCHEMAS: tuple[dict[str, object], ...] = (
     {

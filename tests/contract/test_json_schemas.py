@@ -20,9 +20,9 @@ from json_schema_cases import (
 )
 
 from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS
-from machd.engine.grammar import compiled
-from machd.engine.guide import guide_of
-from machd.engine.protocol import Engine, Grammar, SamplingParams
+from machd.engine.grammar.grammar import compiled
+from machd.engine.grammar.guide import guide_of
+from machd.engine.protocol.engine import Engine, Grammar, SamplingParams
 from machd.errors import GrammarError
 
 _MAX_TOKENS = 96

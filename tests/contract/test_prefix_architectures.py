@@ -15,9 +15,9 @@ from probing import without_compilation
 
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
-from machd.engine.block_protocol import DropBlocks, LoadBlock, SaveBlock
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import DecodeRow, Lane, SampledToken, StepPlan
+from machd.engine.protocol.blocks import DropBlocks, LoadBlock, SaveBlock
+from machd.engine.protocol.engine import DecodeRow, Lane, SampledToken, StepPlan
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt
 

@@ -17,14 +17,15 @@ from parity import differences
 from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
-from machd.engine import block_arrays, block_store
-from machd.engine.block_arrays import BlockArrays
-from machd.engine.block_protocol import LoadBlock, SaveBlock
-from machd.engine.block_state import copied
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import DecodeRow, Lane, SampledToken, StepPlan
-from machd.engine.row_planes import StandingRow, innermost, planes_of
-from machd.engine.untyped import Cache
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.row_planes import StandingRow, innermost, planes_of
+from machd.engine.kv.state import copied
+from machd.engine.prefix_blocks import arrays as block_arrays
+from machd.engine.prefix_blocks import memory_tier as block_store
+from machd.engine.prefix_blocks.arrays import BlockArrays
+from machd.engine.protocol.blocks import LoadBlock, SaveBlock
+from machd.engine.protocol.engine import DecodeRow, Lane, SampledToken, StepPlan
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 
 PROMPT = random_prompt(41, 5)

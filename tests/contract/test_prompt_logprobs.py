@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     PrefillChunk,
@@ -22,8 +22,8 @@ from machd.engine.protocol import (
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from machd.engine.loader import LoadedModel
-    from machd.engine.mlx_engine import MlxEngine
+    from machd.engine.loading.loader import LoadedModel
+    from machd.engine.step.mlx_engine import MlxEngine
 
 GREEDY = SamplingParams(temperature=0.0)
 SCORED = replace(GREEDY, prompt_logprobs=3)
@@ -214,7 +214,7 @@ def test_planted_fault_in_prompt_logprobs_is_noticed(
     """Logits of the position before, or none across chunks, do not pass for the bare pass."""
     import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
 
-    from machd.engine.prompt_scores import PromptScores  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.prompt_scores import PromptScores  # noqa: PLC0415 - imports mlx
 
     score, fill = PromptScores._score, PromptScores.fill
 

@@ -12,9 +12,9 @@ from kv_quality import measured_quality
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.loader import LoadedModel
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Lane, PrefillChunk, StepPlan
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.protocol.engine import Lane, PrefillChunk, StepPlan
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 

@@ -10,9 +10,8 @@ import pytest
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
-from machd.engine.fake import FakeEngine
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     Lane,
@@ -21,7 +20,8 @@ from machd.engine.protocol import (
     StepMemoryError,
     StepPlan,
 )
-from machd.engine.step_memory import StepMemory, StepNeed
+from machd.engine.step.memory import StepMemory, StepNeed
+from machd.engine.step.mlx_engine import MlxEngine
 
 _GREEDY = SamplingParams(temperature=0.0)
 

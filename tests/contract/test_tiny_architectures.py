@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten
 from probing import without_compilation
 
 from machd.capabilities.facts import CacheFacts, KvCacheKind
-from machd.engine.batchable import make_batchable
-from machd.engine.loader import LoadedModel
+from machd.engine.kernels.batchable import make_batchable
+from machd.engine.loading.loader import LoadedModel
 from machd_probes.catalogue import architecture_names
 from machd_probes.passes import Logprobs, Passes
 from machd_probes.prober import tiny_loaded

@@ -13,16 +13,16 @@ from probing import without_compilation
 
 from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import judge
-from machd.engine import batchable
-from machd.engine.mlx_engine import MlxEngine
+from machd.engine.kernels import batchable
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes import model_probe
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
 
 _SCRIPT = """
-from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
 import_mlx_lm()
-from machd.engine import batchable
+from machd.engine.kernels import batchable
 batchable._MENDED.clear()
 from machd_probes.worker import main
 main()

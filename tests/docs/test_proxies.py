@@ -21,7 +21,7 @@ from running_daemon import RunningDaemon
 from shown_sessions import fenced_blocks
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine, spelled
+from machd.engine.fake.engine import FakeEngine, spelled
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operating" / "security.md"
 NAME = "llm.example.org"

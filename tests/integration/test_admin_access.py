@@ -23,8 +23,8 @@ from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import StepPlan
 from machd.errors import SettingsError
 
 _KEY = "public-key-0123456789"

@@ -17,8 +17,8 @@ from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import ModelDescription
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import ModelDescription
 
 _CHAT = "/v1/chat/completions"
 

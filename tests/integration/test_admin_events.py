@@ -13,7 +13,7 @@ from dialogue import chat, told
 from polling import CEILING_S, wait_until
 from raw_client import RawClient
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.serving.event_feed import MAX_WATCHERS
 
 _CHAT = "/v1/chat/completions"

@@ -22,9 +22,9 @@ from running_daemon import RunningDaemon
 from scraping import scrape
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine
-from machd.engine.grammar import LlguidanceCompiler
-from machd.engine.protocol import Engine
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.protocol.engine import Engine
 
 _BATCHED: dict[str, object] = {
     "continuous_batching.enabled": True,
@@ -166,8 +166,8 @@ def _stern_engine() -> Engine:
     """A tiny model whose chat template refuses whatever does not alternate."""
     from tiny_models import TinyKind, tiny_model  # noqa: PLC0415
 
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
-    from machd.engine.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
+    from machd.engine.tokenizer.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same
 
     model = tiny_model(TinyKind.STANDARD)
     assert isinstance(model.tokenizer, MlxTokenizer)

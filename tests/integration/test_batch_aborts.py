@@ -22,8 +22,8 @@ from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine, StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine, StepPlan
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import Event
 from machd.serving.inbox import Abort, Inbox, Message

@@ -19,13 +19,13 @@ from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
 
-from machd.engine import sampling
-from machd.engine.batch_caches import BatchCaches
-from machd.engine.decoder import Decoder
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Detokenizer, Engine, SamplingParams, StepPlan
-from machd.engine.sampling import RowSampling, Sampler
-from machd.engine.slab import SlabCache
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.slab import SlabCache
+from machd.engine.protocol.engine import Detokenizer, Engine, SamplingParams, StepPlan
+from machd.engine.step import sampling
+from machd.engine.step.decoder import Decoder
+from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import EngineFaultError
 from machd.http.completions import _CompletionDialect
 from machd.http.stream import GenerationResponse

@@ -20,8 +20,8 @@ from machd.bench.server import ServerProcess
 from machd.bench.staggered import Arrivals
 from machd.cli.bench import bench, forwarded_arguments
 from machd.clock import SystemClock
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import StepPlan
 from machd.errors import EngineFaultError, StartupError
 from machd.settings.sources import load_settings
 

@@ -11,8 +11,8 @@ import pytest
 from block_samples import ROOT, files_in, is_same_content
 from block_writing import KEY, block_content, block_writers
 
-from machd.engine.block_files import BlockFiles
-from machd.engine.block_protocol import SavedBlock
+from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.protocol.blocks import SavedBlock
 
 MAX_CALLS = 60
 """Calls of the operating system that change files: a block takes three, and one for each piece."""

@@ -13,7 +13,7 @@ from held_call import HeldCall
 from running_daemon import RunningDaemon
 
 from machd.api import raw_json
-from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.fake.tokenizer import FakeTokenizer
 
 _DEEP = "[" * 60 + "]" * 60
 _FLAT_OBJECTS = '{"a":[' + ",".join(["{}"] * 600_000) + "]}"

@@ -20,7 +20,7 @@ from scraping import is_idle, scrape
 from structlog.testing import capture_logs
 from tiny_models import TinyKind
 
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.serving.loop import EngineLoop
 
 _CROWD = 64
@@ -72,7 +72,7 @@ def _engine() -> Engine:
     """The standard tiny model, made on the thread that calls this."""
     from tiny_models import tiny_model  # noqa: PLC0415
 
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
 
     return MlxEngine(tiny_model(TinyKind.STANDARD))
 

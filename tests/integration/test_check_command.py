@@ -26,10 +26,10 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli import commands
 from machd.cli.check import check
-from machd.engine.architecture import import_architecture
-from machd.engine.fake import FakeEngine
-from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import ModelDescription
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.loading.architecture import import_architecture
+from machd.engine.protocol.engine import ModelDescription
 from machd.errors import ModelArchitectureError
 from machd.settings.sources import process_environ
 from machd_probes.tiny import tiny_configuration
@@ -110,7 +110,7 @@ def _run_here(
     logging = structlog.get_config()
     # Limits that no busy machine reaches: what is refused is refused for what it is.
     for limit in ("inspection._BUILD", "template_abilities._BUILD", "template_abilities._RENDER"):
-        monkeypatch.setattr(f"machd.engine.{limit}_LIMIT_S", CEILING_S)
+        monkeypatch.setattr(f"machd.engine.loading.{limit}_LIMIT_S", CEILING_S)
 
     def run_here(*arguments: str) -> Run:
         monkeypatch.setattr("sys.argv", ["machd", "check", *arguments])
@@ -406,7 +406,7 @@ def test_what_is_measured_is_judged_with_the_loaded_models_caches(
 ) -> None:
     """The row of --measure tells of the model that was loaded, and says what serving it decides."""
     passed = (ProbeResult("batch_parity", Outcome.PASSED),)
-    monkeypatch.setattr("machd.engine.opening.engine_loader", lambda *_, **__: _Loaded)
+    monkeypatch.setattr("machd.engine.open.engine_loader", lambda *_, **__: _Loaded)
     monkeypatch.setattr(
         "machd_probes.model_probe.ModelProbe.measure_weights", lambda *_, **__: passed
     )

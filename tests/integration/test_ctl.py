@@ -27,8 +27,8 @@ from step_gate import StepGate, at_decode
 
 from machd.api.admin_status import AdminState, AdminStatus
 from machd.cli.ctl_client import AdminAddress, AdminClient
-from machd.engine.fake import FakeEngine, FakeFaults
-from machd.engine.protocol import ModelDescription
+from machd.engine.fake.engine import FakeEngine, FakeFaults
+from machd.engine.protocol.engine import ModelDescription
 from machd.errors import NoDaemonError, UnavailableError
 
 _CHAT = "/v1/chat/completions"

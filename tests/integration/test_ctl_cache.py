@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 
 from machd.api.admin_cache import WarmPrompt
 from machd.cli.ctl_cache import _groups
-from machd.engine.fake import FakeEngine
-from machd.engine.fake_blocks import FakeDisk
+from machd.engine.fake.blocks import FakeDisk
+from machd.engine.fake.engine import FakeEngine
 
 LONG = "A system prompt that every one of these requests begins with, whatever it asks. "
 

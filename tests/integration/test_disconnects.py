@@ -19,8 +19,8 @@ from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import StepPlan
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"

@@ -17,7 +17,7 @@ from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.errors import ListenError
 
 _CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ from dialogue import sse_data, told
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12}}\n</tool_call>'

@@ -21,10 +21,10 @@ from scraping import scrape
 from step_gate import StepGate
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Engine, ProposerKind, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine, ProposerKind, SamplingParams, StepPlan, StepResult
 from machd.engine.speculation import drafting
 from machd.engine.speculation.proposer import Proposer, RowProposer
+from machd.engine.step.mlx_engine import MlxEngine
 
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"

@@ -18,9 +18,9 @@ from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from unit.engine.tiny_llama import TOKENS, TinyLlama
 
-from machd.engine.protocol import Engine
-from machd.engine.template_renderer import RenderBounds, TemplateRenderer
-from machd.engine.tokenizer import MlxTokenizer
+from machd.engine.protocol.engine import Engine
+from machd.engine.tokenizer.template_renderer import RenderBounds, TemplateRenderer
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
 
 _CHAT = "/v1/chat/completions"
 _MODEL = {"model": "tiny"}
@@ -68,8 +68,8 @@ def _templated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Templated]
     renderers: list[TemplateRenderer] = []
 
     def make_engine() -> Engine:
-        from machd.engine.loader import load_model  # noqa: PLC0415 - mlx belongs to the engine thread
-        from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - the same
+        from machd.engine.loading.loader import load_model  # noqa: PLC0415 - mlx belongs to the engine thread
+        from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - the same
 
         model = load_model(tiny.source, dtype="float32")
         assert isinstance(model.tokenizer, MlxTokenizer)

@@ -20,8 +20,8 @@ from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import ModelDescription
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import ModelDescription
 
 _PATH = "/v1/completions"
 _BATCHED: dict[str, object] = {

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _CASES = [
     pytest.param({"content": "say Hello, world."}, id="natural end"),

@@ -13,7 +13,7 @@ from openai.types import Completion
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _CASES = [
     pytest.param({"prompt": "say Hello, world."}, id="natural end"),

@@ -17,7 +17,7 @@ from scraping import scrape
 from step_gate import StepGate, at_decode
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _ALIASED = [one for one in PUBLIC_ENDPOINTS if one.aliases]
 _BODIES: dict[str, dict[str, object]] = {

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from machd.api.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.clock import ManualClock, SystemClock
 from machd.compose import installed_versions
-from machd.engine.fake import FakeEngine, FakeFaults
+from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError
 from machd.http.app import create_app
 from machd.http.authentication import ApiKeys

@@ -16,8 +16,8 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine, FakeFaults
-from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.fake.engine import FakeEngine, FakeFaults
+from machd.engine.fake.tokenizer import FakeTokenizer
 
 
 @pytest.fixture(name="daemon", scope="module")

@@ -19,8 +19,8 @@ from scraping import scrape
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol import SamplingParams
+from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
+from machd.engine.protocol.engine import SamplingParams
 
 _MESSAGES = "/v1/messages"
 _COUNT = "/v1/messages/count_tokens"

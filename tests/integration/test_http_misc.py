@@ -20,8 +20,8 @@ from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import StepPlan
 
 _CHAT = "/v1/chat/completions"
 Phase = Callable[[StepPlan], bool]

@@ -17,9 +17,9 @@ from scraping import scrape
 from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine, FakeFaults, spelled
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.protocol import SamplingParams
+from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.engine import SamplingParams
 
 _CHAT = "/api/chat"
 _GENERATE = "/api/generate"

@@ -13,7 +13,7 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.errors import EngineFaultError
 
 PAGE = "https://chat.example.org"

@@ -15,7 +15,7 @@ from polling import CEILING_S
 from pydantic import BaseModel
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _SCHEMA = {
     "type": "object",

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine, spelled
+from machd.engine.fake.engine import FakeEngine, spelled
 
 _ADD = {
     "type": "function",

@@ -11,7 +11,7 @@ from polling import CEILING_S, wait_until
 from running_daemon import RunningDaemon
 from step_gate import StepGate
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.serving.idle_heap import IdleHeap
 
 

@@ -18,7 +18,7 @@ from running_daemon import RunningDaemon
 from serve_process import ServeProcess
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 NOISY = "k-noisy-0123456789abcdef"
 QUIET = "k-quiet-0123456789abcdef"

@@ -25,8 +25,8 @@ from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine, StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine, StepPlan
 from machd.scheduler.protocol import Scheduler
 from machd.serving.inbox import Inbox, Message, Submit
 from machd.serving.loop import EngineLoop

@@ -18,11 +18,11 @@ from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode
 
-from machd.engine.fake import FakeEngine, lettered
-from machd.engine.protocol import Engine, SamplingParams
+from machd.engine.fake.engine import FakeEngine, lettered
+from machd.engine.protocol.engine import Engine, SamplingParams
 
 if TYPE_CHECKING:
-    from machd.engine.loader import LoadedModel  # imports mlx
+    from machd.engine.loading.loader import LoadedModel  # imports mlx
 
 _PATH = "/v1/completions"
 _TOKENS = 30
@@ -297,7 +297,7 @@ def test_a_real_model_says_the_same_across_switches(
     tmp_path: Path, embedded_model: LoadedModel
 ) -> None:
     """Greedy texts of the embedded model, before, between and after two switches, are its solo ones."""
-    from machd.engine.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
     prompts = ["The capital of France is", "Once upon a time", "2 + 2 =", "The sea is"]
 

@@ -17,10 +17,10 @@ from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
 from machd.clock import SystemClock
-from machd.engine import grammar
-from machd.engine.fake import FakeEngine
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.protocol import Detokenizer, StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.grammar import grammar
+from machd.engine.protocol.engine import Detokenizer, StepPlan
 from machd.http.admin.gate import AdminGate
 from machd.http.failures import always_answered
 from machd.http.stream import GenerationResponse

@@ -23,9 +23,9 @@ from step_gate import StepGate
 from structlog.testing import capture_logs
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.engine.fake import FakeEngine
-from machd.engine.fake_blocks import FakeDisk
-from machd.engine.protocol import Engine, ModelDescription
+from machd.engine.fake.blocks import FakeDisk
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine, ModelDescription
 
 ALICE = "k-alice-0123456789abcdef"
 BOB = "k-bob-0123456789abcdef"

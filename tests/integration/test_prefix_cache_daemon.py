@@ -23,8 +23,8 @@ from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from polling import CEILING_S, wait_until
 from tiny_checkpoint import write_tiny_llama
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import StepPlan
 
 ALICE = "k-alice-0123456789abcdef"
 BOB = "k-bob-0123456789abcdef"

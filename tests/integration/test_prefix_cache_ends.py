@@ -14,9 +14,9 @@ from running_daemon import RunningDaemon
 from serve_process import ServeProcess
 from tiny_checkpoint import write_tiny_llama
 
-from machd.engine.block_protocol import SavedBlock
-from machd.engine.fake import FakeEngine, spelled
-from machd.engine.protocol import Engine, StepPlan
+from machd.engine.fake.engine import FakeEngine, spelled
+from machd.engine.protocol.blocks import SavedBlock
+from machd.engine.protocol.engine import Engine, StepPlan
 from machd.scheduler.protocol import Scheduler
 from machd.serving.inbox import Inbox, Message, Stop
 from machd.serving.loop import EngineLoop

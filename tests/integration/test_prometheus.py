@@ -18,7 +18,7 @@ from prometheus_server import ALERTS, PrometheusServer
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine, FakeFaults
+from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"

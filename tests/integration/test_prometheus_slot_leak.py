@@ -11,7 +11,7 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from scraping import scrape
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _STEPS = 3
 """Before the engine hangs: enough for a token."""

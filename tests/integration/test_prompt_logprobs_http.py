@@ -11,7 +11,7 @@ from dialogue import completion, sse_data, told
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from polling import wait_until
 from tiny_checkpoint import write_tiny_llama
 
-from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.errors import SettingsError
 
 _MODEL = "tiny"

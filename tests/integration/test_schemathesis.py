@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from machd.api.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, Endpoint
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _MODEL = "fake"
 _LIMITS: dict[str, object] = {"limits.max_tokens_default": 4, "limits.max_n": 4}

@@ -18,8 +18,8 @@ from probing import without_compilation
 from running_daemon import RunningDaemon
 
 from machd.daemon import Daemon
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.catalogue import architecture_names
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt

@@ -20,7 +20,7 @@ from service_daemon import ServiceDaemon
 from step_gate import StepGate
 
 from machd.clock import ManualClock, SystemClock
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"
 _INTERVAL_S = 0.2

@@ -20,8 +20,8 @@ from running_daemon import RunningDaemon
 from scraping import scrape
 from structlog.testing import capture_logs
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import StepPlan
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import StepPlan
 
 _CHAT = "/v1/chat/completions"
 _LONG_TOKENS = 3000

@@ -24,9 +24,8 @@ from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.serve import mode_lines
 from machd.daemon import Daemon
-from machd.engine.fake import FakeEngine, FakeFaults
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine, FakeFaults
+from machd.engine.protocol.engine import (
     DecodeRow,
     Engine,
     ModelDescription,
@@ -34,6 +33,7 @@ from machd.engine.protocol import (
     SamplingParams,
     StepPlan,
 )
+from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import EngineFaultError
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import DecodeModeDecision

@@ -12,7 +12,7 @@ from dialogue import chat, completion
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"
 _SCHEMA = {

@@ -24,8 +24,8 @@ from scripted_guesses import guesses_by
 from sequence_samples import LateFirstToken
 
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol import (
+from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol.engine import (
     Lane,
     PrefillChunk,
     SampledToken,

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from scripted_guesses import guesses_by
 from sequence_samples import batching_of
 
-from machd.engine.block_protocol import (
+from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
     ForgetSaved,
@@ -36,7 +36,7 @@ from machd.engine.block_protocol import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol import MemoryReading, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.engine import MemoryReading, SamplingParams, StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.continuous import continuous

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol import SamplingParams, StepPlan, StepResult
+from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol.engine import SamplingParams, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

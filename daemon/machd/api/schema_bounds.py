@@ -60,7 +60,7 @@ UNSUPPORTED_KEYWORDS = (
 """Keywords that change what is valid and that no grammar expresses."""
 
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
-"""What JSON can only write with an escape that grammars leave out; see ``engine/grammar.py``."""
+"""What JSON can only write with an escape that grammars leave out; see ``engine/grammar/grammar.py``."""
 
 
 def check_constraint(constraint: Constraint) -> None:

@@ -1,6 +1,6 @@
 """The code that computes a model, by which evidence about one model is applied to another.
 
-Plain data, read from a model in memory by ``engine/model_code.py``.
+Plain data, read from a model in memory by ``engine/loading/model_code.py``.
 """
 
 from __future__ import annotations

@@ -31,19 +31,19 @@ from machd.bench.ceiling import (
 )
 from machd.bench.model_facts import ModelFacts
 from machd.cli.options import SettingsCommand, model_argument, settings_options
-from machd.engine.blas import choose_blas, measure_blas
-from machd.engine.embedded import user_cache_directory
-from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import ModelDescription
-from machd.engine.scratch import private_scratch_directory, use_scratch_directory
-from machd.engine.source import resolve_model
+from machd.engine.backend.blas import choose_blas, measure_blas
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.loading.embedded import user_cache_directory
+from machd.engine.loading.source import resolve_model
+from machd.engine.protocol.engine import ModelDescription
 from machd.errors import MachdError
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, process_environ
 
 if TYPE_CHECKING:
     from machd.engine.ceiling import BareLoop
-    from machd.engine.protocol import Tokenizer
+    from machd.engine.protocol.engine import Tokenizer
     from machd.engine.static_batch import StaticBatch
 
 __all__ = ["ceiling_process"]
@@ -106,9 +106,9 @@ def _load(settings: Settings) -> tuple[_Model, CeilingReady]:
         os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
     )
     import_mlx_lm()
+    from machd.engine.backend.device import available_memory_bytes  # noqa: PLC0415 - imports mlx
     from machd.engine.ceiling import BareLoop  # noqa: PLC0415 - imports mlx
-    from machd.engine.device import available_memory_bytes  # noqa: PLC0415 - imports mlx
-    from machd.engine.loader import load_model  # noqa: PLC0415 - imports mlx
+    from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
     from machd.engine.static_batch import StaticBatch  # noqa: PLC0415 - imports mlx
 
     model = settings.model

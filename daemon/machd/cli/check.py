@@ -15,10 +15,10 @@ from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
-from machd.engine.blas import BlasChoice, choose_blas, measure_blas
-from machd.engine.embedded import user_cache_directory
-from machd.engine.scratch import private_scratch_directory, use_scratch_directory
-from machd.engine.source import resolve_model
+from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
+from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.loading.embedded import user_cache_directory
+from machd.engine.loading.source import resolve_model
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 
 __all__ = ["check"]
@@ -129,14 +129,14 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             cache_directory=cache_directory,
             progress=progress,
         )
-        from machd.engine.mlx_lm_import import (  # noqa: PLC0415 - imports mlx
+        from machd.engine.backend.mlx_lm_import import (  # noqa: PLC0415 - imports mlx
             import_mlx_lm_without_tokenizers,
         )
 
         if not measure:
             import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
-        from machd.engine.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,
             weights_key,
@@ -174,7 +174,7 @@ def _measured(
 ) -> tuple[CacheFacts, Sequence[ProbeResult]]:
     """Load the model as serve does: its caches, and what every check says, kept for a daemon."""
     # Imported here, because without --measure they would be a tenth of the time.
-    from machd.engine.opening import engine_loader  # noqa: PLC0415
+    from machd.engine.open import engine_loader  # noqa: PLC0415
     from machd.telemetry.logs import configure_logs  # noqa: PLC0415
     from machd_probes.model_probe import ModelProbe  # noqa: PLC0415
 

@@ -11,8 +11,8 @@ from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.fit import MemoryNeeds, judge_fit
 from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
-from machd.engine.inspection import ModelInspection
-from machd.engine.template_abilities import TemplateAbilities
+from machd.engine.loading.inspection import ModelInspection
+from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
 

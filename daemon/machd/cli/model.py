@@ -7,8 +7,8 @@ import json
 import click
 
 from machd.cli.progress import ProgressBar
-from machd.engine import embedded
-from machd.engine.source import list_hub_models
+from machd.engine.loading import embedded
+from machd.engine.loading.source import list_hub_models
 from machd.errors import ModelNotFoundError
 from machd.settings.sources import process_environ
 

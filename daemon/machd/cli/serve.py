@@ -16,9 +16,9 @@ from machd import __version__
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.cli.progress import ProgressBar
 from machd.daemon import Daemon
-from machd.engine.embedded import user_cache_directory
-from machd.engine.opening import engine_loader
-from machd.engine.protocol import Engine
+from machd.engine.loading.embedded import user_cache_directory
+from machd.engine.open import engine_loader
+from machd.engine.protocol.engine import Engine
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.notify import forget_service_variables
 from machd.settings.sources import LoadedSettings

@@ -10,7 +10,7 @@ from importlib.metadata import version as distribution_version
 import click
 
 import machd
-from machd.engine.blas import BlasReport, choose_blas, measure_blas
+from machd.engine.backend.blas import BlasReport, choose_blas, measure_blas
 
 __all__ = ["version"]
 

@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from machd.clock import Clock, SystemClock
-from machd.engine.decode_pass import Forward
+from machd.engine.step.decode_pass import Forward
 
 __all__ = ["BareLoop", "CeilingReading", "equal_lengths"]
 

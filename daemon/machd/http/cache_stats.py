@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
-from machd.engine.protocol import DiskReading, ModelDescription
+from machd.engine.protocol.engine import DiskReading, ModelDescription
 from machd.scheduler.events import DecodeMode
 from machd.serving.kv_memory import kv_memory
 from machd.serving.loop import EngineLoop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from machd.api.capabilities import Versions
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol.engine import ModelDescription
 
 __all__ = ["system_fingerprint"]
 

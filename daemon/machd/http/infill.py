@@ -13,8 +13,8 @@ from litestar.types import ASGIApp
 
 from machd.api.infill import InfillAnswer, InfillRequest, StopType
 from machd.api.options import GenerationOptions
-from machd.engine.fill_format import ContextFile, FillFormat
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError
 from machd.http.context import ServerContext
 from machd.http.failures import error_json

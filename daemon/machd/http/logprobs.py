@@ -13,7 +13,7 @@ from machd.api.logprobs import (
     PromptTokenLogprobs,
     wire_logprob,
 )
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     Detokenizer,
     PromptLogprob,
     SampledToken,

@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from machd.api.models import AnthropicModel, AnthropicModelList, Model, ModelList
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol.engine import ModelDescription
 from machd.http.context import ServerContext
 from machd.http.failures import speaks_anthropic
 

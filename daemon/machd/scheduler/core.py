@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     Lane,
     MemoryReading,
     PrefillChunk,

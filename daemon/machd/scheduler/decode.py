@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from machd.engine.block_protocol import ReusedPrefix
-from machd.engine.protocol import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
+from machd.engine.protocol.blocks import ReusedPrefix
+from machd.engine.protocol.engine import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 
 __all__ = ["PRIORITY_DELAY_S", "Decode"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from machd.engine.block_protocol import (
+from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
     ForgetSaved,

@@ -11,7 +11,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 
-from machd.engine.block_protocol import BlockChange, ForgetSaved, LoadBlock, SaveBlock, SavedBlock
+from machd.engine.protocol.blocks import BlockChange, ForgetSaved, LoadBlock, SaveBlock, SavedBlock
 from machd.scheduler.block_tree import Block, BlockTree
 from machd.scheduler.prefix_limits import BlockCosts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol import SampledToken, SamplingParams
+from machd.engine.protocol.engine import SampledToken, SamplingParams
 from machd.errors import MachdError
 from machd.scheduler.events import FinishReason, SequenceFinished
 

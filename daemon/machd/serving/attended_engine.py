@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from machd.engine.forwarding import ForwardingEngine
-from machd.engine.protocol import Engine, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine, StepPlan, StepResult
+from machd.engine.protocol.forwarding import ForwardingEngine
 
 __all__ = ["AttendedEngine", "Interruption"]
 

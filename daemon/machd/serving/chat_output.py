@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from machd.engine.chat_protocol import ChatFormat, TextSplitter, TextState
+from machd.engine.protocol.chat_format import ChatFormat, TextSplitter, TextState
 from machd.serving.content_text import ContentText
 from machd.serving.output import OutputParser, OutputPiece
 from machd.serving.piece_queue import PieceQueue

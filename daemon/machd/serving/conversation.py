@@ -10,14 +10,14 @@ from machd.api.bounds import WHOLE_ROOM
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation, ToolChoiceMode
 from machd.api.tools import template_tool
-from machd.engine.chat_format import JSON_TOOLS
-from machd.engine.chat_protocol import ChatFormat, TextState
-from machd.engine.protocol import (
+from machd.engine.protocol.chat_format import ChatFormat, TextState
+from machd.engine.protocol.engine import (
     Engine,
     Grammar,
     Thinking,
     Tokenizer,
 )
+from machd.engine.tokenizer.chat_format import JSON_TOOLS
 from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from machd.engine.heap import find_heap_trim, resident_bytes
+from machd.engine.backend.heap import find_heap_trim, resident_bytes
 
 __all__ = ["IdleHeap"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd.clock import Clock
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.serving.startup_guard import Probe, Results
 
 _IDLE_S = 1.0

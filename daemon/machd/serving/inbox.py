@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.errors import MachdError
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.sequence import SequenceRequest

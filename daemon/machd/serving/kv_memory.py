@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol.engine import ModelDescription
 from machd.serving.loop import LoopSnapshot
 
 __all__ = [

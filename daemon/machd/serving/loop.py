@@ -15,7 +15,7 @@ import structlog
 
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
-from machd.engine.protocol import (
+from machd.engine.protocol.engine import (
     Engine,
     ModelDescription,
     StepMemoryError,

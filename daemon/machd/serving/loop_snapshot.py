@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from machd.clock import Clock
-from machd.engine.protocol import Engine, MemoryReading
+from machd.engine.protocol.engine import Engine, MemoryReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_reading import PrefixReading

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol.engine import ModelDescription
 from machd.scheduler.prefix_cache import PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.settings.cache import CacheSettings

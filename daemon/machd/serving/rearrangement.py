@@ -14,7 +14,7 @@ from dataclasses import replace
 import structlog
 
 from machd.clock import Clock
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.scheduler.events import Event
 from machd.scheduler.protocol import Scheduler
 from machd.scheduler.shape import Arrangement

@@ -18,7 +18,13 @@ from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.options import GenerationOptions
 from machd.clock import Clock
-from machd.engine.protocol import Engine, Grammar, ModelDescription, SamplingParams, Tokenizer
+from machd.engine.protocol.engine import (
+    Engine,
+    Grammar,
+    ModelDescription,
+    SamplingParams,
+    Tokenizer,
+)
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,

@@ -19,7 +19,7 @@ from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.clock import Clock
-from machd.engine.protocol import Engine
+from machd.engine.protocol.engine import Engine
 from machd.errors import FaultError
 
 __all__ = [

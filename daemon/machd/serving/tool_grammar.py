@@ -16,7 +16,7 @@ from machd.api.bounded_schema import bounded_schema
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.schema_bounds import check_constraint, check_schemas
-from machd.engine.protocol import Tokenizer
+from machd.engine.protocol.engine import Tokenizer
 from machd.errors import InvalidRequestError
 
 __all__ = ["CallSpelling", "answer_or_calls", "arguments_alone", "forced_calls"]
@@ -33,7 +33,7 @@ _STYLE = {
     "json_allowed_escapes": 'nrbtf\\"',
     "lenient": True,
 }
-"""As ``engine/grammar.py`` has it, for the same reasons."""
+"""As ``engine/grammar/grammar.py`` has it, for the same reasons."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from machd.engine.chat_format import JSON_TOOL_MARKERS
-from machd.engine.protocol import ChatMessages
+from machd.engine.protocol.engine import ChatMessages
+from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS
 
 __all__ = ["write_tools"]
 

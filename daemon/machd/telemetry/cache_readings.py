@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from machd.engine.protocol import DiskReading
+from machd.engine.protocol.engine import DiskReading
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.rules import Support, batched_specdec
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.loader import LoadedModel
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.protocol import StepPlan, StepResult
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.protocol.engine import StepPlan, StepResult
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.bounded import Watch, WatchedEngine
 from machd_probes.comparison import compared
 from machd_probes.finding import Finding, no_data, unsupported

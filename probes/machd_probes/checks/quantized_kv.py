@@ -14,12 +14,12 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
 from machd.capabilities.evidence import Outcome
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.kv_format import KvWidths, kv_format_named
-from machd.engine.loader import LoadedModel
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.row_planes import format_of, innermost, make_row_caches
-from machd.engine.untyped import Cache
+from machd.engine.backend.untyped import Cache
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.kv.format import KvWidths, kv_format_named
+from machd.engine.kv.row_planes import format_of, innermost, make_row_caches
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.finding import Finding, unsupported
 from machd_probes.passes import Passes
 from machd_probes.play import Join

@@ -17,7 +17,7 @@ import pytest
 from polling import CEILING_S
 from running_daemon import RunningDaemon
 
-from machd.engine.fake import FakeEngine, spelled
+from machd.engine.fake.engine import FakeEngine, spelled
 
 FOLDER = Path(__file__).resolve().parents[2] / "client_bodies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -21,7 +21,7 @@ from machd.api.capabilities import (
     Versions,
 )
 from machd.api.health import Health
-from machd.engine.protocol import DiskReading
+from machd.engine.protocol.engine import DiskReading
 from machd.scheduler.prefix_reading import PrefixReading
 
 

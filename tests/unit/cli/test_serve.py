@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd.cli.serve import welcome
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 
 
 def test_operators_are_told_where_they_are_answered() -> None:

@@ -9,8 +9,9 @@ import pytest
 from polling import CEILING_S
 from unit.engine.tiny_llama import TinyLlama
 
-from machd.engine import inspection, template_abilities, tokenizer
-from machd.engine.template_renderer import RenderBounds, TemplateRenderer
+from machd.engine.loading import inspection, template_abilities
+from machd.engine.tokenizer import tokenizer
+from machd.engine.tokenizer.template_renderer import RenderBounds, TemplateRenderer
 
 
 @pytest.fixture

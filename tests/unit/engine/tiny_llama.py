@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.source import ModelSource, SourceKind
+from machd.engine.loading.source import ModelSource, SourceKind
 
 __all__ = [
     "CHAT_TEMPLATE",

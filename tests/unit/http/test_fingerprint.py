@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from machd.api.capabilities import Versions
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.http.fingerprint import system_fingerprint
 
 _MODEL = FakeEngine().model

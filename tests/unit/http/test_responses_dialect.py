@@ -20,8 +20,8 @@ from machd.api.decoding import decode_body
 from machd.api.responses_answer import OutputItem
 from machd.api.responses_request import ResponsesRequest
 from machd.clock import SystemClock
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.protocol import SampledToken, TokenLogprob
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.engine import SampledToken, TokenLogprob
 from machd.errors import (
     DrainDeadlineError,
     GrammarError,

@@ -12,7 +12,7 @@ import pytest
 from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.model_code import ModelCode
-from machd.engine.source import ModelSource, SourceKind
+from machd.engine.loading.source import ModelSource, SourceKind
 from machd_probes.evidence_store import EvidenceStore, weights_key
 from machd_probes.matrix_file import KeptMatrix
 from machd_probes.versions import ProbeBasis
@@ -66,7 +66,7 @@ def test_an_architecture_comes_with_its_evidence(tmp_path: Path) -> None:
         replace(CODE, digest="edited"),
         replace(CODE, layers=CODE.layers | {"mlx_lm.models.qwen3.SparseMLP"}),
         replace(CODE, layers=CODE.layers | {"mlx_lm.models.qwen3.Attention use_sliding"}),
-        replace(CODE, layers=CODE.layers | {"machd.engine.batchable.BatchableAttention"}),
+        replace(CODE, layers=CODE.layers | {"machd.engine.kernels.batchable.BatchableAttention"}),
         replace(CODE, caches=frozenset({"RotatingKVCache of Attention window"})),
     ],
     ids=["edited", "another class", "a switch", "a repair", "another cache"],

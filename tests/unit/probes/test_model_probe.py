@@ -11,8 +11,8 @@ from polling import CEILING_S, wait_until
 from machd.capabilities.evidence import MeasuredOn, Outcome
 from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import judge
-from machd.engine import batchable
-from machd.engine.mlx_engine import MlxEngine
+from machd.engine.kernels import batchable
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes import evidence_store, model_probe
 from machd_probes.catalogue import FEATURE_CHECKS
 from machd_probes.model_probe import ModelProbe
@@ -20,9 +20,9 @@ from machd_probes.prober import tiny_loaded
 from machd_probes.runner import WORKER_COMMAND
 
 _SCRIPT = """
-from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
 import_mlx_lm()
-from machd.engine import batchable
+from machd.engine.kernels import batchable
 batchable._MENDED.clear()
 from machd_probes.worker import main
 main()

@@ -12,10 +12,10 @@ import pytest
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.rules import Source, Support
 from machd.capabilities.verdicts import judge
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.loader import LoadedModel, describe_model
-from machd.engine.mlx_engine import MlxEngine
-from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.bounded import Deadline
 from machd_probes.catalogue import FEATURE_CHECKS
 from machd_probes.model_probe import ModelProbe

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from machd.capabilities.model_code import ModelCode
-from machd.engine.architecture import import_architecture
-from machd.engine.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading.architecture import import_architecture
 from machd_probes.shrink import shrunk_configurations
 from machd_probes.stand_in import make_stand_in
 from machd_probes.worker_messages import StandInOrder

@@ -14,8 +14,8 @@ from sequence_samples import (
     run_step,
 )
 
-from machd.engine.fake import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol import SamplingParams
+from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol.engine import SamplingParams
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

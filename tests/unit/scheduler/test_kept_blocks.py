@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from machd.engine.block_protocol import (
+from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
     ForgetSaved,

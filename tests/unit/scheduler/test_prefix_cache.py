@@ -8,8 +8,8 @@ import pytest
 from chained_engine import STATE_BYTES, TOKEN_BYTES, ChainedEngine, said
 from sequence_samples import LIMITS, batching_of, only
 
-from machd.engine.block_protocol import ForgetSaved, LoadBlock, StoreBlock
-from machd.engine.protocol import SamplingParams, StepPlan
+from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
+from machd.engine.protocol.engine import SamplingParams, StepPlan
 from machd.errors import EngineFaultError
 from machd.scheduler import prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens

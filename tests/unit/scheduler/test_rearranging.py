@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.errors import KvBudgetExceededError, QueueFullError, QueueTimeoutError
 from machd.scheduler.admission import KvPolicy
 from machd.scheduler.continuous import continuous

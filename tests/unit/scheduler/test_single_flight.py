@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
 
-from machd.engine.fake import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol import SampledToken, SamplingParams, StepPlan, StepResult
+from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
+from machd.engine.protocol.engine import SampledToken, SamplingParams, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
-from machd.engine.fake import FakeEngine, lettered
-from machd.engine.fake_blocks import BYTES_PER_TOKEN
-from machd.engine.protocol import MemoryReading
+from machd.engine.fake.blocks import BYTES_PER_TOKEN
+from machd.engine.fake.engine import FakeEngine, lettered
+from machd.engine.protocol.engine import MemoryReading
 from machd.errors import EngineFaultError, MachdError, OverloadedError
 from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.core import SchedulerCore

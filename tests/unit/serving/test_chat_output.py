@@ -17,8 +17,8 @@ from answers import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from machd.engine.chat_format import MarkedChatFormat
-from machd.engine.chat_protocol import ParsedToolCall, TextState
+from machd.engine.protocol.chat_format import ParsedToolCall, TextState
+from machd.engine.tokenizer.chat_format import MarkedChatFormat
 from machd.serving.output import (
     ToolCallArguments,
     ToolCallEnd,

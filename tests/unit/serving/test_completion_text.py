@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.serving.text import CompletionText
 
 END_OF_TEXT = 256

@@ -12,17 +12,17 @@ import pytest
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
-from machd.engine.chat_format import MarkedChatFormat
-from machd.engine.chat_protocol import TextState
-from machd.engine.fake import FakeEngine
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.gguf_header import read_gguf_header
-from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import (
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.tokenizer_files import gguf_tokenizer
+from machd.engine.protocol.chat_format import TextState
+from machd.engine.protocol.engine import (
     Grammar,
 )
-from machd.engine.tokenizer import MlxTokenizer
-from machd.engine.tokenizer_files import gguf_tokenizer
+from machd.engine.tokenizer.chat_format import MarkedChatFormat
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import GrammarError, InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.conversation import PreparedConversation, prepare_conversation

@@ -23,8 +23,8 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from machd.clock import ManualClock, SystemClock
-from machd.engine.fake import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol import Engine, MemoryReading, StepPlan, StepResult
+from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
+from machd.engine.protocol.engine import Engine, MemoryReading, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     DrainDeadlineError,

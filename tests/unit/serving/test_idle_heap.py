@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machd.engine.heap import find_heap_trim
+from machd.engine.backend.heap import find_heap_trim
 from machd.serving.idle_heap import IdleHeap
 
 _MB = 1_000_000

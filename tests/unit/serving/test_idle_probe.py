@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine
 from machd.serving.idle_probe import IdleProbe
 from machd.serving.startup_guard import NothingToMeasure, Results
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import MemoryReading
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import MemoryReading
 from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
 from machd.serving.loop import LoopSnapshot
 

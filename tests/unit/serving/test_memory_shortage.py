@@ -11,9 +11,9 @@ from sequence_samples import LIMITS, batching_of, only, request_of
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from machd.engine.fake import FakeEngine, FakeFaults, lettered
-from machd.engine.fake_blocks import BYTES_PER_TOKEN
-from machd.engine.protocol import Engine
+from machd.engine.fake.blocks import BYTES_PER_TOKEN
+from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol.engine import Engine
 from machd.errors import OverloadedError
 from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.events import EngineFaulted, FinishReason, TokenGenerated

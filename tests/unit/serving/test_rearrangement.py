@@ -18,8 +18,8 @@ from structlog.typing import EventDict
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.clock import Clock, ManualClock, SystemClock
-from machd.engine.fake import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol import Engine, SamplingParams, StepPlan
+from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
+from machd.engine.protocol.engine import Engine, SamplingParams, StepPlan
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import Engine
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import Engine
 from machd.errors import FaultError
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.startup_guard import Measure, Measures, OnStart, StartupGuard, nothing_known

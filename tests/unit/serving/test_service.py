@@ -14,8 +14,8 @@ from serving_parts import admitted, finished, identity_of, token, tokens
 from machd.api.bounds import WHOLE_ROOM
 from machd.api.options import GenerationOptions
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
-from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,

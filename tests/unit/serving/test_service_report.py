@@ -10,7 +10,7 @@ from notify_socket import NotifySocket
 from polling import wait_until
 
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration

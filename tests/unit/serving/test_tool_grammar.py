@@ -9,11 +9,11 @@ from tokenizers import AddedToken
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.engine.fake_tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
-from machd.engine.grammar import LlguidanceCompiler, compiled
-from machd.engine.mlx_lm_import import import_mlx_lm
-from machd.engine.protocol import Tokenizer
-from machd.engine.tokenizer import MlxTokenizer
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
+from machd.engine.grammar.grammar import LlguidanceCompiler, compiled
+from machd.engine.protocol.engine import Tokenizer
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import ToolCallArguments, ToolCallEnd, ToolCallStart

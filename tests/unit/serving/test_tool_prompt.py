@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from machd.engine.fake_tokenizer import FakeTokenizer
+from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import Content, ToolCallStart
 from machd.serving.tool_prompt import write_tools

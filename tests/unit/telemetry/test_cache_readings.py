@@ -10,8 +10,8 @@ from scraping import Page
 from sequence_samples import LIMITS
 
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
-from machd.engine.protocol import DiskReading, MemoryReading
+from machd.engine.fake.engine import FakeEngine
+from machd.engine.protocol.engine import DiskReading, MemoryReading
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.configuration import Configuration

@@ -10,7 +10,7 @@ from scraping import Page
 from sequence_samples import LIMITS
 
 from machd.clock import ManualClock
-from machd.engine.fake import FakeEngine
+from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.configuration import Configuration

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from machd.engine.protocol import ProposerKind, SamplingParams
+from machd.engine.protocol.engine import ProposerKind, SamplingParams
 from machd.engine.speculation.draws import RowDraws, drawn_tokens
 
 __all__ = ["BlockDraft", "BlockReader", "DFlashProposer"]

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from machd.engine.loader import LoadedModel
-from machd.engine.row_planes import make_row_caches
+from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kv.row_planes import make_row_caches
+from machd.engine.loading.loader import LoadedModel
 from machd.engine.speculation.dflash import BlockDraft, BlockReader
-from machd.engine.untyped import Cache, LanguageModel
 from machd.errors import ModelFormatError, SettingsError
 
 __all__ = ["dflash_obstacle", "known_draft", "load_block_draft"]

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
-from machd.engine.cache_marks import CacheMarks, can_be_marked
-from machd.engine.fused import fuse_layers
-from machd.engine.loader import LoadedModel
-from machd.engine.protocol import ProposerKind, SamplingParams
-from machd.engine.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kernels.fused_llama import fuse_layers
+from machd.engine.kv.cache_marks import CacheMarks, can_be_marked
+from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.protocol.engine import ProposerKind, SamplingParams
 from machd.engine.speculation.draws import RowDraws, drawn_tokens
-from machd.engine.untyped import Cache, LanguageModel
 
 __all__ = ["DraftModelProposer"]
 

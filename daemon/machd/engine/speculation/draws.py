@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.protocol import SamplingParams
-from machd.engine.sampling import RowSampling, Sampler, Selection
+from machd.engine.protocol.engine import SamplingParams
+from machd.engine.step.sampling import RowSampling, Sampler, Selection
 
 __all__ = ["RowDraws", "drawn_tokens"]
 

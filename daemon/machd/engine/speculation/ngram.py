@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from machd.engine.protocol import ProposerKind, SamplingParams
+from machd.engine.protocol.engine import ProposerKind, SamplingParams
 
 __all__ = ["NgramProposer", "NgramRow"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from machd.engine.protocol import ProposerKind, SamplingParams
+from machd.engine.protocol.engine import ProposerKind, SamplingParams
 
 __all__ = ["Proposer", "RowProposer"]
 

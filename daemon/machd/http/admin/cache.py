@@ -22,7 +22,7 @@ from machd.api.admin_cache import (
     WarmRequest,
 )
 from machd.api.errors import error_body
-from machd.engine.protocol import MemoryReading
+from machd.engine.protocol.engine import MemoryReading
 from machd.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 from machd.http.admin.configuration import body_timeout_s
 from machd.http.admin.context import AdminContext

@@ -18,7 +18,7 @@ from machd.api.admin_status import (
     StoredResponses,
 )
 from machd.api.cache import CacheStats
-from machd.engine.protocol import ModelDescription
+from machd.engine.protocol.engine import ModelDescription
 from machd.errors import MachdError
 from machd.http.admin.context import AdminContext
 from machd.http.cache_stats import cache_stats

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from machd.engine.embedded import user_cache_directory
+from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import SettingsError
 from machd.http.secret_files import is_there, read_secret
 from machd.regular_files import RegularFile

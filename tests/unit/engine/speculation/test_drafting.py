@@ -10,7 +10,7 @@ import pytest
 from oracle import EagerPacing, eager
 
 from machd.clock import ManualClock
-from machd.engine.protocol import ProposerKind, SamplingParams
+from machd.engine.protocol.engine import ProposerKind, SamplingParams
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.speculation.proposer import RowProposer
 

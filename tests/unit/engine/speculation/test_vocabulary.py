@@ -8,9 +8,9 @@ import pytest
 from tiny_models import tiny_tokenizer
 from unit.engine.tiny_llama import TinyLlama
 
-from machd.engine.fake_tokenizer import FakeTokenizer
-from machd.engine.loader import LoadedModel, load_model
-from machd.engine.protocol import Tokenizer
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.loader import LoadedModel, load_model
+from machd.engine.protocol.engine import Tokenizer
 from machd.engine.speculation.vocabulary import check_vocabulary
 from machd.errors import SettingsError
 

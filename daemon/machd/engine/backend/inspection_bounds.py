@@ -1,0 +1,132 @@
+"""Limits around code that reads a stranger's numbers: mlx-lm's classes and chat templates.
+
+mlx-lm loops over what a configuration says, and a template is a program. Neither is written to
+refuse a billion.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+
+from machd.engine.backend.model_files import shortened
+from machd.errors import MachdError, ModelFormatError
+
+__all__ = ["bounded", "check_counts", "printable"]
+
+_LAYER_COUNT = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|layers|depth|block_count")
+_PART_COUNT = re.compile(r"(\w+_)?(experts?|heads?|groups?)")
+_MAX_PARTS = 1 << 16
+"""Of a layer: mlx-lm loops over them, and the largest models have some hundred experts."""
+
+_MAX_NESTING = 8
+_LARGEST_SHOWN = 1e300
+_MAX_MESSAGE_CHARS = 300
+_AGAIN_S = 1.0
+
+
+class _TimeIsUpError(BaseException):
+    """Not an Exception: Jinja and mlx-lm catch those, and would go on."""
+
+
+def check_counts(config: Mapping[str, object], tensor_count: int) -> None:
+    """Compare what a configuration calls a number of layers with how many tensors there are.
+
+    Every layer has a tensor at least, and a model is built layer by layer. Experts, heads and groups
+    can share one tensor.
+
+    Raises:
+        ModelFormatError: There are more layers than tensors, or more parts than any layer has.
+    """
+    for key, value in _numbers(config, _MAX_NESTING):
+        if _LAYER_COUNT.fullmatch(key.lower()) and value > tensor_count:
+            raise ModelFormatError(
+                f"the configuration says {shortened(key)} = {_number_text(value)}, and the weights are "
+                f"{tensor_count} tensors; fetch or copy config.json again"
+            )
+        if _PART_COUNT.fullmatch(key.lower()) and value > _MAX_PARTS:
+            raise ModelFormatError(
+                f"the configuration says {shortened(key)} = {_number_text(value)}, and no layer has "
+                f"more than {_MAX_PARTS}; fetch or copy config.json again"
+            )
+
+
+def _number_text(value: float) -> str:
+    return f"{value:.6g}" if value < _LARGEST_SHOWN else "infinitely many"
+
+
+def _numbers(config: Mapping[str, object], nesting: int) -> Iterator[tuple[str, float]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and nesting:
+            yield from _numbers(value, nesting - 1)
+        elif isinstance(value, int | float):
+            yield key, value
+
+
+@contextmanager
+def bounded(
+    what: str, *, seconds: float, memory_bytes: int, hint: str = "its files are absurd"
+) -> Iterator[None]:
+    """End what takes too long or too much memory.
+
+    The time limit works on the main thread alone, where a command runs; the memory limit on Linux
+    alone, of this process's private memory.
+
+    Args:
+        what: Such as ``building the model``; starts the message.
+        seconds: The longest that it may take.
+        memory_bytes: The most that it may add to the process.
+        hint: What to think or do of it; ends the message.
+
+    Raises:
+        ModelFormatError: It took more than one of them.
+    """
+
+    def give_up(_signal: int, _frame: FrameType | None) -> None:
+        raise _TimeIsUpError
+
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    before = signal.signal(signal.SIGALRM, give_up) if on_main_thread else None
+    try:
+        _limit_memory(memory_bytes, limits)
+        if on_main_thread:
+            # Again and again, for code that catches everything.
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+        yield
+    except _TimeIsUpError as error:
+        raise ModelFormatError(f"{what} takes longer than {seconds:.0f} s; {hint}") from error
+    except MemoryError as error:
+        raise ModelFormatError(
+            f"{what} takes more than {memory_bytes // 2**20} MiB; {hint}"
+        ) from error
+    finally:
+        if on_main_thread:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+def _limit_memory(memory_bytes: int, limits: tuple[int, int]) -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    soft, hard = limits
+    wanted = int(psutil.Process().memory_info().data) + memory_bytes
+    known = [one for one in (soft, hard, wanted) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+
+
+def printable(error: BaseException) -> str:
+    """One line about an error of somebody else's code, short and without control characters."""
+    text = " ".join(str(error).split()) or "no message"
+    clean = "".join(char if char.isprintable() else "?" for char in text[: 4 * _MAX_MESSAGE_CHARS])
+    short = clean if len(clean) <= _MAX_MESSAGE_CHARS else clean[:_MAX_MESSAGE_CHARS] + "…"
+    return short if isinstance(error, MachdError) else f"{type(error).__name__}: {short}"

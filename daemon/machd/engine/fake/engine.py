@@ -1,0 +1,404 @@
+"""A scripted engine: no model, no tensors, the same answer every time, faults on request.
+
+It keeps the rules of :mod:`machd.engine.protocol.engine`, which the contract suite proves by running the
+same tests on it and on MLX. What it generates depends on the row's prompt, parameters and
+position alone, so isolation can be checked without a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.fake.blocks import (
+    BYTES_PER_STATE,
+    BYTES_PER_TOKEN,
+    FakeBlocks,
+    FakeDisk,
+    FakeDiskFaults,
+)
+from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
+from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.grammar.guide import RowGuide, guide_of
+from machd.engine.protocol.blocks import SavedBlock
+from machd.engine.protocol.engine import (
+    DecodeRow,
+    DraftFault,
+    DraftOutcome,
+    MemoryReading,
+    ModelDescription,
+    PrefillChunk,
+    PromptLogprob,
+    ProposerKind,
+    RowFault,
+    SampledToken,
+    SamplingParams,
+    StepMemoryError,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
+
+__all__ = ["FakeEngine", "FakeFaults", "Guesses", "Script", "lettered", "spelled"]
+
+_PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
+"""What a row says where its grammar does not allow what the script says."""
+
+Script = Callable[[tuple[int, ...], SamplingParams, int], int]
+"""Prompt, parameters and position to the token id there."""
+
+Guesses = Callable[[int, int], tuple[int, int]]
+"""A row's position and the most that may be guessed there to how many tokens are, and how many of them
+are right."""
+
+
+def lettered(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
+    """The default script: lower-case letters that look random and never end by themselves."""
+    seed = sampling.seed if sampling.temperature > 0 else 0
+    digest = hashlib.blake2b(repr((prompt, seed, position)).encode(), digest_size=2).digest()
+    return ord("a") + int.from_bytes(digest, "little") % 26
+
+
+def spelled(text: str) -> Script:
+    """A script that says ``text`` and ends."""
+    data = text.encode()
+    return lambda _prompt, _sampling, position: (*data, END_OF_TEXT)[min(position, len(data))]
+
+
+@dataclass(slots=True)
+class FakeFaults:
+    """Faults to inject; each step is counted from 0 and release-only steps do not count.
+
+    Attributes:
+        step_errors: Step number to what ``run`` raises there.
+        row_errors: (slot index, position) to the row's fault there.
+        draft_errors: The same for guessing, of which the row has none from there on.
+        reset_error: What ``reset`` raises.
+        memory_error: What ``memory`` raises.
+        lost_loads: Digests of blocks that the second tier has and cannot read.
+        dropped_saves: Digests of blocks that it does not write; the next step's result says so.
+    """
+
+    step_errors: dict[int, Exception] = field(default_factory=dict)
+    row_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
+    draft_errors: dict[tuple[int, int], Exception] = field(default_factory=dict)
+    reset_error: Exception | None = None
+    memory_error: Exception | None = None
+    lost_loads: set[bytes] = field(default_factory=set)
+    dropped_saves: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Row:
+    sampling: SamplingParams
+    guide: RowGuide | None
+    reserved_tokens: int
+    prompt: tuple[int, ...] = ()
+    completion: list[int] = field(default_factory=list)
+    position: int = 0
+    computed_tokens: int = 0
+    is_guessed_for: bool = True
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """The tokens that went through the made-up model: of the last result those guessed alone."""
+        return (*self.prompt, *self.completion)[: self.computed_tokens]
+
+    @property
+    def room_tokens(self) -> int:
+        return self.reserved_tokens - len(self.prompt) - self.position
+
+
+class FakeEngine:
+    """Rows that follow a script.
+
+    Attributes:
+        guesses: How much of it is guessed ahead where a plan allows that; nobody guesses for None.
+        memory_bytes: Memory for rows and blocks together; None for no limit. A step that does not fit
+            raises StepMemoryError.
+    """
+
+    def __init__(
+        self,
+        script: Script = lettered,
+        *,
+        faults: FakeFaults | None = None,
+        before_step: Callable[[StepPlan], None] = lambda _plan: None,
+        context_tokens: int = 4096,
+        is_stateful: bool = False,
+        disk: FakeDisk | None = None,
+    ) -> None:
+        """Start with no rows.
+
+        Args:
+            script: What rows say.
+            faults: What goes wrong, and when.
+            before_step: Called at the start of every ``run``; sleeping here is a slow model.
+            context_tokens: Positions that prompt and completion share.
+            is_stateful: Whether the model has state besides positions, so that a row can only be
+                opened where a block has it.
+            disk: The second tier of blocks; what an engine leaves in it, another one finds.
+        """
+        self._script = script
+        self.guesses: Guesses | None = None
+        self._verified: list[DraftOutcome] = []
+        self._unguessed: list[DraftFault] = []
+        self._faults = faults or FakeFaults()
+        self._before_step = before_step
+        self.memory_bytes: int | None = None
+        self._rows: dict[int, _Row] = {}
+        self._step = 0
+        self._tokenizer = FakeTokenizer()
+        self._model = _description(context_tokens, is_stateful=is_stateful)
+        disk_faults = FakeDiskFaults(self._faults.lost_loads, self._faults.dropped_saves)
+        self._blocks = FakeBlocks(is_stateful=is_stateful, disk=disk, faults=disk_faults)
+        self._grammars = LlguidanceCompiler(
+            self._tokenizer, self._model.vocabulary_tokens, self._model.eos_token_ids
+        )
+
+    @property
+    def model(self) -> ModelDescription:
+        """A made-up model of 257 tokens: the bytes and an end."""
+        if self.guesses is None:
+            return self._model
+        reason = "there is a script of guesses"
+        return replace(self._model, proposer=ProposerKind.NGRAM, proposer_reason=reason)
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        """One token a byte."""
+        return self._tokenizer
+
+    @property
+    def grammars(self) -> LlguidanceCompiler:
+        """The real thing, for a vocabulary of bytes."""
+        return self._grammars
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Change blocks, free, prefill, decode, as the script says and grammars allow.
+
+        Raises:
+            StepMemoryError: There is a limit, and the plan does not fit.
+        """
+        self._check_memory(plan)
+        held, lost, unsaved = self._blocks.apply(plan.blocks, self._computed)
+        for slot_index in plan.release:
+            self._rows.pop(slot_index, None)
+        if not (plan.prefill or plan.decode):
+            return StepResult(held_blocks=held, lost_blocks=lost, unsaved_blocks=unsaved)
+        self._before_step(plan)
+        step, self._step = self._step, self._step + 1
+        if step in self._faults.step_errors:
+            raise self._faults.step_errors[step]
+        self._verified, self._unguessed = [], []
+        prompt_logprobs = [one for chunk in plan.prefill for one in _scored(chunk)]
+        outcomes = [one for chunk in plan.prefill for one in self._prefill(chunk)]
+        outcomes += [one for row in plan.decode for one in self._decode(row)]
+        return StepResult(
+            tuple(one for one in outcomes if isinstance(one, SampledToken)),
+            tuple(one for one in outcomes if isinstance(one, RowFault)),
+            held,
+            lost,
+            unsaved,
+            tuple(self._verified),
+            tuple(self._unguessed),
+            prompt_logprobs=tuple(prompt_logprobs),
+        )
+
+    def memory(self) -> MemoryReading:
+        """A kibibyte a token."""
+        if self._faults.memory_error is not None:
+            raise self._faults.memory_error
+        left_bytes = self._left_bytes
+        return MemoryReading(
+            self._used_bytes,
+            self._used_bytes,
+            0,
+            0,
+            available_bytes=left_bytes,
+            step_bytes=left_bytes,
+            disk=self._blocks.reading(),
+        )
+
+    def saved_blocks(self) -> tuple[SavedBlock, ...]:
+        """The blocks that the second tier has."""
+        return self._blocks.saved()
+
+    def reset(self, *, max_rows: int | None = None) -> None:
+        """Forget every row; blocks stay."""
+        del max_rows  # its rows take no room
+        if self._faults.reset_error is not None:
+            raise self._faults.reset_error
+        self._rows.clear()
+
+    def close(self) -> None:
+        """Forget every row and every block in memory."""
+        self._rows.clear()
+        self._blocks.close()
+
+    @property
+    def _used_bytes(self) -> int:
+        """Bytes that rows hold."""
+        used = sum(len(row.prompt) + row.position for row in self._rows.values())
+        return used * BYTES_PER_TOKEN
+
+    @property
+    def _left_bytes(self) -> int | None:
+        """Bytes that neither rows nor blocks hold; None without a limit."""
+        if self.memory_bytes is None:
+            return None
+        return max(0, self.memory_bytes - self._used_bytes - self._blocks.nbytes)
+
+    def _check_memory(self, plan: StepPlan) -> None:
+        left_bytes = self._left_bytes
+        if left_bytes is None or not (plan.prefill or plan.decode):
+            return
+        reused = [chunk.reused for chunk in plan.prefill if chunk.reused is not None]
+        tokens = plan.prefill_tokens + len(plan.decode) + sum(len(one.token_ids) for one in reused)
+        if tokens * BYTES_PER_TOKEN > left_bytes:
+            raise StepMemoryError(needed_bytes=tokens * BYTES_PER_TOKEN, left_bytes=left_bytes)
+
+    def _computed(self, slot_index: int) -> tuple[int, ...]:
+        return self._rows[slot_index].computed if slot_index in self._rows else ()
+
+    def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
+        if chunk.opens:
+            assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
+            guide = guide_of(chunk.sampling)
+            prompt = () if chunk.reused is None else self._blocks.open(chunk.reused)
+            self._rows[chunk.slot_index] = _Row(
+                chunk.sampling, guide, chunk.reserved_tokens, prompt
+            )
+        row = self._rows[chunk.slot_index]
+        assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
+        row.prompt += chunk.token_ids
+        row.computed_tokens = len(row.prompt)
+        return self._next(chunk.slot_index, row) if chunk.is_last else []
+
+    def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
+        slot_index, row = decode.slot_index, self._rows[decode.slot_index]
+        drafted, accepted = self._guess(slot_index, row, decode.max_draft_tokens)
+        said = self._next(slot_index, row, accepted)
+        if drafted and not isinstance(said[0], RowFault):
+            self._verified.append(DraftOutcome(slot_index, drafted, accepted))
+        return said
+
+    def _guess(self, slot_index: int, row: _Row, max_tokens: int) -> tuple[int, int]:
+        """How many tokens are guessed, and how many are right, none of which is one that fails."""
+        # After its guesses a row says one token more.
+        max_tokens = min(max_tokens, row.room_tokens - 1)
+        if self.guesses is None or not row.is_guessed_for or max_tokens < 1:
+            return 0, 0
+        fault = self._faults.draft_errors.get((slot_index, row.position))
+        if fault is not None:
+            row.is_guessed_for = False
+            self._unguessed.append(DraftFault(slot_index, fault))
+            return 0, 0
+        drafted, right = self.guesses(row.position, max_tokens)
+        assert 0 <= right <= drafted <= max_tokens, "a script of guesses keeps to its bounds"
+        sound = range(row.position + 1, row.position + 1 + right)
+        failing = (at - sound.start for at in sound if (slot_index, at) in self._faults.row_errors)
+        return drafted, next(failing, right)
+
+    def _next(
+        self, slot_index: int, row: _Row, guessed_tokens: int = 0
+    ) -> list[SampledToken | RowFault]:
+        """The tokens of a step: those that were guessed rightly, one, and those certain after it."""
+        fault = self._faults.row_errors.get((slot_index, row.position))
+        computed_tokens, row.computed_tokens = len(row.prompt) + row.position + guessed_tokens, 0
+        if fault is not None:
+            return [RowFault(slot_index, fault)]
+        tokens: list[SampledToken | RowFault] = []
+        try:
+            tokens += [
+                self._token(slot_index, row, self._choose_one(row)) for _ in range(guessed_tokens)
+            ]
+            tokens += [self._token(slot_index, row, one) for one in self._choose(row)]
+        except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
+            return [RowFault(slot_index, cause)]
+        row.computed_tokens = computed_tokens
+        return tokens
+
+    def _choose(self, row: _Row) -> list[int]:
+        """The script's token or what comes nearest to it, and those that are certain after it."""
+        chosen = self._choose_one(row)
+        if row.guide is None:
+            return [chosen]
+        return [chosen, *row.guide.take_forced(row.room_tokens - 1)]
+
+    def _choose_one(self, row: _Row) -> int:
+        """What comes next, which a guide may have decided."""
+        guide = row.guide
+        if guide is not None and guide.forced:
+            return guide.take_forced(1)[0]
+        wanted = self._script(row.prompt, row.sampling, row.position)
+        if guide is None:
+            return wanted
+        chosen = wanted if not guide.needs_mask else _nearest(wanted, guide)
+        guide.see(chosen)
+        return chosen
+
+    def _token(self, slot_index: int, row: _Row, token_id: int) -> SampledToken:
+        row.position += 1
+        row.completion.append(token_id)
+        asked = row.sampling.top_logprobs
+        if asked is None:
+            return SampledToken(slot_index, token_id)
+        top = tuple(
+            TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
+        )
+        return SampledToken(slot_index, token_id, -0.5, top)
+
+
+def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
+    """Made-up log-probabilities of a chunk's tokens, by position alone; the first has none."""
+    asked = chunk.sampling.prompt_logprobs
+    if asked is None:
+        return []
+    assert chunk.reused is None, "a scored prompt is computed whole"
+    return [
+        PromptLogprob(
+            chunk.slot_index,
+            position,
+            token_id,
+            -0.25 * (position % 7 + 1),
+            rank=1,
+            top_logprobs=tuple(
+                TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.25 * (position % 7 + 1) - i)
+                for i in range(asked)
+            ),
+        )
+        for position, token_id in enumerate(chunk.token_ids, start=chunk.start)
+        if position
+    ]
+
+
+def _nearest(wanted: int, guide: RowGuide) -> int:
+    """What is wanted, else what ends a text soonest, else anything that begins no thoughts."""
+    allowed = guide.allowed()
+    others = sorted(allowed - {guide.also_allowed}) or sorted(allowed)
+    return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
+
+
+def _description(context_tokens: int, *, is_stateful: bool) -> ModelDescription:
+    layers: tuple[LayerCacheFacts, ...] = (LayerCacheFacts("KVCache"),)
+    if is_stateful:
+        layers += (LayerCacheFacts("ArraysCache", trimmable=False),)
+    return ModelDescription(
+        model_id="fake",
+        architecture="fake",
+        context_tokens=context_tokens,
+        vocabulary_tokens=VOCABULARY_TOKENS,
+        parameters=0,
+        weights_bytes=0,
+        dtype="none",
+        quantization=None,
+        backend="cpu",
+        blas=None,
+        eos_token_ids=frozenset({END_OF_TEXT}),
+        cache=CacheFacts(layers, BYTES_PER_TOKEN, BYTES_PER_STATE if is_stateful else 0),
+        created_unix_s=0,
+        block_key=b"fake, stateful" if is_stateful else b"fake",
+    )

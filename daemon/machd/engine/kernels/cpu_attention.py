@@ -1,0 +1,167 @@
+"""Attention on the CPU in blocks that stay in its cache, with a softmax that is vectorised.
+
+MLX's own has all scores of a prompt in memory at once, masked ones included, and takes their
+exponentials one at a time. A prompt of 512 tokens takes half as long here, a decode step's attention
+of 16 rows 0.30 ms instead of 0.54.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import mlx.core as mx
+
+from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
+from machd.engine.kv.format import FoldedKv, KvFormat
+from machd.engine.kv.slab import SlabCache, Span
+
+__all__ = ["attend", "attend_rows"]
+
+_BLOCK_SCORES = 256 * 1024
+"""Scores computed at once: with the temporaries of their exponentials they stay near the core."""
+
+_MIN_BLOCK_TOKENS = 8
+
+_MIN_SCORES = 16 * 1024
+"""Fewer cost less one at a time than the operations that take them together."""
+
+_MASKED = -1e30
+"""Stands for what a token does not see. Not infinite: a difference of two such is a number."""
+
+_LOG2_E = math.log2(math.e)
+
+
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None,
+) -> mx.array:
+    """What ``mx.fast.scaled_dot_product_attention`` computes.
+
+    Few scores, and other dtypes than float32, are left to it.
+
+    Args:
+        queries: float32 [rows, heads, tokens, head_dim].
+        keys: float32 [rows, kv_heads, width, head_dim]; ``heads`` is a multiple of ``kv_heads``.
+        values: The same, with a head_dim of its own.
+        scale: Of the scores.
+        mask: "causal", the queries being the last tokens; or what is seen, bool, of a shape that
+            broadcasts to [rows, heads, tokens, width] and has the last two; or None for all.
+
+    Returns:
+        float32 [rows, heads, tokens, head_dim of the values].
+    """
+    rows, heads, tokens, _ = queries.shape
+    width = keys.shape[2]
+    if rows * heads * tokens * width < _MIN_SCORES or queries.dtype != mx.float32:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    queries = queries * (scale * _LOG2_E)
+    step = max(_MIN_BLOCK_TOKENS, _BLOCK_SCORES // (rows * heads * width))
+    blocks = []
+    for begin in range(0, tokens, step):
+        end = min(begin + step, tokens)
+        seen, block_mask = width, None
+        if isinstance(mask, mx.array):
+            block_mask = mask[..., begin:end, :]
+        elif mask is not None and tokens > 1:
+            # What no token of the block sees is not even computed.
+            seen = width - tokens + end
+            block_mask = mx.arange(seen) <= mx.arange(seen - (end - begin), seen)[:, None]
+        block = _block(queries[:, :, begin:end], keys[:, :, :seen], values[:, :, :seen], block_mask)
+        blocks.append(block)
+    return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
+
+
+def attend_rows(
+    queries: mx.array, keys: mx.array, values: mx.array, slab: SlabCache, *, scale: float
+) -> mx.array:
+    """Write a step's keys and values, and let each row see its own, however long others are.
+
+    Args:
+        queries: float32 [rows, heads, 1, head_dim].
+        keys: float32 [rows, kv_heads, 1, head_dim].
+        values: The same, with a head_dim of its own.
+        slab: Opened for a step of one token.
+        scale: Of the scores.
+
+    Returns:
+        float32 [rows, heads, 1, head_dim of the values].
+    """
+    slab.write(keys, values)
+    parts = []
+    for span in slab.spans:
+        seeing = queries[span.begin : span.end]
+        folded = _folded(slab, span) if queries.dtype == mx.float32 else None
+        if folded is None:
+            seen = slab.decoded(span.begin, span.end, span.width)
+            parts.append(attend(seeing, *seen, scale=scale, mask=span.mask))
+        else:
+            parts.append(_attend_folded(seeing, folded, slab.kv_format, scale, span))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _folded(slab: SlabCache, span: Span) -> FoldedKv | None:
+    return slab.folded(span.begin, span.end, span.width)
+
+
+def _attend_folded(
+    queries: mx.array, folded: FoldedKv, kv_format: KvFormat, scale: float, span: Span
+) -> mx.array:
+    """Attention of one token a row over keys and values that are never decoded.
+
+    A score is linear in a key and the outcome in the values, so scales and offsets, one of each for
+    a position, are applied to scores and weights: a head_dim-th of the numbers.
+    """
+    rows, heads, _, head_dim = queries.shape
+    keys, values = folded.keys, folded.values
+    kv_heads = keys.scales.shape[1]
+    queries = (queries * (scale * _LOG2_E)).reshape(rows, kv_heads, -1, head_dim)
+    pairs = zip(keys.parts, kv_format.split_queries(queries), strict=True)
+    products = _sum(part[:, :, None] @ query[..., None] for part, query in pairs)
+    scores = products.squeeze(-1) * keys.scales
+    if keys.offsets is not None:
+        scores = scores + queries.sum(axis=-1, keepdims=True) * keys.offsets
+    if span.mask is not None:
+        scores = mx.where(span.mask, scores, _MASKED)
+    distances = scores - scores.max(axis=-1, keepdims=True)
+    weights = exp2(mx.maximum(distances, MIN_EXPONENT))
+    scaled = weights * values.scales
+    mixed = kv_format.join_outputs([scaled @ part for part in values.parts])
+    if values.offsets is not None:
+        mixed = mixed + weights @ values.offsets.swapaxes(-1, -2)
+    # Divided at last, where there are fewer numbers to divide.
+    mixed = mixed / weights.sum(axis=-1, keepdims=True)
+    return mixed.reshape(rows, heads, 1, -1)
+
+
+def _sum(arrays: Iterable[mx.array]) -> mx.array:
+    first, *others = arrays
+    for array in others:
+        first = first + array
+    return first
+
+
+def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+    """Attention of queries that are scaled for powers of two."""
+    rows, heads, tokens, head_dim = queries.shape
+    kv_heads, width = keys.shape[1:3]
+    if tokens == 1:
+        # A matrix by a column is a fast case of the BLAS, by three columns a slow one. A row by the
+        # matrix turned round is as fast, unless the keys fill their array: then three times slower.
+        single = queries.reshape(rows, kv_heads, -1, head_dim, 1)
+        scores = keys[:, :, None] @ single
+    else:
+        # The heads that share keys are tokens of one product.
+        scores = queries.reshape(rows, kv_heads, -1, head_dim) @ keys.swapaxes(-1, -2)
+    scores = scores.reshape(rows, heads, tokens, width)
+    if mask is not None:
+        scores = mx.where(mask, scores, _MASKED)
+    distances = scores - scores.max(axis=-1, keepdims=True)
+    weights = exp2(mx.maximum(distances, MIN_EXPONENT))
+    mixed = weights.reshape(rows, kv_heads, -1, width) @ values
+    # Divided at last, where there are fewer numbers to divide.
+    return mixed.reshape(rows, heads, tokens, -1) / weights.sum(axis=-1, keepdims=True)

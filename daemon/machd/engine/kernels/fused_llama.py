@@ -1,0 +1,186 @@
+"""Llama layers as the CPU likes them: the same weights and results from cheaper operations.
+
+One projection instead of three, queries and keys rotated together by angles that are computed once
+a step for all layers, and exponentials that are vectorised. (Merging the feed-forward part's
+projections gained nothing.) What is not exactly the layer that was measured stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+
+from machd.engine.backend.untyped import Cache, LanguageModel, Layer
+from machd.engine.kernels.cpu_attention import attend, attend_rows
+from machd.engine.kernels.exponential import silu_product
+from machd.engine.kernels.mixed import MixedCache
+from machd.engine.kv.slab import SlabCache
+
+__all__ = ["fuse_layers", "takes_mixed_caches"]
+
+_ROTATION_TOLERANCE = 1e-5
+"""How far a rotation from a table may be from the layer's own, for numbers around one."""
+
+
+def fuse_layers(model: LanguageModel) -> int:
+    """Replace the layers that can be; their weights are merged in place, not doubled.
+
+    Returns:
+        How many layers were replaced.
+    """
+    from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
+
+    blocks = getattr(getattr(model, "model", None), "layers", None) or []
+    rotation: _Rotation | None = None
+    count = 0
+    for block in blocks:
+        attention: Layer = getattr(block, "self_attn", None)
+        if type(getattr(block, "mlp", None)) is llama.MLP:
+            block.mlp = _FeedForward(block.mlp)
+        if type(attention) is llama.Attention and _are_plain(_projections(attention)):
+            if rotation is None or not rotation.is_of(attention.rope):
+                rotation = _Rotation(attention.rope, attention.head_dim)
+            block.self_attn = _Attention(attention, rotation)
+            count += 1
+            # Layer by layer, so that old and new weights of one layer alone are there at once.
+            mx.eval(block.parameters())
+    mx.clear_cache()
+    return count
+
+
+def takes_mixed_caches(model: LanguageModel) -> bool:
+    """Whether every layer's attention can tell decoding rows from a prompt's tokens.
+
+    A layer with a window cannot: the window is in the mask, and a mixed pass has none.
+    """
+    blocks = getattr(getattr(model, "model", None), "layers", None) or []
+    return bool(blocks) and all(
+        type(getattr(block, "self_attn", None)) is _Attention
+        and not getattr(block, "use_sliding", False)
+        for block in blocks
+    )
+
+
+class _Rotation:
+    """The rotation by position, with the angles of a step computed once for all layers."""
+
+    def __init__(self, rope: Layer, head_dim: int) -> None:
+        self._rope = rope
+        self._half = head_dim // 2
+        # Halves (1, 0) rotate to (cos, sin): the layer itself tells the angles it uses.
+        self._unit = mx.concatenate([mx.ones((self._half,)), mx.zeros((self._half,))])
+        self._positions: mx.array | None = None
+        self._table: tuple[mx.array, mx.array] = (self._unit, self._unit)
+        self._has_table = self._is_exact(head_dim)
+
+    def is_of(self, rope: Layer) -> bool:
+        """Whether another layer's rotation is this one."""
+        if type(rope) is not type(self._rope):
+            return False
+        # A module keeps its settings as attributes and its arrays as items.
+        mine, other = ({**vars(one), **one} for one in (self._rope, rope))
+        return mine.keys() == other.keys() and all(_equal(mine[key], other[key]) for key in mine)
+
+    def __call__(self, heads: mx.array, positions: int | mx.array) -> mx.array:
+        """Rotate [rows, heads, tokens, head_dim], whose rows begin at ``positions``."""
+        if not self._has_table or isinstance(positions, int) or heads.shape[2] != 1:
+            rotated: mx.array = self._rope(heads, offset=positions)
+            return rotated
+        return self._by_table(heads, positions)
+
+    def _by_table(self, heads: mx.array, positions: mx.array) -> mx.array:
+        if self._positions is not positions:
+            rows = int(positions.shape[0])
+            unit = mx.broadcast_to(self._unit.astype(heads.dtype), (rows, 1, 1, 2 * self._half))
+            angles = self._rope(unit, offset=positions)
+            self._table = angles[..., : self._half], angles[..., self._half :]
+            self._positions = positions
+        cos, sin = self._table
+        first, second = heads[..., : self._half], heads[..., self._half :]
+        return mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+    def _is_exact(self, head_dim: int) -> bool:
+        """Whether the table gives what the layer gives; other layouts of the pairs do not."""
+        if head_dim != 2 * self._half:
+            return False
+        heads = mx.sin(mx.arange(6 * head_dim, dtype=mx.float32)).reshape(3, 2, 1, head_dim)
+        positions = mx.array([0, 7, 1000], dtype=mx.int32)
+        difference = self._by_table(heads, positions) - self._rope(heads, offset=positions)
+        return float(mx.abs(difference).max()) < _ROTATION_TOLERANCE
+
+
+class _Attention(Module):
+    """mlx-lm's llama attention with one projection for queries, keys and values."""
+
+    def __init__(self, attention: Layer, rotation: _Rotation) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.qkv_proj = _merged(_projections(attention))
+        self.o_proj = attention.o_proj
+        self._rotation = rotation
+        self._heads: int = attention.n_heads
+        self._kv_heads: int = attention.n_kv_heads
+        self._scale: float = attention.scale
+
+    def __call__(
+        self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
+    ) -> mx.array:
+        rows, tokens, _ = x.shape
+        rotated = self._heads + self._kv_heads
+        heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self._kv_heads, -1)
+        heads = heads.transpose(0, 2, 1, 3)
+        turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
+        queries, keys = turned[:, : self._heads], turned[:, self._heads :]
+        values = heads[:, rotated:]
+        if isinstance(cache, MixedCache):
+            mixed = cache.attend(queries, keys, values, scale=self._scale)
+        elif isinstance(cache, SlabCache) and tokens == 1 and cache.sees_all(mask):
+            mixed = attend_rows(queries, keys, values, cache, scale=self._scale)
+        else:
+            if cache is not None:
+                keys, values = cache.update_and_fetch(keys, values)
+            mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
+        projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
+        return projected
+
+
+class _FeedForward(Module):
+    """mlx-lm's llama feed-forward part with a vectorised activation."""
+
+    def __init__(self, mlp: Layer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gate_proj = mlp.gate_proj
+        self.up_proj = mlp.up_proj
+        self.down_proj = mlp.down_proj
+
+    def __call__(self, x: mx.array) -> mx.array:
+        down: mx.array = self.down_proj(silu_product(self.gate_proj(x), self.up_proj(x)))
+        return down
+
+
+def _projections(attention: Layer) -> list[Layer]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _are_plain(layers: Sequence[Layer]) -> bool:
+    """Whether the layers are unquantised and alike, so that their rows can be put together."""
+    return all(type(layer) is Linear for layer in layers) and (
+        len({layer.weight.dtype for layer in layers}) == len({"bias" in one for one in layers}) == 1
+    )
+
+
+def _merged(layers: Sequence[Layer]) -> Linear:
+    weights = [layer.weight for layer in layers]
+    merged = Linear(1, 1, bias="bias" in layers[0])
+    merged.weight = mx.concatenate(weights)
+    if "bias" in layers[0]:
+        merged.bias = mx.concatenate([layer.bias for layer in layers])
+    return merged
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, mx.array) and isinstance(other, mx.array):
+        return bool(mx.array_equal(one, other))
+    return one == other

@@ -1,0 +1,1 @@
+"""Keys and values of rows and batches: slab, caches, positions, rollback, formats."""

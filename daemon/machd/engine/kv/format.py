@@ -1,0 +1,20 @@
+"""How keys and values are kept: as they are, or in fewer bits."""
+
+from __future__ import annotations
+
+from machd.engine.kv.affine import AffineFormat
+from machd.engine.kv.planes import FoldedKv, FoldedVectors, KvFormat, KvWidths, PlainFormat
+from machd.engine.kv.turboquant import TurboQuantFormat
+
+__all__ = ["PLAIN", "FoldedKv", "FoldedVectors", "KvFormat", "KvWidths", "kv_format_named"]
+
+PLAIN = PlainFormat()
+
+_FORMATS: dict[str, KvFormat] = {
+    one.name: one for one in (PLAIN, AffineFormat(8), AffineFormat(4), TurboQuantFormat())
+}
+
+
+def kv_format_named(name: str) -> KvFormat:
+    """The format of a value of ``cache.kv_quantization``."""
+    return _FORMATS[name]

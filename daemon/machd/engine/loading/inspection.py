@@ -1,0 +1,326 @@
+"""What can be said of a model before its weights are loaded: from configuration, headers, tokenizer.
+
+The model is built and mended as the loader does it, with the real configuration and with arrays that
+know their shapes and are never computed. So most of what would make loading fail is found here, too:
+all but damaged weights, too little memory, and a tokenizer that has no ``tokenizer.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+
+from machd.capabilities.facts import CacheFacts
+from machd.capabilities.model_code import ModelCode
+from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
+from machd.engine.backend.inspection_bounds import bounded, printable
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.model_files import shortened
+from machd.engine.kernels.batchable import make_batchable
+from machd.engine.kv.cache_facts import trace_model
+from machd.engine.loading.architecture import architecture_name, check_architecture
+from machd.engine.loading.checkpoint import read_checkpoint
+from machd.engine.loading.context import context_tokens
+from machd.engine.loading.gguf import GGUF_GROUP_SIZE, check_gguf, lazy_llama_weights, llama_config
+from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.loading.inspection_modes import native_modes
+from machd.engine.loading.model_code import read_model_code
+from machd.engine.loading.precision import (
+    Quantization,
+    choose_dtype,
+    computed_dtype,
+    hold_in,
+    quantization_of,
+    weights_bytes,
+)
+from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.loading.template_abilities import (
+    TemplateAbilities,
+    directory_abilities,
+    gguf_abilities,
+)
+from machd.errors import ModelCodeError, ModelError, ModelFormatError
+
+__all__ = ["ModelInspection", "inspect_model"]
+
+_BUILD_LIMIT_S = 15.0
+_BUILD_MEMORY_BYTES = 1 << 30
+_MAX_NOTE_CHARS = 300
+
+_WORKING_TOKENS = 512
+"""Positions of a prompt that are computed at once, for the estimate of working memory."""
+
+_WORKING_ARRAYS = 8
+"""Arrays as wide as a layer's widest that are alive together."""
+
+_NO_LIMIT_BYTES = 1 << 62
+
+_LARGEST_FIGURE = 1 << 53
+"""Beyond it not every reader of JSON counts exactly, and no model has such figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInspection:
+    """What files say of a model, and what it would be on this machine.
+
+    Attributes:
+        context_tokens: Positions that prompt and completion share.
+        stored_bytes: What the tensors take on disk.
+        weights_bytes: What they would take in memory, in ``dtype``.
+        working_bytes: An estimate of what computing takes beside weights and KV cache.
+        dtype: What would be computed in, such as ``float32``.
+        quantization: As stored; None when the weights are plain.
+        keeps_quantized: Whether the weights would stay quantised in memory.
+        native_modes: Whether this backend multiplies with packed weights, by quantisation mode.
+        code: Which code would compute the model.
+        device_memory_bytes: What the device can hold in all.
+        available_bytes: What of it could be taken now.
+        notes: What a person should know.
+    """
+
+    model_id: str
+    architecture: str
+    cache: CacheFacts
+    context_tokens: int
+    parameters: int
+    stored_bytes: int
+    weights_bytes: int
+    working_bytes: int
+    dtype: str
+    quantization: Quantization | None
+    keeps_quantized: bool
+    native_modes: dict[str, bool]
+    template: TemplateAbilities
+    backend: str
+    device_memory_bytes: int
+    available_bytes: int
+    code: ModelCode
+    notes: tuple[str, ...] = ()
+
+
+def inspect_model(
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    max_context_tokens: int | None = None,
+    chat_template: str | None = None,
+) -> ModelInspection:
+    """Read configuration, headers and tokenizer files, and build the model without its weights.
+
+    Takes about as long as importing mlx-lm. No code of the checkpoint's runs, whatever the
+    settings say; its chat template runs in transformers' sandbox, with little time and memory.
+    A model without a chat template is no error, though serving it needs a setting: the template's
+    ``problem`` says which.
+
+    Args:
+        source: Where it lies.
+        dtype: As for ``load_model``.
+        max_context_tokens: Fewer positions than the model has; None for all of them.
+        chat_template: A file that replaces the model's template, ``none``, or None for its own.
+
+    Raises:
+        ModelError: One of its kinds: what serving the model would raise, but for what this module
+            says it does not find; and for code of the checkpoint's, which serve may be allowed.
+        SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
+    """
+    import_mlx_lm()
+    if source.kind is SourceKind.GGUF:
+        opened = _open_gguf(source, chat_template)
+    else:
+        opened = _open_directory(source, chat_template)
+    limit_tokens = context_tokens(opened.config, max_context_tokens)
+    # Before the limit on memory under which the model is built, which is not the device's.
+    memory = _Memory(available_memory_bytes(), device_memory_bytes())
+    with _building(source):
+        return _inspect(source, opened, dtype, limit_tokens, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What the process can still take, and what the device can hold in all."""
+
+    available_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A model without weights, and what files say of it."""
+
+    model: Module
+    architecture: str
+    config: dict[str, object]
+    stored_bytes: int
+    template: TemplateAbilities
+    notes: tuple[str, ...] = ()
+
+
+def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
+    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
+
+    # Trusted to be read, not to run: the error below does not ask for a flag that check ignores.
+    checkpoint = read_checkpoint(source.path, trust_remote_code=True)
+    if "model_file" in checkpoint.config:
+        raise ModelCodeError(
+            f"{source.path.name} is built by Python code of its own, which is never run to check "
+            "it: whether it runs here is not known; read the file that config.json names as "
+            "model_file, and serve it with `--model-trust-remote-code` if you trust it"
+        )
+    check_architecture(checkpoint.config)
+    template = directory_abilities(checkpoint, chat_template)
+    with _building(source):
+        # Lazy: arrays know their shapes and nothing is read.
+        model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=False)
+    return _Opened(
+        model,
+        architecture_name(model, checkpoint.model_type),
+        checkpoint.config,
+        checkpoint.stored_bytes,
+        template,
+        tuple(
+            f"{name} names code of the checkpoint's own, which was not run"
+            for name in checkpoint.code_files
+        ),
+    )
+
+
+def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
+    with _reading("reading the header"):
+        header = read_gguf_header(source.path)
+    check_gguf(header)
+    config = llama_config(header)
+    template = gguf_abilities(header, chat_template)
+    with _building(source):
+        model = _lazy_llama(header, config)
+    stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
+    return _Opened(model, "llama", config, stored_bytes, template)
+
+
+def _lazy_llama(header: GgufHeader, config: dict[str, object]) -> Module:
+    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
+
+    model: Module = Model(ModelArgs.from_dict(config))
+    weights = lazy_llama_weights(header)
+    model.load_weights(list(weights.arrays.items()), strict=True)
+    bits = weights.bits
+    if bits:
+        quantize(
+            model,
+            class_predicate=lambda path, _: (
+                {"group_size": GGUF_GROUP_SIZE, "bits": bits[path]} if path in bits else False
+            ),
+        )
+    model.eval()
+    return model
+
+
+def _inspect(
+    source: ModelSource, opened: _Opened, dtype: str, limit_tokens: int, memory: _Memory
+) -> ModelInspection:
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    model = opened.model
+    available_bytes = memory.available_bytes
+    backend = backend_name()
+    parameters = int(get_total_parameters(model))
+    quantization = quantization_of(model)
+    held_dtype = choose_dtype(
+        dtype,
+        backend=backend,
+        parameters=parameters,
+        # A dtype that was asked for by name is told with its size, not refused.
+        available_bytes=available_bytes if dtype == "auto" else _NO_LIMIT_BYTES,
+    )
+    hold_in(model, held_dtype)
+    make_batchable(model)
+    traced = trace_model(model)
+    cache = traced.cache
+    _refuse_absurd(
+        source,
+        {
+            "positions": limit_tokens,
+            "parameters": parameters,
+            "bytes a token": cache.bytes_per_token,
+            "bytes a sequence": cache.bytes_per_sequence,
+            "a window": max(cache.window_tokens, default=0),
+            "tokens kept": max(cache.keep_tokens, default=0),
+        },
+    )
+    return ModelInspection(
+        model_id=source.model_id,
+        architecture=opened.architecture,
+        cache=cache,
+        context_tokens=limit_tokens,
+        parameters=parameters,
+        stored_bytes=opened.stored_bytes,
+        weights_bytes=weights_bytes(model),
+        working_bytes=_working_bytes(model),
+        dtype=computed_dtype(model),
+        quantization=quantization,
+        keeps_quantized=quantization_of(model) is not None,
+        native_modes=native_modes(),
+        template=opened.template,
+        backend=backend,
+        device_memory_bytes=memory.device_bytes,
+        available_bytes=available_bytes,
+        code=read_model_code(model, cache),
+        notes=tuple(
+            shortened(note, _MAX_NOTE_CHARS)
+            for note in (*opened.notes, *opened.template.notes, traced.note)
+            if note
+        ),
+    )
+
+
+def _working_bytes(model: Module) -> int:
+    """The largest tensor once more, as loading converts it, and a chunk of a prompt on its way."""
+    flat = tree_flatten(model.parameters())
+    assert isinstance(flat, list)
+    arrays = [array for _, array in flat]
+    largest_bytes = max((array.nbytes for array in arrays), default=0)
+    # The vocabulary is as wide only for the few positions that are decoded.
+    widths = sorted({array.shape[-2] for array in arrays if array.ndim >= 2})
+    width = widths[-2] if len(widths) > 1 else 0
+    return largest_bytes + _WORKING_TOKENS * _WORKING_ARRAYS * width * mx.float32.size
+
+
+def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
+    """Look at what will be reported, and comes from numbers that a file may say as it likes.
+
+    Raises:
+        ModelFormatError: One is larger than any model's.
+    """
+    for name, value in figures.items():
+        if value > _LARGEST_FIGURE:
+            raise ModelFormatError(
+                f"{source.path.name}: its configuration makes {name} more than 2^53, which is absurd; "
+                "fetch or copy it again"
+            )
+
+
+@contextmanager
+def _building(source: ModelSource) -> Iterator[None]:
+    """Turn what mlx-lm's classes raise into an error of ours, and bound what they take.
+
+    Raises:
+        ModelFormatError: KeyError, TypeError, ValueError and the like: something does not fit.
+    """
+    try:
+        with _reading("building the model"):
+            yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelFormatError(
+            f"{source.path.name}: weights and configuration do not fit together: {printable(error)}"
+        ) from error
+
+
+def _reading(what: str) -> AbstractContextManager[None]:
+    return bounded(what, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)

@@ -1,0 +1,264 @@
+"""From files to a model in memory: checks first, then weights, then a first short run.
+
+Everything here runs on the calling thread, which has to be the engine's: mlx ties its streams to
+the thread that first uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+
+from machd.capabilities.facts import CacheFacts
+from machd.capabilities.rules import Support, kv_quantization
+from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.model_files import own_code_files
+from machd.engine.backend.progress import LoadProgress, SilentProgress
+from machd.engine.kernels.batchable import make_batchable
+from machd.engine.kv.cache_facts import layer_facts, measure_model
+from machd.engine.kv.format import PLAIN, KvFormat
+from machd.engine.loading.architecture import architecture_name, check_architecture
+from machd.engine.loading.checkpoint import Checkpoint, read_checkpoint
+from machd.engine.loading.context import context_tokens
+from machd.engine.loading.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_llama_weights
+from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.loading.model_code import read_model_code
+from machd.engine.loading.precision import (
+    choose_dtype,
+    computed_dtype,
+    describe_quantization,
+    materialise,
+    refuse_if_too_big,
+    weights_bytes,
+)
+from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
+from machd.engine.protocol.engine import ModelDescription, Tokenizer
+from machd.errors import ModelError, ModelFormatError, SettingsError
+
+__all__ = ["LoadedModel", "describe_model", "load_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        notes: What a person should know and nothing fails over; for the start-up log.
+        weight_files: Where the weights came from; none for a model that was made in memory.
+        kv_format: How its keys and values are kept; the description's cache facts are of this.
+    """
+
+    model: Module
+    tokenizer: Tokenizer
+    description: ModelDescription
+    notes: tuple[str, ...] = ()
+    weight_files: tuple[Path, ...] = ()
+    kv_format: KvFormat = PLAIN
+
+
+def load_model(  # noqa: PLR0913 - one argument for each setting of the model
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    max_context_tokens: int | None = None,
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    progress: LoadProgress | None = None,
+    blas: str | None = None,
+    kv_format: KvFormat = PLAIN,
+) -> LoadedModel:
+    """Check, load and measure a model.
+
+    Args:
+        source: Where it lies.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
+        max_context_tokens: Fewer positions than the model has; None for all of them.
+        trust_remote_code: Whether the checkpoint's own Python code may run.
+        chat_template: A file that replaces the model's template, ``none`` to serve without chat,
+            or None for the model's own.
+        progress: Told about stages and bytes, on this thread.
+        blas: Name of the CPU's BLAS, for the description.
+        kv_format: How keys and values are to be kept.
+
+    Raises:
+        ModelError: One of its kinds; nothing is left in memory.
+        SettingsError: ``max_context_tokens``, ``chat_template`` or ``kv_format`` do not fit the
+            model.
+    """
+    import_mlx_lm()
+    progress = progress or SilentProgress()
+    # Whatever can be refused is refused before the weights, which take the time.
+    progress.stage("reading the tokenizer", None)
+    if source.kind is SourceKind.GGUF:
+        header = read_gguf_header(source.path)
+        check_gguf(header)
+        tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
+        tokenizer.start_renderer()
+        context = context_tokens(llama_config(header), max_context_tokens)
+        # Always a llama, whose caches are standard ones: every format fits.
+        model = _load_gguf(header, dtype, progress)
+        architecture = "llama"
+        weight_files: tuple[Path, ...] = (source.path,)
+        own_files: tuple[Path, ...] = ()
+    else:
+        checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
+        if "model_file" not in checkpoint.config:
+            check_architecture(checkpoint.config)
+        tokenizer, notes = (
+            directory_tokenizer(checkpoint, chat_template, trust_remote_code=trust_remote_code),
+            (),
+        )
+        tokenizer.start_renderer()
+        context = context_tokens(checkpoint.config, max_context_tokens)
+        model = _built(checkpoint, trust_remote_code=trust_remote_code)
+        _check_kv_format(model, kv_format)
+        _read_weights(model, checkpoint, dtype, progress)
+        architecture = architecture_name(model, checkpoint.model_type)
+        weight_files = tuple(checkpoint.weight_files)
+        # Code that has run may have changed any class, mlx-lm's too.
+        has_run = "model_file" in checkpoint.config or checkpoint.code_files
+        own_files = tuple(own_code_files(source.path)) if has_run and trust_remote_code else ()
+    progress.stage("trying the model", None)
+    description = describe_model(
+        model,
+        model_id=source.model_id,
+        architecture=architecture,
+        context_tokens=context,
+        eos_token_ids=tokenizer.eos_token_ids,
+        blas=blas,
+        kv_format=kv_format,
+        own_files=own_files,
+    )
+    written_unix_s = int(weight_files[0].stat().st_mtime)
+    description = replace(description, created_unix_s=written_unix_s)
+    return LoadedModel(model, tokenizer, description, notes, weight_files, kv_format)
+
+
+def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:
+    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
+
+    stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
+    available_bytes = available_memory_bytes()
+    refuse_if_too_big(stored_bytes, available_bytes)
+    plain_dtype = choose_dtype(
+        dtype,
+        backend=backend_name(),
+        parameters=sum(tensor.elements for tensor in header.tensors),
+        available_bytes=available_bytes,
+    )
+    progress.stage("loading the weights", stored_bytes)
+    weights, rope_factors = load_llama_weights(header, plain_dtype, progress)
+    model: Module = Model(ModelArgs.from_dict(llama_config(header, rope_factors)))
+    bits = weights.bits
+    if bits:
+        quantize(model, class_predicate=lambda path, _: _quantization(bits.get(path)))
+    try:
+        model.load_weights(list(weights.arrays.items()), strict=True)
+    except ValueError as error:
+        raise ModelFormatError(
+            f"{header.path.name}: its tensors do not fit its metadata: {error}"
+        ) from error
+    model.eval()
+    mx.clear_cache()
+    return model
+
+
+def _quantization(bits: int | None) -> bool | dict[str, int]:
+    return False if bits is None else {"group_size": GGUF_GROUP_SIZE, "bits": bits}
+
+
+def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
+    """The model with arrays that know their shapes; nothing of the weights is read yet."""
+    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
+
+    refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+    try:
+        model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:
+        # mlx-lm raises KeyError, TypeError or ValueError for whatever does not fit together.
+        raise ModelFormatError(
+            f"{checkpoint.path.name}: weights and config.json do not fit together: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    built: Module = model
+    return built
+
+
+def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
+    """Refuse what would silently be kept in full size.
+
+    Raises:
+        SettingsError: The model has no cache that can be in the format.
+    """
+    if kv_format is PLAIN:
+        return
+    verdict = kv_quantization(CacheFacts(layer_facts(model), 0, 0))
+    if verdict.support is Support.BLOCKED:
+        problem = (
+            f"cache.kv_quantization: {kv_format.name} does not work with the model at model.path: "
+            f"{verdict.reason}. Set cache.kv_quantization to none, or model.path to another model"
+        )
+        raise SettingsError([problem])
+
+
+def _read_weights(
+    model: Module, checkpoint: Checkpoint, dtype: str, progress: LoadProgress
+) -> None:
+    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
+
+    plain_dtype = choose_dtype(
+        dtype,
+        backend=backend_name(),
+        parameters=int(utils.get_total_parameters(model)),
+        available_bytes=available_memory_bytes(),
+    )
+    progress.stage("loading the weights", checkpoint.stored_bytes)
+    try:
+        materialise(model, plain_dtype, progress)
+    except RuntimeError as error:
+        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+
+
+def describe_model(  # noqa: PLR0913 - one argument for each thing that files or settings tell
+    model: Module,
+    *,
+    model_id: str,
+    architecture: str,
+    context_tokens: int,
+    eos_token_ids: frozenset[int],
+    blas: str | None = None,
+    kv_format: KvFormat = PLAIN,
+    own_files: Sequence[Path] = (),
+) -> ModelDescription:
+    """Mend a model in memory where it needs it, run a short prompt, and say what is known of it."""
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    make_batchable(model)
+    measured = measure_model(model, kv_format)
+    backend = backend_name()
+    return ModelDescription(
+        model_id=model_id,
+        architecture=architecture,
+        context_tokens=context_tokens,
+        vocabulary_tokens=measured.logits_tokens,
+        parameters=int(get_total_parameters(model)),
+        weights_bytes=weights_bytes(model),
+        dtype=computed_dtype(model),
+        quantization=describe_quantization(model),
+        backend=backend,
+        blas=blas if backend == "cpu" else None,
+        eos_token_ids=eos_token_ids,
+        cache=measured.cache,
+        created_unix_s=0,
+        device_memory_bytes=device_memory_bytes(),
+        code=read_model_code(model, measured.cache, own_files),
+    )

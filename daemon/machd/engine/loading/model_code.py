@@ -1,0 +1,94 @@
+"""Reads which code computes a model in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.capabilities.model_code import ModelCode
+from machd.engine.backend.untyped import LanguageModel, Layer
+
+_MODELS = "mlx_lm.models."
+_LAYERS = "mlx.nn.layers"
+_PACKED = "Quantized"
+"""How mlx and mlx-lm begin the names of layers with packed weights."""
+
+
+def read_model_code(
+    model: LanguageModel, cache: CacheFacts, own_files: Iterable[Path] = ()
+) -> ModelCode:
+    """Name the classes of a model's layers, and hash the files that define them.
+
+    Takes some milliseconds. Call it when layers have been repaired and not yet fused.
+
+    Args:
+        model: Of any class.
+        cache: Facts of its caches.
+        own_files: Python code that the checkpoint brings; it may have changed anything.
+    """
+    package = type(model).__module__
+    layers = frozenset(_name(module) for module in model.modules())
+    caches = frozenset(_described(layer) for layer in cache.layers)
+    return ModelCode(package, layers, caches, _digest(package, own_files))
+
+
+def _name(layer: Layer) -> str:
+    """The class of a layer, and the switches that are on in it: they decide which code of it runs."""
+    kind = type(layer)
+    # mlx has its packed layers in a module of their own.
+    module = _LAYERS if kind.__module__.startswith(_LAYERS) else kind.__module__
+    switches = [
+        name
+        for name, value in sorted(vars(layer).items())
+        if value is True and not name.startswith("_")
+    ]
+    return " ".join([f"{module}.{kind.__qualname__.removeprefix(_PACKED)}", *switches])
+
+
+def _described(layer: LayerCacheFacts) -> str:
+    """All that tells a cache from another but for sizes."""
+    words = [
+        layer.class_name,
+        f"of {layer.owner}" if layer.owner else "",
+        "sinks" if layer.keep else "",
+        "window" if layer.window_tokens is not None else "",
+        "" if layer.trimmable else "untrimmable",
+        "" if layer.mergeable else "unmergeable",
+        *(f"({_described(inner)})" for inner in layer.nested),
+    ]
+    return " ".join(word for word in words if word)
+
+
+def _digest(package: str, own_files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    files = [Path(module.__file__ or "") for module in _modules(package)]
+    # Names alone: where packages are installed says nothing.
+    for file in (*sorted(files), *sorted(own_files)):
+        content = file.read_bytes() if file.is_file() else b""
+        digest.update(f"{file.name} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    """A module of mlx-lm's models and those that it imports from, each once."""
+    seen: set[str] = set()
+    names = [package]
+    while names:
+        name = names.pop()
+        module = sys.modules.get(name)
+        if name in seen or module is None or not name.startswith(_MODELS):
+            continue
+        seen.add(name)
+        yield module
+        for value in list(vars(module).values()):
+            origin = value.__name__ if isinstance(value, ModuleType) else _origin(value)
+            names.append(origin)
+
+
+def _origin(value: object) -> str:
+    origin = getattr(value, "__module__", "")
+    return origin if isinstance(origin, str) else ""

@@ -1,0 +1,268 @@
+"""In which dtype a model's weights are held, and how they get there without twice the memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+
+from machd.engine.backend.progress import LoadProgress
+from machd.engine.backend.untyped import Layer
+from machd.errors import ModelMemoryError
+
+__all__ = [
+    "Quantization",
+    "choose_dtype",
+    "computed_dtype",
+    "describe_quantization",
+    "hold_in",
+    "materialise",
+    "quantization_of",
+    "refuse_if_too_big",
+    "weights_bytes",
+]
+
+_DTYPES: Mapping[str, mx.Dtype] = {
+    "float32": mx.float32,
+    "float16": mx.float16,
+    "bfloat16": mx.bfloat16,
+}
+_FLOAT32_SHARE = 0.6
+"""Of the available memory that float32 weights may take on the CPU; the rest is for KV."""
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a layer's weights are packed.
+
+    Attributes:
+        mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
+        group_size: Weights that share a scale.
+    """
+
+    mode: str
+    bits: int
+    group_size: int
+
+    def __str__(self) -> str:
+        return f"{self.mode} {self.bits}-bit, group {self.group_size}"
+
+
+def choose_dtype(
+    requested: str, *, backend: str, parameters: int, available_bytes: int
+) -> mx.Dtype | None:
+    """The dtype to hold weights in; None keeps them as they are stored.
+
+    ``auto`` keeps them on a GPU. On the CPU it takes float32 where that fits: there a quantised
+    product costs the same for every row of a batch, and 16-bit ones gain little.
+
+    Args:
+        requested: ``auto``, ``float32``, ``float16`` or ``bfloat16``. A named dtype dequantises.
+        backend: ``cpu``, ``metal`` or ``cuda``.
+        parameters: How many weights the model has.
+        available_bytes: What may still be taken.
+
+    Raises:
+        ModelMemoryError: A dtype was asked for by name and does not fit.
+    """
+    if requested == "auto":
+        fits = parameters * mx.float32.size <= _FLOAT32_SHARE * available_bytes
+        return mx.float32 if backend == "cpu" and fits else None
+    dtype = _DTYPES[requested]
+    refuse_if_too_big(parameters * dtype.size, available_bytes, what=f"the weights in {requested}")
+    return dtype
+
+
+def refuse_if_too_big(
+    needed_bytes: int, available_bytes: int, *, what: str = "the weights"
+) -> None:
+    """Compare two sizes before memory is taken.
+
+    Raises:
+        ModelMemoryError: More is needed than available; the message has both in GiB.
+    """
+    if needed_bytes > available_bytes:
+        raise ModelMemoryError(
+            f"{what} need {needed_bytes / _GIB:.2f} GiB and {available_bytes / _GIB:.2f} GiB are "
+            "available; take a smaller or more strongly quantised model, or free some memory"
+        )
+
+
+def materialise(model: Module, dtype: mx.Dtype | None, progress: LoadProgress) -> None:
+    """Load a lazily loaded model's weights module by module, converting them on the way.
+
+    A module's stored weights are dropped before the next module's are read, so that memory holds
+    the converted model and one module more.
+
+    Args:
+        model: Its parameters are replaced in place.
+        dtype: What every floating-point weight shall be; None changes nothing. A model that has a
+            quantised layer of a kind unknown to machd stays as stored.
+        progress: Advanced by the bytes of each module as stored.
+    """
+    leaves = _leaves(model)[::-1]
+    dtype = _possible(dtype, leaves)
+    makers = _plain_makers()
+    while leaves:
+        # Taken off the list, so that nothing holds the stored weights when they are replaced.
+        path, module = leaves.pop()
+        stored_bytes = weights_bytes(module)
+        if dtype is not None:
+            module = _convert(module, path, model, dtype, makers)
+        mx.eval(module.parameters())
+        progress.advance(stored_bytes)
+    if dtype is not None:
+        # Parameters that hang on a module with children are in no leaf.
+        _cast(model, dtype, "", model)
+    mx.eval(model.parameters())
+    mx.clear_cache()
+
+
+def hold_in(model: Module, dtype: mx.Dtype | None) -> None:
+    """Make every weight what :func:`materialise` would make it, and compute nothing.
+
+    Shapes and dtypes are then those that the model would have in memory.
+    """
+    leaves = _leaves(model)
+    dtype = _possible(dtype, leaves)
+    if dtype is None:
+        return
+    makers = _plain_makers()
+    for path, module in leaves:
+        _convert(module, path, model, dtype, makers)
+    _cast(model, dtype, "", model)
+
+
+def computed_dtype(model: Module) -> str:
+    """Name of the floating-point dtype that most of the weights, or their scales, have."""
+    sizes: Counter[str] = Counter()
+    for array in _arrays(model):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[str(array.dtype).removeprefix("mlx.core.")] += array.nbytes
+    return sizes.most_common(1)[0][0] if sizes else "float32"
+
+
+def weights_bytes(module: Module) -> int:
+    """What a module's parameters take, computed or not yet."""
+    return sum(array.nbytes for array in _arrays(module))
+
+
+def describe_quantization(model: Module) -> str | None:
+    """Such as ``affine 4-bit, group 64``, of most layers; None when all weights are plain."""
+    found = quantization_of(model)
+    return None if found is None else str(found)
+
+
+def quantization_of(model: Module) -> Quantization | None:
+    """How most of the quantised layers are; None when all weights are plain."""
+    kinds: Counter[Quantization] = Counter()
+    for _, module in model.named_modules():
+        if "scales" in module and hasattr(module, "bits"):
+            mode = str(getattr(module, "mode", "affine"))
+            kinds[Quantization(mode, int(module.bits), int(module.group_size))] += 1
+    return kinds.most_common(1)[0][0] if kinds else None
+
+
+def _arrays(module: Module) -> list[mx.array]:
+    flat = tree_flatten(module.parameters())
+    assert isinstance(flat, list)
+    return [array for _, array in flat]
+
+
+def _leaves(model: Module) -> list[tuple[str, Module]]:
+    """Modules without modules inside, with their paths."""
+    flat = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
+    assert isinstance(flat, list)
+    return flat
+
+
+def _plain_makers() -> Mapping[type, Callable[[mx.array], Layer]]:
+    """How the plain counterpart of each quantised layer is made, without bias, from its weight.
+
+    Weights of a new layer are lazy and replaced before anything computes them.
+    """
+    from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear  # noqa: PLC0415
+    from mlx_lm.models.switch_layers import (  # noqa: PLC0415
+        QuantizedSwitchLinear,
+        SwitchLinear,
+    )
+
+    # mlx-lm's layers take their sizes in the reverse order of their weight's shape.
+    return {
+        QuantizedLinear: lambda weight: Linear(weight.shape[1], weight.shape[0], bias=False),
+        QuantizedEmbedding: lambda weight: Embedding(*weight.shape),
+        QuantizedSwitchLinear: lambda weight: SwitchLinear(*weight.shape[::-1], bias=False),
+        QuantizedMultiLinear: lambda weight: MultiLinear(*weight.shape[::-1]),
+    }
+
+
+def _is_foreign(module: Module) -> bool:
+    """Whether the layer is quantised in a way that machd cannot undo."""
+    return "scales" in module and type(module) not in _plain_makers()
+
+
+def _possible(dtype: mx.Dtype | None, leaves: list[tuple[str, Module]]) -> mx.Dtype | None:
+    """None where a layer is quantised in a way that machd cannot undo."""
+    return None if any(_is_foreign(module) for _, module in leaves) else dtype
+
+
+def _convert(
+    module: Module,
+    path: str,
+    model: Module,
+    dtype: mx.Dtype,
+    makers: Mapping[type, Callable[[mx.array], Layer]],
+) -> Module:
+    """The module with weights of the dtype, in the model, not computed yet."""
+    make = makers.get(type(module))
+    if make is None:
+        _cast(module, dtype, path, model)
+        return module
+    plain: Module = _dequantised(module, make, dtype)
+    model.update_modules(tree_unflatten([(path, plain)]))
+    return plain
+
+
+def _dequantised(module: Layer, make: Callable[[mx.array], Layer], dtype: mx.Dtype) -> Layer:
+    is_affine = module.mode == "affine"
+    # float32 scales keep the product exact; the scales of the other modes are exponents.
+    scales = module.scales.astype(mx.float32) if is_affine else module.scales
+    biases = module.biases.astype(mx.float32) if is_affine else None
+    weight = mx.dequantize(
+        module.weight,
+        scales,
+        biases,
+        module.group_size,
+        module.bits,
+        module.mode,
+        global_scale=module.get("global_scale"),
+        dtype=None if is_affine else mx.float32,
+    ).astype(dtype)
+    plain = make(weight)
+    plain.weight = weight
+    if "bias" in module:
+        plain.bias = module.bias.astype(dtype)
+    return plain
+
+
+def _cast(module: Module, dtype: mx.Dtype, path: str, model: Module) -> None:
+    """Give a module's floating-point parameters the dtype, except those the model wants kept."""
+    may_cast = getattr(model, "cast_predicate", None)
+    prefix = f"{path}." if path else ""
+
+    def cast(name: str, array: mx.array) -> mx.array:
+        keeps = may_cast is not None and dtype != mx.float32 and not may_cast(prefix + name)
+        if keeps or not mx.issubdtype(array.dtype, mx.floating):
+            return array
+        return array.astype(dtype)
+
+    module.update(tree_map_with_path(cast, module.parameters()))

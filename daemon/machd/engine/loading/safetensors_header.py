@@ -1,0 +1,122 @@
+"""The header of a safetensors file, checked against the file's size before mlx reads it.
+
+Layout: eight bytes, the little-endian length of a JSON object; the object, which maps tensor
+names to ``dtype``, ``shape`` and ``data_offsets``; the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from machd.engine.backend.model_files import open_regular, shortened
+from machd.errors import ModelFormatError, ModelNotFoundError
+
+__all__ = ["SafetensorsHeader", "read_safetensors_header"]
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+"""The limit of the safetensors library itself."""
+
+_MAX_DIMENSIONS = 64
+_MAX_NUMBER = 1 << 63
+
+_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsHeader:
+    """What one file holds.
+
+    Attributes:
+        tensor_bytes: The bytes of all its tensors.
+        tensor_names: Their names.
+    """
+
+    tensor_bytes: int
+    tensor_names: frozenset[str]
+
+
+def read_safetensors_header(path: Path) -> SafetensorsHeader:
+    """Read and check the header.
+
+    Raises:
+        ModelFormatError: Not a safetensors file, truncated, with data outside the file, or no
+            regular file.
+        ModelNotFoundError: The file cannot be opened.
+    """
+    try:
+        with open_regular(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size_bytes < _LENGTH_BYTES or length_bytes > min(size_bytes, _MAX_HEADER_BYTES):
+                raise _broken(path, "its header is longer than the file")
+            text = file.read(length_bytes)
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, "its header is not JSON") from error
+    if not isinstance(entries, dict):
+        raise _broken(path, "its header is not a JSON object")
+    data_bytes = size_bytes - _LENGTH_BYTES - length_bytes
+    tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
+    total_bytes = sum(_checked_bytes(path, *item, data_bytes) for item in tensors.items())
+    return SafetensorsHeader(total_bytes, frozenset(tensors))
+
+
+def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int:
+    """Size of one tensor, after comparing shape, offsets and the file's end."""
+    shown = shortened(name)
+    try:
+        assert isinstance(entry, dict)
+        start, end = _numbers(entry["data_offsets"])
+        elements = math.prod(_numbers(entry["shape"]))
+        bits = _BITS[entry["dtype"]]
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise _broken(path, f"the header's entry for {shown} makes no sense") from error
+    if not 0 <= start <= end:
+        raise _broken(path, f"the offsets of {shown} make no sense")
+    if end > data_bytes:
+        raise _broken(path, f"it is truncated: {shown} ends behind the end of the file")
+    if elements < 0 or elements * bits != (end - start) * 8:
+        raise _broken(path, f"shape and size of {shown} do not agree")
+    return end - start
+
+
+def _numbers(values: list[object]) -> list[int]:
+    """Lengths or offsets: JSON also has fractions, and integers and lists of any size.
+
+    Raises:
+        ValueError: They are no lengths or offsets of a tensor.
+    """
+    numbers = [one for one in values if isinstance(one, int) and abs(one) < _MAX_NUMBER]
+    if len(numbers) < len(values) or len(values) > _MAX_DIMENSIONS:
+        raise ValueError("no lengths of a tensor")
+    return numbers
+
+
+def _broken(path: Path, problem: str) -> ModelFormatError:
+    return ModelFormatError(f"{path.name} cannot be read: {problem}; fetch or copy the file again")

@@ -1,0 +1,173 @@
+"""What to load: the MODEL argument turned into files on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from machd.engine.backend.progress import LoadProgress, SilentProgress
+from machd.engine.loading import embedded
+from machd.errors import ModelDownloadError, ModelNotFoundError
+from machd.settings.problems import shortened
+
+__all__ = ["ModelSource", "SourceKind", "list_hub_models", "resolve_model"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+_HUB_FILES = (
+    "model*.safetensors",  # what mlx-lm reads, and what it fetches itself
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+)
+"""What is fetched: data only. Pickled weights (``.bin``, ``.pt``) and code never come."""
+
+
+class SourceKind(StrEnum):
+    """How the weights lie on disk."""
+
+    DIRECTORY = "directory"
+    GGUF = "gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model's files.
+
+    Attributes:
+        path: A directory in mlx-lm layout, or one GGUF file.
+        model_id: The name that requests will use.
+    """
+
+    kind: SourceKind
+    path: Path
+    model_id: str
+
+
+def resolve_model(
+    model: str | None,
+    *,
+    offline: bool,
+    cache_directory: Path,
+    progress: LoadProgress | None = None,
+) -> ModelSource:
+    """Find the files of a model, fetching them only when ``offline`` is false.
+
+    Args:
+        model: A directory, a GGUF file, a hub id (``org/name``), or None for the embedded default.
+        offline: Look at this machine only.
+        cache_directory: The user's cache directory, where the embedded default is kept.
+        progress: Told about fetching.
+
+    Raises:
+        ModelNotFoundError: There is no such model here; the message says how to get it.
+        ModelDownloadError: Fetching failed.
+    """
+    progress = progress or SilentProgress()
+    if model is None or model == embedded.EMBEDDED_MODEL_ID:
+        return _embedded(offline=offline, cache_directory=cache_directory, progress=progress)
+    path, mode = _named_file(model)
+    if stat.S_ISDIR(mode):
+        return ModelSource(SourceKind.DIRECTORY, path, Path(os.path.abspath(path)).name)  # noqa: PTH100 - a link keeps its own name
+    if mode:
+        if stat.S_ISREG(mode) and path.suffix.lower() == ".gguf":
+            return ModelSource(SourceKind.GGUF, path, path.stem)
+        raise ModelNotFoundError(
+            f"{shortened(model)} is neither a directory nor a .gguf file; give the directory that holds "
+            "config.json and the .safetensors files"
+        )
+    if _HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
+        return ModelSource(SourceKind.DIRECTORY, _hub_snapshot(model, offline=offline), model)
+    raise ModelNotFoundError(
+        f"{shortened(model)} does not exist: give a directory in mlx-lm layout, a .gguf file, a hub id "
+        "(org/name), or nothing for the embedded default"
+    )
+
+
+def list_hub_models() -> list[tuple[str, Path]]:
+    """Hub id and directory of every model in the local hub cache that mlx-lm could read.
+
+    Looks for ``config.json`` and a ``.safetensors`` file in the snapshots; opens neither.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - slow to import
+
+    found: dict[str, Path] = {}
+    for config in sorted(Path(str(HF_HUB_CACHE)).glob("models--*/snapshots/*/config.json")):
+        snapshot = config.parent
+        if next(snapshot.glob("model*.safetensors"), None) is not None:
+            folder = snapshot.parent.parent.name
+            found[folder.removeprefix("models--").replace("--", "/", 1)] = snapshot
+    return list(found.items())
+
+
+def _named_file(model: str) -> tuple[Path, int]:
+    """The path and the file mode of a MODEL argument; mode 0 where nothing has that name.
+
+    Raises:
+        ModelNotFoundError: The path cannot be looked at, or its home directory is unknown.
+    """
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        return path, path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path, 0
+    except RuntimeError as error:  # expanduser() of a user without a home
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise ModelNotFoundError(f"cannot look at {shortened(model)}: {reason}")
+
+
+def _embedded(*, offline: bool, cache_directory: Path, progress: LoadProgress) -> ModelSource:
+    path = embedded.locate(cache_directory)
+    if path is None and not offline:
+        path = embedded.pull(cache_directory, progress=progress)
+    if path is None:
+        raise ModelNotFoundError(
+            f"the embedded model {embedded.EMBEDDED_MODEL_ID} is not on this machine; "
+            "`machd model pull` fetches it (or start with `--no-model-offline`)"
+        )
+    return ModelSource(SourceKind.GGUF, path, embedded.EMBEDDED_MODEL_ID)
+
+
+def _hub_snapshot(model_id: str, *, offline: bool) -> Path:
+    """The snapshot's directory, from the local hub cache or fetched into it."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(model_id, allow_patterns=list(_HUB_FILES), local_files_only=offline)
+        )
+    except GatedRepoError as error:
+        raise ModelDownloadError(
+            f"{model_id} is gated: accept its terms on the hub and log in (`hf auth login`)"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"the hub has no model {model_id}, or it is private and you are not logged in"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        if offline:
+            raise ModelNotFoundError(
+                f"{model_id} is not on this machine and model.offline is true; "
+                "`--no-model-offline` would fetch it from the hub"
+            ) from error
+        raise ModelDownloadError(
+            f"cannot reach the hub for {model_id}; check the network and the proxy settings"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelDownloadError(f"cannot fetch {model_id}: {error}") from error

@@ -1,0 +1,173 @@
+"""A model's tokenizer from its files, and the chat template it is served with."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from machd.engine.backend.model_files import (
+    MAX_TEMPLATE_BYTES,
+    NO_CHAT,
+    NO_TEMPLATE,
+    check_tokenizer_files,
+    read_template,
+)
+from machd.engine.backend.untyped import Backend, HfTokenizer, WrappedTokenizer
+from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.gguf_header import GgufHeader
+from machd.engine.loading.gguf_tokenizer import build_tokenizer
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
+from machd.errors import (
+    ChatTemplateMissingError,
+    ModelCodeError,
+    ModelFormatError,
+)
+from machd.panics import ENDINGS
+
+__all__ = ["check_growth", "check_template_sizes", "directory_tokenizer", "gguf_tokenizer"]
+
+_MAX_GROWTH = 100
+"""Real normalizers add a space or two."""
+
+
+def directory_tokenizer(
+    checkpoint: Checkpoint, chat_template: str | None, *, trust_remote_code: bool
+) -> MlxTokenizer:
+    """The tokenizer that lies beside the weights.
+
+    Raises:
+        ModelNotFoundError: There are no tokenizer files.
+        ModelFormatError: They cannot be read.
+        ModelCodeError: The tokenizer is Python code of the checkpoint's, and that is not allowed.
+        ChatTemplateMissingError: There is no chat template and nobody said to do without.
+    """
+    from mlx_lm.utils import load_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
+
+    path = checkpoint.path
+    check_tokenizer_files(path)
+    try:
+        wrapped = load_tokenizer(
+            path,
+            {"trust_remote_code": trust_remote_code},
+            eos_token_ids=_eos_token_ids(checkpoint),
+        )
+    except ENDINGS:
+        raise
+    except BaseException as error:
+        # transformers and tokenizers raise whatever comes to hand, and a panic is no Exception.
+        if checkpoint.code_files and not trust_remote_code:
+            raise ModelCodeError(
+                f"the tokenizer needs Python code of the checkpoint's own, named in "
+                f"{checkpoint.code_files[-1]}; read it, and pass `--model-trust-remote-code` if "
+                "you trust it"
+            ) from error
+        raise ModelFormatError(
+            f"the tokenizer files of {path.name} cannot be read: {error}"
+        ) from error
+    check_growth(getattr(wrapped, "backend_tokenizer", None), path.name)
+    check_template_sizes(wrapped.chat_template, path.name)
+    return _with_template(wrapped, chat_template)
+
+
+def gguf_tokenizer(
+    header: GgufHeader, *, chat_template: str | None
+) -> tuple[MlxTokenizer, tuple[str, ...]]:
+    """The tokenizer inside a GGUF file, and notes for a person.
+
+    Raises:
+        ModelFormatError: The metadata hold no tokenizer that machd reads.
+        ChatTemplateMissingError: There is no chat template and nobody said to do without.
+    """
+    from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: PLC0415 - after import_mlx_lm()
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - the same
+
+    vocabulary = build_tokenizer(header)
+    check_template_sizes(vocabulary.chat_template, header.path.name)
+    inner = PreTrainedTokenizerFast(
+        tokenizer_object=vocabulary.tokenizer,
+        chat_template=vocabulary.chat_template,
+        clean_up_tokenization_spaces=False,
+        **vocabulary.special_tokens,
+    )
+    wrapped = TokenizerWrapper(inner, eos_token_ids=vocabulary.eos_token_ids, **_tool_format(inner))
+    return _with_template(wrapped, chat_template), vocabulary.notes
+
+
+def check_growth(backend: Backend | None, name: str) -> None:
+    """Look at how much longer a tokenizer makes a text before it cuts it, and after.
+
+    Raises:
+        ModelFormatError: Longer than any real one does: a short prompt would take all memory.
+    """
+    for part in () if backend is None else (backend.normalizer, backend.decoder):
+        if part is not None and _growth(json.loads(part.__getstate__())) > _MAX_GROWTH:
+            raise ModelFormatError(
+                f"the tokenizer of {name} makes texts more than {_MAX_GROWTH} times as long; fetch or "
+                "copy tokenizer.json again"
+            )
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """At most how many characters a normalizer or decoder makes of one, whatever the text."""
+    inner = step.get("normalizers") or step.get("decoders") or ()
+    growth = math.prod(_growth(one) for one in inner)
+    if step["type"] == "Prepend":
+        growth *= 1 + len(step["prepend"])
+    if step["type"] == "Replace":
+        pattern = step["pattern"].get("String")
+        # A regular expression may match where there is nothing to take away.
+        added = len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"])
+        growth *= max(1.0, added)
+    return growth
+
+
+def check_template_sizes(templates: object, name: str) -> None:
+    """Bound the size of the chat templates that a tokenizer holds, wherever they came from.
+
+    Raises:
+        ModelFormatError: One is larger than any real one.
+    """
+    for one in templates.values() if isinstance(templates, dict) else (templates,):
+        if isinstance(one, str) and len(one) > MAX_TEMPLATE_BYTES:
+            raise ModelFormatError(
+                f"the chat template of {name} is larger than {MAX_TEMPLATE_BYTES >> 20} MiB"
+            )
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> object:
+    """``generation_config.json`` before ``config.json``, as mlx-lm reads them."""
+    from mlx_lm.utils import load_config  # noqa: PLC0415 - after import_mlx_lm()
+
+    return load_config(checkpoint.path).get("eos_token_id")
+
+
+def _tool_format(inner: HfTokenizer) -> dict[str, object]:
+    """mlx-lm's guess at how the model writes tool calls, as its own loader makes it."""
+    from mlx_lm.tokenizer_utils import _infer_tool_parser  # noqa: PLC0415 - mlx-lm 0.32.2
+
+    name = _infer_tool_parser(inner)
+    if name is None:
+        return {}
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    return {
+        "tool_parser": module.parse_tool_call,
+        "tool_call_start": module.tool_call_start,
+        "tool_call_end": module.tool_call_end,
+    }
+
+
+def _with_template(wrapped: WrappedTokenizer, chat_template: str | None) -> MlxTokenizer:
+    if chat_template == NO_CHAT:
+        return MlxTokenizer(wrapped, chat=False)
+    if chat_template is not None:
+        # mlx-lm asks its own renderer first, where the checkpoint names one; the user's goes first.
+        wrapped._chat_template = None  # noqa: SLF001
+        wrapped.chat_template = read_template(Path(chat_template))
+        wrapped.has_chat_template = True
+    if not wrapped.has_chat_template:
+        raise ChatTemplateMissingError(NO_TEMPLATE)
+    return MlxTokenizer(wrapped)

@@ -1,0 +1,168 @@
+"""From settings to a loaded engine, in the one order that works.
+
+The BLAS and the scratch directory must be settled before anything imports mlx, and mlx-lm must be
+imported with care; everything that computes then happens on the thread that loads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
+from machd.engine.backend.heap import map_large_arrays
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.progress import LoadProgress
+from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.loading.source import resolve_model
+from machd.engine.prefix_blocks.directory import check_block_directory
+from machd.engine.protocol.engine import Engine
+from machd.errors import SettingsError
+from machd.settings.model import Settings
+
+if TYPE_CHECKING:
+    from machd.engine.loading.loader import LoadedModel  # imports mlx
+    from machd.engine.speculation.proposer import Proposer
+
+__all__ = ["engine_loader"]
+
+
+def engine_loader(
+    settings: Settings,
+    *,
+    cache_directory: Path,
+    set_variable: Callable[[str, str], None],
+    progress: LoadProgress,
+    blas: BlasChoice | None = None,
+) -> Callable[[], Engine]:
+    """Prepare the process for mlx, then give the function that loads the model.
+
+    Chooses the BLAS and the private scratch directory now, because both must be settled before
+    anything imports mlx; the function imports it, on the thread that calls it.
+
+    Args:
+        settings: Validated settings.
+        cache_directory: The user's cache directory.
+        set_variable: Sets an environment variable of this process.
+        progress: Told about loading.
+        blas: The library that this process has loaded already; chosen by the settings unless given.
+
+    Raises:
+        StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
+        SettingsError: The directory for blocks cannot be used.
+    """
+    block_directory = _block_directory(settings)
+    if settings.cache.disk_dir and not settings.cache.prefix:
+        structlog.get_logger("machd.engine").warning(
+            "blocks.not_used",
+            advice="turn cache.prefix on, or leave cache.disk_dir out and delete what it holds",
+        )
+    if block_directory is not None:
+        check_block_directory(block_directory)
+    choice = blas or choose_blas(settings.engine.blas)
+    use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
+
+    def load() -> Engine:
+        model = settings.model
+        source = resolve_model(
+            model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
+        )
+        progress.stage("importing mlx-lm", None)
+        import_mlx_lm()
+        import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
+
+        from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
+        from machd.engine.kv.format import kv_format_named  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
+
+        log = structlog.get_logger("machd.engine")
+        report = measure_blas(choice)
+        log.info(
+            "blas.measured",
+            backend=report.backend,
+            library=report.name,
+            one_row_ms=_rounded(report.one_row_ms),
+            sixteen_rows_ms=_rounded(report.sixteen_rows_ms),
+        )
+        if report.advice:
+            log.warning("blas.slow", advice=report.advice)
+        if has_process_limit():
+            map_large_arrays()
+        if report.backend == "cpu":
+            # Compiled pieces are no faster there (a SwiGLU of 16 rows: 0.48 ms, plain 0.33), and
+            # they would need a C++ compiler while the daemon runs.
+            mx.disable_compile()
+        loaded = load_model(
+            source,
+            dtype=model.dtype,
+            max_context_tokens=model.max_context_tokens,
+            trust_remote_code=model.trust_remote_code,
+            chat_template=model.chat_template,
+            progress=progress,
+            blas=report.name,
+            kv_format=kv_format_named(settings.cache.kv_quantization),
+        )
+        for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
+            log.warning("model.note", note=note)
+        guessing = choose_proposer(
+            settings, loaded, cache_directory=cache_directory, progress=progress
+        )
+        description = replace(loaded.description, proposer_reason=guessing.reason)
+        loaded = replace(loaded, description=description)
+        return _engine(loaded, settings, block_directory, guessing.proposer)
+
+    return load
+
+
+def _engine(
+    loaded: LoadedModel,
+    settings: Settings,
+    block_directory: Path | None,
+    proposer: Proposer | None = None,
+) -> Engine:
+    from machd.engine.prefix_blocks.disk_tier import BlockFiles  # noqa: PLC0415 - for those who have a directory
+    from machd.engine.prefix_blocks.key import block_key  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+
+    make_engine = functools.partial(
+        MlxEngine,
+        loaded,
+        max_rows=settings.continuous_batching.max_b,
+        proposer=proposer,
+    )
+    if block_directory is None:
+        return make_engine(leaves_blocks=settings.cache.prefix)
+    budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
+    block_files = BlockFiles(block_directory, block_key(loaded), budget_bytes=budget_bytes)
+    try:
+        if damaged := block_files.reading().damaged:
+            structlog.get_logger("machd.engine").warning(
+                "blocks.damaged",
+                count=damaged,
+                advice="see that nothing else writes to cache.disk_dir, and that its disk is well",
+            )
+        return make_engine(block_files=block_files)
+    except BaseException:
+        block_files.close(within_s=0)
+        raise
+
+
+def _block_directory(settings: Settings) -> Path | None:
+    """Where the second tier of the prefix cache is; None without one."""
+    cache = settings.cache
+    if not cache.prefix or not cache.disk_dir:
+        return None
+    try:
+        return Path(cache.disk_dir).expanduser()
+    except RuntimeError as error:  # of a user without a home
+        raise SettingsError([f"cache.disk_dir: {error}"]) from None
+
+
+def _rounded(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds, 2)

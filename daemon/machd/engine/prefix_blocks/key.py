@@ -1,0 +1,94 @@
+"""What two daemons must have in common for one to use the other's blocks.
+
+What a block holds follows from its tokens, the weights, the code that computes and how caches are
+kept. Weights are told apart by their files: names, sizes, times, and some of what is in them, because
+copies and archives can have any time. All of it would be read for minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from machd.engine.backend.model_files import open_regular
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.prefix_blocks.encoding import BLOCK_VERSION
+from machd.engine.protocol.engine import ModelDescription
+from machd.errors import ModelNotFoundError
+from machd.installed import installed_version
+
+__all__ = ["block_key"]
+
+_KEY_BYTES = 16
+_SAMPLE_BYTES = 64 << 10
+"""Of a file's beginning, where its header is, and of its end."""
+
+_COMPUTING = ("mlx", "mlx-lm")
+
+
+def block_key(loaded: LoadedModel) -> bytes:
+    """Of the weights, their dtype, how caches are kept, and the versions of what computes.
+
+    A model that was made in memory is known by its description alone.
+
+    Raises:
+        ModelNotFoundError: A file of the model's cannot be read any more.
+    """
+    key = hashlib.blake2b(digest_size=_KEY_BYTES)
+    for part in _parts(loaded):
+        key.update(len(part).to_bytes(8, "little"))
+        key.update(part)
+    return key.digest()
+
+
+def _parts(loaded: LoadedModel) -> Iterator[bytes]:
+    texts = [
+        str(BLOCK_VERSION),
+        *(f"{name} {installed_version(name)}" for name in _COMPUTING),
+        loaded.kv_format.name,
+        *_described(loaded.description),
+    ]
+    for text in texts:
+        yield text.encode()
+    for file in sorted(loaded.weight_files):
+        yield from _file(file)
+    for file in _beside(loaded.weight_files):
+        yield from _file(file)
+    if not loaded.weight_files:
+        yield loaded.description.model_id.encode()
+
+
+def _described(description: ModelDescription) -> Iterator[str]:
+    """What decides on keys and values, but not what a request may use of the model."""
+    yield description.architecture
+    yield description.dtype
+    yield str(description.quantization)
+    yield description.backend
+    yield f"{description.parameters} {description.weights_bytes} {description.vocabulary_tokens}"
+    yield repr(description.cache)
+
+
+def _beside(weight_files: tuple[Path, ...]) -> list[Path]:
+    """What else decides what a model in mlx-lm's layout computes: its configuration and own code."""
+    directories = {file.parent for file in weight_files if file.suffix == ".safetensors"}
+    return [
+        file
+        for directory in sorted(directories)
+        for file in (directory / "config.json", *sorted(directory.glob("*.py")))
+        if file.is_file()
+    ]
+
+
+def _file(path: Path) -> Iterator[bytes]:
+    """Name, size, time, and both ends."""
+    try:
+        with open_regular(path) as file:
+            facts = os.fstat(file.fileno())
+            yield f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode()
+            yield file.read(_SAMPLE_BYTES)
+            file.seek(max(facts.st_size - _SAMPLE_BYTES, 0))
+            yield file.read(_SAMPLE_BYTES)
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error

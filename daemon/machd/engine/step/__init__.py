@@ -1,0 +1,1 @@
+"""What a step computes: prefill, forward passes, sampling, verification; the part to read first."""

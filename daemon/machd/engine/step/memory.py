@@ -1,0 +1,152 @@
+"""Whether a step fits into the memory that is left, judged before anything of it is computed.
+
+It has to be judged beforehand on the CPU: mlx 0.32.4 does not look at what its allocator returns
+there, so an allocation that fails ends the process. What a step takes besides keys and values is
+learnt from the peaks of the steps before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from machd.clock import Clock
+from machd.engine.protocol.engine import StepMemoryError
+
+__all__ = ["StepMemory", "StepNeed"]
+
+_RESERVED_SHARE = 0.05
+_MIN_RESERVED_BYTES = 128 << 20
+_MAX_RESERVED_BYTES = 1 << 30
+"""Of what is left once the model is loaded, the part that steps never touch. Tokenizers, grammars,
+request bodies, thread stacks and the C library's arenas (64 MiB of address space each) live on it."""
+
+_MARGIN = 1.25
+"""On what was measured: the next step may attend to a longer context."""
+
+_LEARNING_TOKENS = 64
+"""A pass of fewer prompt tokens costs about as much as one of so many."""
+
+_MAX_READING_AGE_S = 0.25
+"""For steps that only decode, which take about what the last one took."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNeed:
+    """What decides how much memory a step takes.
+
+    Attributes:
+        prompt_tokens: Tokens of prompts in the step.
+        rows: Rows that decode.
+        kv_bytes: What caches grow by in the step, what is copied on the way included.
+        joining_bytes: What the batch's caches grow by for rows that join. The pass that decodes these
+            rows allocates it, which may be a later step's.
+        scoring_bytes: What the log-probabilities of prompts take besides the pass.
+    """
+
+    prompt_tokens: int
+    rows: int
+    kv_bytes: int
+    joining_bytes: int = 0
+    scoring_bytes: int = 0
+
+
+class StepMemory:
+    """Memory that steps take, and what is left for them. Lives on the engine thread."""
+
+    def __init__(self, read_available: Callable[[], int], clock: Clock) -> None:
+        """Look at what is left now, with the model loaded, and have mlx keep within it.
+
+        Args:
+            read_available: Bytes that the process can still take; may raise OSError later.
+            clock: Reads time.
+        """
+        self._read_available = read_available
+        self._clock = clock
+        self._available_bytes = read_available()
+        self._read_s = clock.monotonic_s()
+        share_bytes = int(self._available_bytes * _RESERVED_SHARE)
+        self._reserved_bytes = min(max(share_bytes, _MIN_RESERVED_BYTES), _MAX_RESERVED_BYTES)
+        self._peak_bytes = 0
+        self._bytes_per_prompt_token = 0
+        self._bytes_per_row = 0
+        self._learnt_tokens = 1
+        self._active_bytes = 0
+        self._pending_bytes = 0
+        # Beyond its limit mlx waits for running operations before it allocates for the next ones.
+        mx.set_memory_limit(mx.get_active_memory() + self.left_of(self._available_bytes))
+
+    def left_of(self, available_bytes: int) -> int:
+        """The part of ``available_bytes`` that steps may take."""
+        return max(0, available_bytes - self._reserved_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that mlx has held since the start."""
+        return max(self._peak_bytes, mx.get_peak_memory())
+
+    def forget_peak(self) -> None:
+        """Count the peak from now on."""
+        self._peak_bytes = 0
+        mx.reset_peak_memory()
+
+    def needed_bytes(self, need: StepNeed) -> int:
+        """An upper estimate of what a step takes at its peak."""
+        tokens = max(need.prompt_tokens, _LEARNING_TOKENS) if need.prompt_tokens else 0
+        passing = tokens * self._bytes_per_prompt_token + need.rows * self._bytes_per_row
+        return self._growth_bytes(need) + int(passing * _MARGIN)
+
+    def _growth_bytes(self, need: StepNeed) -> int:
+        return self._pending_bytes + need.kv_bytes + need.joining_bytes + need.scoring_bytes
+
+    def check(self, need: StepNeed) -> None:
+        """Refuse a step that does not fit.
+
+        Raises:
+            StepMemoryError: It does not.
+        """
+        is_decode_only = not (need.prompt_tokens or need.kv_bytes)
+        self._look(max_age_s=_MAX_READING_AGE_S if is_decode_only else 0.0)
+        needed_bytes, left_bytes = self.needed_bytes(need), self.left_of(self._available_bytes)
+        if needed_bytes > left_bytes:
+            raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
+
+    def begin(self) -> None:
+        """Watch the step that begins now."""
+        self._active_bytes = mx.get_active_memory()
+        self._peak_bytes = self.peak_bytes
+        mx.reset_peak_memory()
+
+    def end(self, need: StepNeed, *, has_decoded: bool) -> None:
+        """Learn from the step that has ended what it took.
+
+        Args:
+            need: Of the step.
+            has_decoded: Whether rows decoded, with all that had been laid out for them.
+        """
+        passing_bytes = mx.get_peak_memory() - self._active_bytes - self._growth_bytes(need)
+        self._pending_bytes = 0 if has_decoded else self._pending_bytes + need.joining_bytes
+        if need.prompt_tokens >= self._learnt_tokens:
+            per_token = (passing_bytes - need.rows * self._bytes_per_row) // need.prompt_tokens
+            known = self._bytes_per_prompt_token
+            if (
+                need.prompt_tokens > 2 * self._learnt_tokens
+                and self._learnt_tokens < _LEARNING_TOKENS
+            ):
+                known = 0  # what a few tokens take in common was counted for each of them
+            self._bytes_per_prompt_token = max(known, per_token)
+            self._learnt_tokens = min(need.prompt_tokens, _LEARNING_TOKENS)
+        elif need.rows and not need.prompt_tokens:
+            self._bytes_per_row = max(self._bytes_per_row, passing_bytes // need.rows)
+
+    def _look(self, *, max_age_s: float) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._read_s < max_age_s:
+            return
+        try:
+            self._available_bytes = self._read_available()
+        except OSError:
+            return  # the loop's own reading fails, too, and is logged there
+        self._read_s = now_s

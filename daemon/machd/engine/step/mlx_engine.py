@@ -1,0 +1,441 @@
+"""The engine on MLX: prompts into caches, rows into lanes, one pass a lane and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from machd.capabilities.facts import KvCacheKind
+from machd.capabilities.rules import PrefixExtent, prefix_cache
+from machd.clock import SystemClock
+from machd.engine.backend.device import (
+    available_memory_bytes,
+    computing_memory_bytes,
+    give_memory_back,
+)
+from machd.engine.backend.untyped import Cache
+from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.grammar.masks import TokenMasks
+from machd.engine.kernels.fused_llama import fuse_layers, takes_mixed_caches
+from machd.engine.kv.batch_caches import BatchCaches, RowCaches, SingleCaches
+from machd.engine.kv.row_caches import STEP_TOKENS
+from machd.engine.kv.row_planes import StandingRow, make_row_caches
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.prefix_blocks.key import block_key
+from machd.engine.prefix_blocks.memory_tier import BlockStore, SecondTier
+from machd.engine.protocol.blocks import SavedBlock
+from machd.engine.protocol.engine import (
+    GrammarCompiler,
+    Lane,
+    MemoryReading,
+    ModelDescription,
+    PrefillChunk,
+    PromptLogprob,
+    ProposerKind,
+    RowFault,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    Tokenizer,
+)
+from machd.engine.speculation.draft_pacing import DraftPacing
+from machd.engine.speculation.drafting import Drafting
+from machd.engine.speculation.proposer import Proposer
+from machd.engine.step.decode_pass import Chunk
+from machd.engine.step.decoder import Decoder
+from machd.engine.step.decoder_row import Decoded, DecoderRow
+from machd.engine.step.left_rows import LeftRows
+from machd.engine.step.memory import StepMemory, StepNeed
+from machd.engine.step.prefill import Prefill, fill_together, padded_groups
+from machd.engine.step.prompt_scores import scoring_bytes
+from machd.engine.step.sampling import RowSampling
+
+__all__ = ["MlxEngine"]
+
+_WARM_UP_TOKENS = 8
+
+_DROPPED_BYTES = 64_000_000
+"""So much of blocks that are dropped may be kept for reuse while rows run."""
+
+
+class MlxEngine:
+    """A model in memory. Made, used and closed on one thread."""
+
+    def __init__(  # noqa: PLR0913 - one argument for each thing that a daemon chooses
+        self,
+        loaded: LoadedModel,
+        *,
+        max_rows: int = 256,
+        looks_ahead: bool | None = None,
+        leaves_blocks: bool = True,
+        block_files: SecondTier | None = None,
+        proposer: Proposer | None = None,
+        draft_pacing: DraftPacing | None = None,
+    ) -> None:
+        """Take over a loaded model and compute a first token that nobody waits for.
+
+        Args:
+            loaded: The model; nobody else uses it any more.
+            max_rows: Rows of the batch lane that there can ever be.
+            looks_ahead: Whether steps are dispatched before the last one's tokens are read;
+                where the device works beside the program unless given.
+            leaves_blocks: Whether blocks may be wanted of rows that have left by themselves.
+            block_files: The second tier of blocks, which the engine closes; there is none unless
+                given.
+            proposer: Guesses what rows say next, and is closed by the engine; nobody does unless
+                given.
+            draft_pacing: Says how many guesses pay; by what they take, unless given.
+        """
+        self._loaded: LoadedModel | None = loaded
+        self._model: Any = loaded.model
+        self._kv_format = loaded.kv_format
+        self._description = replace(
+            loaded.description,
+            block_key=block_key(loaded),
+            proposer=ProposerKind.OFF if proposer is None else proposer.kind,
+        )
+        width = loaded.description.vocabulary_tokens
+        self._drafting = (
+            None if proposer is None else Drafting(proposer, SystemClock(), width, draft_pacing)
+        )
+        self._tokenizer = loaded.tokenizer
+        self._max_rows = max_rows
+        is_cpu = loaded.description.backend == "cpu"
+        self._looks_ahead = not is_cpu if looks_ahead is None else looks_ahead
+        self._grammars = LlguidanceCompiler(
+            loaded.tokenizer,
+            loaded.description.vocabulary_tokens,
+            loaded.description.eos_token_ids,
+        )
+        self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
+        self._prefills: dict[int, Prefill] = {}
+        self._blocks = BlockStore(block_files)
+        self._dropped_bytes = 0
+        self._left = LeftRows(self._make_caches)
+        has_blocks = prefix_cache(loaded.description.cache).extent is not PrefixExtent.NONE
+        self._see_leaving = self._left.take if leaves_blocks and has_blocks else None
+        self._batch = self._decoder(BatchCaches(max_rows))
+        self._serial: dict[int, Decoder] = {}
+        if is_cpu:
+            fuse_layers(loaded.model)
+        self._memory = StepMemory(computing_memory_bytes, SystemClock())
+        # Looking ahead, the step is under way before its plan is known.
+        is_standard = loaded.description.cache.kind is KvCacheKind.STANDARD
+        self._can_mix = not self._looks_ahead and is_standard and takes_mixed_caches(loaded.model)
+        self._warm_up()
+
+    @property
+    def model(self) -> ModelDescription:
+        """What is loaded."""
+        return self._description
+
+    @property
+    def module(self) -> Module:
+        """The model in memory, to be measured on this thread while no row runs."""
+        module: Module = self._model
+        return module
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """What compiles for the model's vocabulary."""
+        return self._grammars
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Change blocks, free, prefill, decode. A row's sampler may fail alone, a pass may not.
+
+        Raises:
+            StepMemoryError: There is too little memory left for what the plan computes.
+        """
+        if not (plan.prefill or plan.decode):
+            return self._run(plan)
+        need = self._need_of(plan)
+        self._memory.check(need)
+        self._memory.begin()
+        result = self._run(plan)
+        self._memory.end(need, has_decoded=bool(result.tokens))
+        return result
+
+    def _need_of(self, plan: StepPlan) -> StepNeed:
+        """What a plan computes, and how much of caches that allocates at most."""
+        bytes_per_token = self._description.cache.bytes_per_token
+        kv_tokens, joining = 0, list[tuple[int, int]]()
+        for chunk in plan.prefill:
+            reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
+            # Caches of its own grow by whole steps; one layer at a time is copied for it.
+            kv_tokens += reused_tokens + len(chunk.token_ids) + STEP_TOKENS
+            if chunk.is_last and chunk.lane is Lane.BATCH:
+                joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
+        decoding = frozenset(row.slot_index for row in plan.decode)
+        lanes = [lane for lane in self._every_lane if lane.slot_indices & decoding]
+        tokens = 1 + max((row.max_draft_tokens for row in plan.decode), default=0)
+        joining_bytes = 0
+        if joining:
+            joining_bytes = self._batch.growth_bytes(joining, tokens, bytes_per_token)
+            lanes = [lane for lane in lanes if lane is not self._batch]
+        kv_bytes = kv_tokens * bytes_per_token + sum(
+            lane.growth_bytes((), tokens, bytes_per_token) for lane in lanes
+        )
+        rows = len(decoding) + len(joining)
+        scored = [len(one.token_ids) for one in plan.prefill if _is_scored(one)]
+        scoring = scoring_bytes(max(scored, default=0), self._description.vocabulary_tokens)
+        return StepNeed(plan.prefill_tokens, rows, kv_bytes, joining_bytes, scoring)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        blocks = self._blocks.apply(plan.blocks, self._standing)
+        self._release(plan.release)
+        step = Decoded()
+        prompt_logprobs: list[PromptLogprob] = []
+        turns = self._lanes(row.slot_index for row in plan.decode)
+        if self._can_mix and turns == [self._batch] and self._is_mixable(plan):
+            self._mix(plan.prefill[0], step)
+            turns = []
+        else:
+            newcomers = self._prefill(plan.prefill, step.faults, prompt_logprobs)
+            if not turns:
+                # Newcomers share the turn of their lane, or have one of their own in an empty one.
+                lanes = self._lanes(newcomers)
+                turns = [lane for lane in lanes if lane.slot_indices <= set(newcomers)]
+        max_draft_tokens = min((row.max_draft_tokens for row in plan.decode), default=0)
+        for lane in turns:
+            step.add(lane.decode(max_draft_tokens=max_draft_tokens))
+        self._left.forget(fault.slot_index for fault in step.faults)
+        self._give_back(blocks.dropped_bytes)
+        return StepResult(
+            tuple(step.tokens),
+            tuple(step.faults),
+            tuple(blocks.held.values()),
+            tuple(blocks.lost),
+            tuple(dict.fromkeys(blocks.unsaved)),
+            tuple(step.drafts),
+            tuple(step.draft_faults),
+            None if self._drafting is None else self._drafting.batched_gain,
+            tuple(prompt_logprobs),
+        )
+
+    def memory(self) -> MemoryReading:
+        """Bytes right now.
+
+        Raises:
+            OSError: The system cannot tell.
+        """
+        step_bytes = self._memory.left_of(computing_memory_bytes())
+        return MemoryReading(
+            kv_used_bytes=sum(lane.kv_bytes for lane in self._every_lane)
+            + sum(prefill.kv_bytes for prefill in self._prefills.values())
+            + self._left.nbytes,
+            active_bytes=mx.get_active_memory(),
+            peak_bytes=self._memory.peak_bytes,
+            cache_bytes=mx.get_cache_memory(),
+            available_bytes=available_memory_bytes(),
+            step_bytes=step_bytes,
+            disk=self._blocks.reading(),
+        )
+
+    def saved_blocks(self) -> tuple[SavedBlock, ...]:
+        """The blocks that the second tier has."""
+        return self._blocks.saved()
+
+    def reset(self, *, max_rows: int | None = None) -> None:
+        """Forget every row, and perhaps how many there can be; blocks stay."""
+        if max_rows is not None:
+            self._max_rows = max_rows
+        self._prefills.clear()
+        for lane in self._every_lane:
+            lane.close()
+        self._serial.clear()
+        self._left.clear()
+        self._batch = self._decoder(BatchCaches(self._max_rows))
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """Drop the weights and all blocks."""
+        self.reset()
+        self._blocks.close()
+        if self._drafting is not None:
+            self._drafting.close()
+        self._tokenizer.close()
+        self._model = None
+        self._loaded = None
+        mx.clear_cache()
+
+    @property
+    def _every_lane(self) -> list[Decoder]:
+        return [self._batch, *self._serial.values()]
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._prefills or self._serial or self._batch.slot_indices)
+
+    def _give_back(self, dropped_bytes: int) -> None:
+        """Let go of what mlx keeps for reuse, where no row needs it or blocks were dropped for it."""
+        self._dropped_bytes += dropped_bytes
+        if self._dropped_bytes > _DROPPED_BYTES:
+            self._dropped_bytes = 0
+            give_memory_back()
+        elif self._is_idle:
+            mx.clear_cache()
+
+    def _release(self, slot_indices: Sequence[int]) -> None:
+        for slot_index in slot_indices:
+            self._prefills.pop(slot_index, None)
+            if (lane := self._serial.pop(slot_index, None)) is not None:
+                lane.close()
+        self._left.forget(slot_indices)
+        self._batch.leave(slot_indices)
+
+    def _standing(self, slot_index: int) -> StandingRow | None:
+        """The row of a slot, wherever it is."""
+        if slot_index in self._prefills:
+            return self._prefills[slot_index].standing
+        running = self._serial.get(slot_index, self._batch).standing(slot_index)
+        return running or self._left.find(slot_index)
+
+    def _lanes(self, slot_indices: Iterable[int]) -> list[Decoder]:
+        """The decoders of these rows, each once."""
+        lanes = [self._serial.get(slot_index, self._batch) for slot_index in slot_indices]
+        return list(dict.fromkeys(lanes))
+
+    def _is_mixable(self, plan: StepPlan) -> bool:
+        """Whether prompt tokens can go into the pass that decodes."""
+        is_plain = len(plan.prefill) == 1 and not _is_scored(plan.prefill[0])
+        return is_plain and self._batch.is_one_token_each
+
+    def _mix(self, chunk: PrefillChunk, step: Decoded) -> None:
+        """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
+        self._open(chunk)
+        prefill = self._prefills[chunk.slot_index]
+        token_ids = prefill.take(chunk)
+        beside = Chunk(token_ids, prefill.caches) if token_ids else None
+        step.add(self._batch.decode(beside))
+        if beside is not None:
+            prefill.wait()
+        if chunk.is_last:
+            self._seat(chunk.slot_index, step.faults)
+
+    def _open(self, chunk: PrefillChunk) -> None:
+        if chunk.opens:
+            assert chunk.slot_index not in self._prefills, "a slot is freed before it is taken"
+            caches = self._make_caches()
+            if chunk.reused is not None:
+                self._blocks.fill(caches, chunk.reused)
+            vocabulary_tokens = self._description.vocabulary_tokens
+            self._prefills[chunk.slot_index] = Prefill(chunk, caches, vocabulary_tokens)
+
+    def _prefill(
+        self,
+        chunks: Sequence[PrefillChunk],
+        faults: list[RowFault],
+        prompt_logprobs: list[PromptLogprob],
+    ) -> list[int]:
+        """Compute chunks; returns the slots of the rows that decode now."""
+        for chunk in chunks:
+            self._open(chunk)
+        whole = [self._prefills[one.slot_index] for one in chunks if self._can_share(one)]
+        shared = [group for group in padded_groups(whole) if len(group) > 1]
+        for group in shared:
+            fill_together(
+                self._forward, group, len(self._description.cache.layers), self._kv_format
+            )
+        together = {prefill.opening.slot_index for group in shared for prefill in group}
+        for chunk in chunks:
+            if chunk.slot_index not in together:
+                try:
+                    prefill = self._prefills[chunk.slot_index]
+                    prompt_logprobs += prefill.fill(self._forward, chunk)
+                except FloatingPointError as cause:
+                    faults.append(RowFault(chunk.slot_index, cause))
+                    del self._prefills[chunk.slot_index]
+        finished = [
+            chunk.slot_index
+            for chunk in chunks
+            if chunk.is_last and chunk.slot_index in self._prefills
+        ]
+        return [slot_index for slot_index in finished if self._seat(slot_index, faults)]
+
+    def _can_share(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk is a whole prompt that padding at its end cannot change.
+
+        Only attention with a standard cache is blind to what comes after a token. A row of the
+        serial lane decodes in caches of its own, which one of several rows has not. The logits of
+        several scored prompts together would take too much memory.
+        """
+        if (
+            _is_scored(chunk)
+            or chunk.lane is not Lane.BATCH
+            or self._description.cache.kind is not KvCacheKind.STANDARD
+        ):
+            return False
+        return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
+
+    def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
+        """Move a whole prompt into its lane; returns whether its row decodes there now."""
+        prefill = self._prefills.pop(slot_index)
+        opening = prefill.opening
+        try:
+            sampling = RowSampling.for_prompt(
+                opening.sampling, prefill.prompt, self._description.vocabulary_tokens
+            )
+        except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
+            faults.append(RowFault(slot_index, cause))
+            return False
+        lane = self._batch
+        if opening.lane is Lane.SERIAL:
+            lane = self._serial[slot_index] = self._decoder(SingleCaches())
+        max_tokens = opening.reserved_tokens - len(prefill.prompt)
+        row = DecoderRow(slot_index, sampling, max_tokens)
+        if self._drafting is not None:
+            row.drafting = self._drafting.open(prefill.prompt, opening.sampling)
+        lane.join(row, prefill.finish())
+        return True
+
+    def _make_caches(self) -> list[Cache]:
+        return make_row_caches(self._model, self._kv_format)
+
+    def _decoder(self, caches: RowCaches) -> Decoder:
+        return Decoder(
+            self._forward,
+            caches,
+            self._description.vocabulary_tokens,
+            looks_ahead=self._looks_ahead,
+            masks=self._masks,
+            see_leaving=self._see_leaving,
+            drafting=self._drafting,
+        )
+
+    def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
+        logits: mx.array = self._model(token_ids, cache=caches)
+        return logits
+
+    def _warm_up(self) -> None:
+        """Run once what a first request would wait for."""
+        whole = PrefillChunk(
+            slot_index=0,
+            token_ids=(0,) * _WARM_UP_TOKENS,
+            start=0,
+            is_last=True,
+            sampling=SamplingParams(temperature=0.0),
+            reserved_tokens=_WARM_UP_TOKENS + 1,
+            lane=Lane.SERIAL,
+        )
+        self.run(StepPlan(prefill=(whole,)))
+        self.run(StepPlan(release=(0,)))
+        if self._blocks.has_files:
+            # What is loaded has to look like what this model leaves.
+            self.run(StepPlan(prefill=(replace(whole, is_last=False),)))
+            self._blocks.learn(self._prefills[0].standing)
+            self.run(StepPlan(release=(0,)))
+        self._memory.forget_peak()
+
+
+def _is_scored(chunk: PrefillChunk) -> bool:
+    """Whether log-probabilities of the prompt were asked for."""
+    return chunk.sampling.prompt_logprobs is not None

@@ -1,0 +1,125 @@
+"""Log-probabilities of a prompt's tokens, while its chunks go through the model.
+
+The logits after token i say how likely token i + 1 was. They are computed for a few positions at a
+time, so that memory does not grow with prompt x vocabulary; the logits after the last token of a
+chunk are kept for the first token of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from machd.engine.backend.untyped import Cache
+from machd.engine.protocol.engine import PromptLogprob, TokenLogprob
+from machd.engine.step.decode_pass import Forward
+from machd.engine.step.sampling import likeliest
+
+__all__ = ["PromptScores", "scoring_bytes"]
+
+_PASS_TOKENS = 128
+"""Prompt tokens in one pass at the most. Each pass reads all weights, so fewer cost time."""
+
+_MAX_LOGITS_BYTES = 32 << 20
+"""Bytes of float32 logits that a pass may make: a large vocabulary makes passes shorter."""
+
+_LOGITS_COPIES = 4
+"""Arrays as large as its logits that a pass needs at once, rounded up from what was measured."""
+
+_FLOAT_BYTES = 4
+
+
+class PromptScores:
+    """The log-probabilities of one prompt's tokens."""
+
+    def __init__(self, slot_index: int, top_logprobs: int, vocabulary_tokens: int) -> None:
+        """Begin before the prompt's first token, which has no log-probability.
+
+        Args:
+            slot_index: The row's.
+            top_logprobs: Alternatives at each position.
+            vocabulary_tokens: Width of the logits.
+        """
+        self._slot_index = slot_index
+        self._top_logprobs = min(top_logprobs, vocabulary_tokens)
+        self._pass_tokens = _pass_tokens(vocabulary_tokens)
+        self._position = 1
+        self._last_logits: mx.array | None = None  # float32 [1, vocabulary]
+
+    def fill(
+        self,
+        forward: Forward,
+        caches: Sequence[Cache],
+        token_ids: Sequence[int],
+        computed_tokens: int,
+    ) -> list[PromptLogprob]:
+        """Compute a chunk, wait for it, and score its tokens.
+
+        Args:
+            forward: The model.
+            caches: Of the row.
+            token_ids: The chunk's tokens.
+            computed_tokens: How many of them go through the model: all, or all but the last one.
+
+        Raises:
+            FloatingPointError: The logits are not numbers.
+        """
+        scored: list[PromptLogprob] = []
+        if self._last_logits is not None:
+            scored += self._score(self._last_logits, token_ids[:1])
+        for start in range(0, computed_tokens, self._pass_tokens):
+            stop = min(start + self._pass_tokens, computed_tokens)
+            inputs = mx.array([token_ids[start:stop]], dtype=mx.int32)
+            logits = forward(inputs, list(caches))[0].astype(mx.float32)  # [positions, vocabulary]
+            targets = token_ids[start + 1 : stop + 1]
+            if targets:
+                scored += self._score(logits[: len(targets)], targets)
+            # `take` copies: a slice would keep the logits of the whole pass in memory.
+            self._last_logits = mx.take(logits, mx.array([stop - start - 1]), axis=0)
+            mx.eval(self._last_logits, [cache.state for cache in caches])
+        return scored
+
+    def _score(self, logits: mx.array, targets: Sequence[int]) -> list[PromptLogprob]:
+        """Score one token for each row of ``logits`` [positions, vocabulary]."""
+        ids = mx.array(list(targets), dtype=mx.int32)[:, None]
+        normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logits, ids, axis=-1)
+        columns = [
+            (chosen - normaliser)[:, 0],
+            1 + mx.sum(logits > chosen, axis=-1),
+            mx.isnan(chosen - normaliser)[:, 0],
+        ]
+        if self._top_logprobs:
+            top_ids, top_logits = likeliest(logits, self._top_logprobs)
+            columns += [top_ids, top_logits - normaliser]
+        mx.eval(columns)
+        values: list[Any] = [column.tolist() for column in columns]
+        logprobs, ranks, poisoned, *top = values
+        if any(poisoned):
+            raise FloatingPointError("the logits of the row's prompt are not numbers")
+        scored = [
+            PromptLogprob(
+                self._slot_index,
+                self._position + index,
+                token_id,
+                logprobs[index],
+                ranks[index],
+                tuple(map(TokenLogprob, top[0][index], top[1][index])) if top else (),
+            )
+            for index, token_id in enumerate(targets)
+        ]
+        self._position += len(targets)
+        return scored
+
+
+def scoring_bytes(prompt_tokens: int, vocabulary_tokens: int) -> int:
+    """An upper estimate of what a pass over a scored prompt takes besides the pass itself."""
+    positions = min(prompt_tokens, _pass_tokens(vocabulary_tokens))
+    return positions * vocabulary_tokens * _FLOAT_BYTES * _LOGITS_COPIES
+
+
+def _pass_tokens(vocabulary_tokens: int) -> int:
+    fitting = _MAX_LOGITS_BYTES // (vocabulary_tokens * _FLOAT_BYTES)
+    return max(1, min(_PASS_TOKENS, fitting))

@@ -1,0 +1,468 @@
+"""Choose one token for each row of a batch in a few vectorised operations.
+
+A row's token depends on its own logits, parameters, seed and position, never on its neighbours:
+every operation works along the vocabulary axis, and the random draw of a row is a hash of
+(seed, position) instead of a draw from a shared generator.
+
+Rows that ask for less cost less: greedy rows are one argmax, penalties and biases touch only rows
+that have them, and log-probabilities are computed only for rows that asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+
+from machd.engine.grammar.guide import RowGuide, guide_of
+from machd.engine.grammar.masks import TokenMasks
+from machd.engine.protocol.engine import SampledToken, SamplingParams, TokenLogprob
+
+__all__ = ["RowSampling", "Sampler", "Selection", "likeliest", "uniform_draw"]
+
+_DRAW_BITS = 24
+"""Bits of a draw: what a float32 in [0, 1) can hold."""
+
+_GREEDY_TEMPERATURE = 1e-6
+"""At and below this a distribution has all its mass on one token, and dividing by it overflows."""
+
+_DRAW_CEILING = 1.0 - 2.0**-20
+"""Keeps draw x total below the total after rounding, so that a token is always found."""
+
+
+def uniform_draw(seed: int, position: int) -> float:
+    """A number in [0, 1) that (seed, position) alone decides, the same on every machine.
+
+    Args:
+        seed: Any 64-bit integer, signed or not.
+        position: Index of the token in the completion.
+    """
+    key = (seed % 2**64).to_bytes(8, "little") + position.to_bytes(8, "little")
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    fraction = int.from_bytes(digest, "little") >> (64 - _DRAW_BITS)
+    return float(fraction) / 2.0**_DRAW_BITS * _DRAW_CEILING
+
+
+@dataclass(slots=True)
+class RowSampling:
+    """One row's sampling state, which follows the row wherever it goes.
+
+    Attributes:
+        position: Index of the next token in the completion.
+        prompt_mask: Which tokens the prompt has, bool [vocabulary]; None unless it matters.
+        counts: How often each token was generated, float32 [vocabulary]; None unless it matters.
+        guide: What the row may say; None for anything.
+    """
+
+    params: SamplingParams
+    position: int = 0
+    prompt_mask: mx.array | None = None
+    counts: mx.array | None = None
+    guide: RowGuide | None = None
+
+    @property
+    def state(self) -> tuple[int, mx.array | None]:
+        """What sampling changes; set it to take a sampling back."""
+        return self.position, self.counts
+
+    @state.setter
+    def state(self, state: tuple[int, mx.array | None]) -> None:
+        self.position, self.counts = state
+
+    @classmethod
+    def for_prompt(
+        cls, params: SamplingParams, prompt: Sequence[int], vocabulary_tokens: int
+    ) -> RowSampling:
+        """The state in which a row with this prompt starts."""
+        guide = guide_of(params)
+        if not _has_penalty(params):
+            return cls(params, guide=guide)
+        mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
+        mask[mx.array(list(prompt), dtype=mx.int32)] = True
+        return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), guide)
+
+    def fork(self) -> RowSampling:
+        """A state of its own that goes on from here."""
+        return replace(self, guide=None if self.guide is None else self.guide.fork())
+
+    def take(self, other: RowSampling) -> None:
+        """Go on from where a fork of this row has come to."""
+        self.position, self.counts, self.guide = other.position, other.counts, other.guide
+
+    def after(self, token_id: int) -> RowSampling | None:
+        """A fork that has chosen a token; None where the guide rules that out.
+
+        Raises:
+            GrammarError: The grammar has become too complex to follow.
+        """
+        if self.guide is not None and not self.guide.allows(token_id):
+            return None
+        following = self.fork()
+        if following.guide is not None and not following.guide.take_forced(1):
+            following.guide.see(token_id)
+        following.add((token_id,))
+        return following
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Count tokens that were not chosen by a sampler."""
+        self.position += len(token_ids)
+        if self.counts is not None and token_ids:
+            ids = mx.array(list(token_ids), dtype=mx.int32)
+            self.counts = self.counts.at[ids].add(1.0)
+
+
+@dataclass(slots=True)
+class Selection:
+    """What one sampling call chose; lazy until evaluated.
+
+    Attributes:
+        token_ids: int32 [rows].
+        usable: bool [rows]; false where the logits are not numbers, so that no token means
+            anything. Judged by the numbers that choose the token, not by the whole vocabulary:
+            what goes wrong in a model reaches every logit of the row.
+        logprob_rows: Batch rows that asked for log-probabilities.
+        chosen: float32 [logprob_rows], of the chosen tokens.
+        top_ids: int32 [logprob_rows, k], best first; k is the most that any row asked for.
+        top_values: float32 [logprob_rows, k].
+    """
+
+    token_ids: mx.array
+    usable: mx.array
+    logprob_rows: tuple[int, ...] = ()
+    chosen: mx.array | None = None
+    top_ids: mx.array | None = None
+    top_values: mx.array | None = None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Everything that has to be computed before :meth:`read`."""
+        optional = (self.chosen, self.top_ids, self.top_values)
+        return [self.token_ids, self.usable, *(array for array in optional if array is not None)]
+
+    def read(
+        self, slot_indices: Sequence[int], rows: Sequence[SamplingParams]
+    ) -> tuple[list[SampledToken], list[int]]:
+        """Wait for the values and hand them out, one token for each row with usable logits.
+
+        Returns:
+            The tokens, and the slot indices of the rows whose logits were not numbers.
+        """
+        usable = _values(self.usable)
+        poisoned = [slot for slot, good in zip(slot_indices, usable, strict=True) if not good]
+        token_ids = _values(self.token_ids)
+        tokens = {
+            row: SampledToken(slot_indices[row], token_id)
+            for row, token_id in enumerate(token_ids)
+            if usable[row]
+        }
+        if self.chosen is not None and self.top_ids is not None and self.top_values is not None:
+            columns = [_values(array) for array in (self.chosen, self.top_ids, self.top_values)]
+            for row, logprob, top_ids, top_values in zip(self.logprob_rows, *columns, strict=True):
+                if row in tokens:
+                    asked = rows[row].top_logprobs or 0
+                    pairs = zip(top_ids[:asked], top_values[:asked], strict=True)
+                    top = tuple(TokenLogprob(token_id, value) for token_id, value in pairs)
+                    tokens[row] = replace(tokens[row], logprob=logprob, top_logprobs=top)
+        return list(tokens.values()), poisoned
+
+
+@dataclass(slots=True)
+class _Filters:
+    """Parameters of the rows that sample, as float32 [rows, 1] columns."""
+
+    rows: mx.array
+    temperature: mx.array
+    top_p: mx.array | None
+    top_k: mx.array | None
+    max_top_k: int
+    min_p: mx.array | None
+    row_list: list[int] = field(default_factory=list)
+
+
+class Sampler:
+    """The rows of one batch. Built anew when rows join or leave, from their states."""
+
+    def __init__(
+        self,
+        rows: Sequence[RowSampling],
+        vocabulary_tokens: int,
+        masks: TokenMasks | None = None,
+    ) -> None:
+        """Turn the rows' parameters into columns once, not once a step.
+
+        Args:
+            rows: In the order of the logits.
+            vocabulary_tokens: Width of the logits.
+            masks: Makes the masks of guided rows; there are none unless given.
+        """
+        assert rows, "a batch has at least one row"
+        self._rows = list(rows)
+        self._vocabulary_tokens = vocabulary_tokens
+        self._penalised = [i for i, row in enumerate(rows) if row.counts is not None]
+        self._biases = _bias_matrix(rows, vocabulary_tokens)
+        self._filters = _filters(rows)
+        self._held_open = [i for i, row in enumerate(rows) if row.params.min_tokens]
+        self._guided = [i for i, row in enumerate(rows) if row.guide is not None]
+        self._masks = masks
+        self._scripted = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
+        self._logprob_rows = tuple(
+            i for i, row in enumerate(rows) if row.params.top_logprobs is not None
+        )
+        self._max_top_logprobs = max((row.params.top_logprobs or 0 for row in rows), default=0)
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """The rows' parameters, in batch order."""
+        return [row.params for row in self._rows]
+
+    def sample(self, logits: mx.array) -> Selection:
+        """Choose the next token of every row and advance the rows' states.
+
+        Args:
+            logits: [rows, vocabulary], any float dtype.
+
+        Returns:
+            Lazy arrays; nothing has been computed yet.
+        """
+        adjusted = logits
+        if self._biases is not None:
+            adjusted = adjusted.astype(mx.float32) + self._biases
+        if self._penalised:
+            adjusted = self._penalise(adjusted.astype(mx.float32))
+        if self._held_open:
+            adjusted = self._hold_open(adjusted)
+        if self._guided:
+            adjusted = self._mask(adjusted)
+        token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
+        chosen = mx.take_along_axis(adjusted, token_ids[:, None], axis=-1)[:, 0]
+        usable = ~mx.isnan(chosen)
+        if self._filters is not None:
+            token_ids, usable = self._draw(adjusted, token_ids, usable, self._filters)
+        if forced := self._forced():
+            token_ids = _replaced(token_ids, forced)
+        self._advance(token_ids)
+        selection = Selection(token_ids, usable)
+        if self._logprob_rows:
+            self._add_logprobs(selection, logits)
+        return selection
+
+    def _penalise(self, logits: mx.array) -> mx.array:
+        """Push down tokens that were there already.
+
+        Repetition penalty over prompt and completion (Keskar et al. 2019, arXiv:1909.05858,
+        section 4.1); presence and frequency penalties over the completion, as OpenAI defines them.
+        """
+        rows = [self._rows[i] for i in self._penalised]
+        index = mx.array(self._penalised, dtype=mx.int32)
+        counts = mx.stack([_present(row.counts) for row in rows])
+        seen = mx.stack([_present(row.prompt_mask) for row in rows]) | (counts > 0)
+        repetition = _column([row.params.repetition_penalty for row in rows])
+        presence = _column([row.params.presence_penalty for row in rows])
+        frequency = _column([row.params.frequency_penalty for row in rows])
+        chosen = logits[index]
+        repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)
+        chosen = mx.where(seen, repeated, chosen)
+        chosen = chosen - frequency * counts - presence * (counts > 0)
+        logits[index] = chosen
+        return logits
+
+    def _draw(
+        self, logits: mx.array, greedy_ids: mx.array, usable: mx.array, filters: _Filters
+    ) -> tuple[mx.array, mx.array]:
+        """Sample the rows with a temperature by inverting their cumulative distribution."""
+        scaled = logits[filters.rows].astype(mx.float32) / filters.temperature
+        if filters.top_k is not None:
+            scaled = _keep_top_k(scaled, filters.top_k, filters.max_top_k)
+        weights = mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True))
+        if filters.top_p is not None:
+            weights = _keep_top_p(weights, filters.top_p)
+        if filters.min_p is not None:
+            # The largest weight is exp(0) = 1, so min_p needs no further scaling.
+            weights = mx.where(weights >= filters.min_p, weights, 0.0)
+        cumulative = mx.cumsum(weights, axis=-1)
+        states = [self._rows[i] for i in filters.row_list]
+        draws = _column([uniform_draw(row.params.seed, row.position) for row in states])
+        total = cumulative[:, -1:]
+        drawn = mx.sum(cumulative <= draws * total, axis=-1).astype(mx.int32)
+        is_number = ~mx.isnan(total[:, 0])
+        if len(filters.row_list) == len(self._rows):
+            return drawn, usable & is_number
+        greedy_ids[filters.rows] = drawn
+        usable[filters.rows] = usable[filters.rows] & is_number
+        return greedy_ids, usable
+
+    def _hold_open(self, logits: mx.array) -> mx.array:
+        """Rule out the end of rows that have to go on."""
+        rows = {i: self._rows[i] for i in self._held_open}
+        held = [i for i, row in rows.items() if row.position < row.params.min_tokens]
+        if held:
+            logits = logits.astype(
+                mx.float32
+            )  # a copy: log-probabilities are of the logits as they are
+        for i in held:
+            logits[i, mx.array(rows[i].params.end_token_ids, dtype=mx.int32)] = -mx.inf
+        return logits
+
+    def _mask(self, logits: mx.array) -> mx.array:
+        """Rule out what guides do not allow."""
+        assert self._masks is not None, "guided rows come with masks"
+        guides = {i: guide for i in self._guided if (guide := self._rows[i].guide) is not None}
+        masked = [i for i, guide in guides.items() if guide.needs_mask]
+        if not masked:
+            return logits
+        allowed = self._masks.fill([guides[i] for i in masked])
+        if len(masked) == len(self._rows):
+            return mx.where(allowed, logits, -mx.inf)
+        index = mx.array(masked, dtype=mx.int32)
+        # Another array, even if of the same numbers: log-probabilities are of the logits as they are.
+        logits = logits.astype(logits.dtype)
+        logits[index] = mx.where(allowed, logits[index], -mx.inf)
+        return logits
+
+    def _forced(self) -> dict[int, int]:
+        """Row to token, for rows whose next token was decided beforehand."""
+        forced: dict[int, int] = {}
+        for i in self._scripted:
+            row = self._rows[i]
+            if row.position < len(row.params.forced_token_ids):
+                forced[i] = row.params.forced_token_ids[row.position]
+        for i in self._guided:
+            guide = self._rows[i].guide
+            if guide is not None and guide.forced:
+                forced[i] = guide.forced[0]
+        return forced
+
+    def _advance(self, token_ids: mx.array) -> None:
+        for row in self._rows:
+            row.position += 1
+        for i in self._penalised:
+            row = self._rows[i]
+            row.counts = _present(row.counts).at[token_ids[i]].add(1.0)
+
+    def _add_logprobs(self, selection: Selection, logits: mx.array) -> None:
+        """Log-probabilities under the model's own distribution, for the rows that asked."""
+        index = mx.array(self._logprob_rows, dtype=mx.int32)
+        rows = logits[index].astype(mx.float32)
+        normaliser = mx.logsumexp(rows, axis=-1, keepdims=True)
+        ids = selection.token_ids[index][:, None]
+        selection.logprob_rows = self._logprob_rows
+        selection.chosen = (mx.take_along_axis(rows, ids, axis=-1) - normaliser)[:, 0]
+        count = min(max(1, self._max_top_logprobs), self._vocabulary_tokens)
+        selection.top_ids, top_logits = likeliest(rows, count)
+        selection.top_values = top_logits - normaliser
+
+
+def likeliest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """Ids and logits [rows, count] of the largest logits of each row, best first."""
+    if count == 1:
+        top = mx.argmax(logits, axis=-1, keepdims=True)
+    else:
+        top = mx.argpartition(-logits, kth=count - 1, axis=-1)[:, :count]
+    values = mx.take_along_axis(logits, top, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
+    return ids, mx.take_along_axis(values, order, axis=-1)
+
+
+def _replaced(token_ids: mx.array, by_row: Mapping[int, int]) -> mx.array:
+    """Token ids with those of some rows put in their place."""
+    rows = mx.array(list(by_row), dtype=mx.int32)
+    token_ids[rows] = mx.array(list(by_row.values()), dtype=mx.int32)
+    return token_ids
+
+
+def _has_penalty(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
+def _present(array: mx.array | None) -> mx.array:
+    assert array is not None, "penalised rows carry their history"
+    return array
+
+
+def _values(array: mx.array) -> list[Any]:
+    """The array as nested lists of Python numbers; waits for it to be computed."""
+    values = array.tolist()
+    assert isinstance(values, list), "arrays of rows have at least one dimension"
+    return values
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None]
+
+
+def _bias_matrix(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.array | None:
+    """What is added to the logits of all rows, float32 [rows, vocabulary]; None for nothing.
+
+    ``logit_bias``, and minus infinity for what ``allowed_token_ids`` leaves out.
+    """
+    if not any(row.params.logit_bias or row.params.allowed_token_ids for row in rows):
+        return None
+    matrix = mx.zeros((len(rows), vocabulary_tokens), dtype=mx.float32)
+    for i, row in enumerate(rows):
+        if row.params.allowed_token_ids:
+            matrix[i] = -mx.inf
+            matrix[i, mx.array(row.params.allowed_token_ids, dtype=mx.int32)] = 0.0
+        if row.params.logit_bias:
+            ids, addends = zip(*row.params.logit_bias, strict=True)
+            columns = mx.array(ids, dtype=mx.int32)
+            matrix = matrix.at[i, columns].add(mx.array(addends, dtype=mx.float32))
+    return matrix
+
+
+def _filters(rows: Sequence[RowSampling]) -> _Filters | None:
+    """Columns for the rows that are not greedy; None when every row is greedy."""
+    sampled = [i for i, row in enumerate(rows) if row.params.temperature > _GREEDY_TEMPERATURE]
+    if not sampled:
+        return None
+    params = [rows[i].params for i in sampled]
+    top_k = [one.top_k for one in params]
+    # 0 means no limit; the widest real limit bounds the partition, unlimited rows skip it.
+    max_top_k = max(top_k)
+    return _Filters(
+        rows=mx.array(sampled, dtype=mx.int32),
+        temperature=_column([one.temperature for one in params]),
+        top_p=_column([one.top_p for one in params]) if min(o.top_p for o in params) < 1 else None,
+        top_k=mx.array(top_k, dtype=mx.int32)[:, None] if max_top_k > 0 else None,
+        max_top_k=max_top_k,
+        min_p=_column([one.min_p for one in params]) if max(o.min_p for o in params) > 0 else None,
+        row_list=sampled,
+    )
+
+
+def _keep_top_k(scaled: mx.array, top_k: mx.array, max_top_k: int) -> mx.array:
+    """Set all but each row's ``top_k`` largest to -inf; ties at the edge stay in.
+
+    Args:
+        scaled: float32 [rows, vocabulary].
+        top_k: int32 [rows, 1]; 0 leaves a row as it is.
+        max_top_k: The largest of ``top_k``.
+    """
+    count = min(max_top_k, scaled.shape[-1])
+    largest = -mx.sort(mx.partition(-scaled, kth=count - 1, axis=-1)[:, :count], axis=-1)
+    edge_index = mx.clip(top_k - 1, 0, count - 1)
+    edge = mx.take_along_axis(largest, edge_index, axis=-1)
+    return mx.where((top_k == 0) | (scaled >= edge), scaled, -mx.inf)
+
+
+def _keep_top_p(weights: mx.array, top_p: mx.array) -> mx.array:
+    """Zero all but the smallest set of largest weights that reaches ``top_p`` of the row's sum.
+
+    Args:
+        weights: float32 [rows, vocabulary], not normalised.
+        top_p: float32 [rows, 1].
+    """
+    ordered = -mx.sort(-weights, axis=-1)
+    cumulative = mx.cumsum(ordered, axis=-1)
+    # A weight stays if those in front of it have not reached the target yet.
+    stays = (cumulative - ordered) < top_p * cumulative[:, -1:]
+    edge_index = mx.maximum(mx.sum(stays, axis=-1, keepdims=True) - 1, 0)
+    edge = mx.take_along_axis(ordered, edge_index, axis=-1)
+    return mx.where((top_p >= 1.0) | (weights >= edge), weights, 0.0)

@@ -1,0 +1,215 @@
+"""``python -m machd.engine.tokenizer.template_child``: the process that renders a checkpoint's chat template.
+
+A template is a program that a stranger wrote. A single expression of it can hold the interpreter's
+lock for minutes, so it runs where the lock belongs to nothing else. ``template_renderer`` starts this
+process, sends it requests over the socket that is its standard input, and kills it when it is late.
+This process imports neither mlx nor mlx-lm.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from jinja2.exceptions import TemplateError
+
+from machd.engine.backend.inspection_bounds import bounded
+from machd.engine.backend.model_files import shortened
+from machd.errors import ModelFormatError
+
+__all__ = [
+    "CANNOT_RENDER",
+    "HEADER",
+    "READY",
+    "REFUSED",
+    "RENDERED",
+    "REQUEST",
+    "TOO_MUCH",
+    "UNABLE",
+    "RenderRequest",
+    "as_bytes",
+    "as_text",
+    "read_exactly",
+    "refusal_message",
+    "render_text",
+    "send_frame",
+]
+
+HEADER = struct.Struct(">cQ")
+"""Before each message: its kind, and the bytes that follow."""
+
+REQUEST, READY, RENDERED, REFUSED, TOO_MUCH, UNABLE = b"q", b"r", b"t", b"f", b"m", b"u"
+
+CANNOT_RENDER = "the model's chat template cannot render these messages"
+
+_MAX_MESSAGE_CHARS = 500
+"""Of a template's own words to a client."""
+
+_FREE_CHARS = 1 << 20
+_CHARS_PER_SENT_BYTE = 8
+"""The longest prompt text: a template adds its own words, and may repeat and indent a conversation."""
+
+_CPU_S = 30
+"""Processor time of one request after which the kernel ends a process that its parent left behind."""
+
+
+class RenderRequest(TypedDict):
+    """What the parent sends, as JSON.
+
+    Attributes:
+        arguments: Of transformers' ``render_jinja_template``, template and conversation excepted.
+        max_chars: The longest text that may come out.
+    """
+
+    template: str
+    messages: Sequence[Mapping[str, object]]
+    arguments: Mapping[str, object]
+    limit_s: float
+    memory_bytes: int
+
+
+def render_text(
+    template: str,
+    messages: Sequence[Mapping[str, object]],
+    arguments: Mapping[str, object],
+) -> str:
+    """The prompt text of a conversation, made by transformers in its sandbox."""
+    # Imports as little of transformers as there is: 1.5 s and 50 MiB.
+    from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+
+    texts, _ = render_jinja_template(
+        conversations=[messages], chat_template=template, **dict(arguments)
+    )
+    return str(texts[0])
+
+
+def refusal_message(error: Exception, *, continues: bool) -> str | None:
+    """What a client is told of a template's failure; None for a failure that no template causes.
+
+    A template is a program: content of a kind it does not expect fails anywhere in it.
+    """
+    if isinstance(error, TemplateError):
+        said = shortened(str(error.message or error), _MAX_MESSAGE_CHARS)
+        return f"the model's chat template refuses these messages: {said}"
+    if isinstance(error, ValueError) and continues:
+        # The library's message quotes the conversation.
+        return (
+            "the model's chat template does not show the final message as it is, so it cannot be "
+            "continued; send a user message after it"
+        )
+    if isinstance(error, TypeError | ValueError | LookupError | AttributeError):
+        return f"{CANNOT_RENDER}: {shortened(str(error), _MAX_MESSAGE_CHARS)}"
+    if isinstance(
+        error, ArithmeticError | AssertionError | RuntimeError | MemoryError | SyntaxError
+    ):
+        return f"{CANNOT_RENDER}: {type(error).__name__} in it"
+    return None
+
+
+def send_frame(channel: socket.socket, kind: bytes, content: bytes) -> None:
+    """Write one message."""
+    channel.sendall(HEADER.pack(kind, len(content)))
+    channel.sendall(content)
+
+
+def read_exactly(channel: socket.socket, size: int) -> bytes:
+    """Read ``size`` bytes.
+
+    Raises:
+        EOFError: The other side closed before.
+    """
+    content = bytearray(size)
+    view, start = memoryview(content), 0
+    while start < size:
+        got = channel.recv_into(view[start:])
+        if not got:
+            raise EOFError
+        start += got
+    return bytes(content)
+
+
+def as_bytes(text: str) -> bytes:
+    """UTF-8 that keeps lone surrogates, which JSON can spell."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def as_text(content: bytes) -> str:
+    """Inverse of :func:`as_bytes`."""
+    return content.decode("utf-8", "surrogatepass")
+
+
+def main() -> None:
+    """Answer requests until the parent closes its side."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        # Both go to a whole process group; the parent decides when this process ends.
+        signal.signal(one, signal.SIG_IGN)
+    with socket.socket(fileno=sys.stdin.fileno()) as channel:
+        try:
+            render_text("ready", [], {})
+        except Exception:  # noqa: BLE001 - a broken installation fails in any way, and the parent tells
+            send_frame(channel, UNABLE, as_bytes(traceback.format_exc()))
+            return
+        send_frame(channel, READY, b"")
+        try:
+            while True:
+                _, size = HEADER.unpack(read_exactly(channel, HEADER.size))
+                request: RenderRequest = json.loads(as_text(read_exactly(channel, size)))
+                _end_when_orphaned()
+                kind, text = _answer(request, _FREE_CHARS + _CHARS_PER_SENT_BYTE * size)
+                send_frame(channel, kind, as_bytes(text))
+        except (EOFError, OSError):
+            return
+
+
+def _answer(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
+    try:
+        with bounded(
+            "rendering the model's chat template",
+            seconds=request["limit_s"],
+            memory_bytes=request["memory_bytes"],
+            hint="shorten the conversation, or serve the model with another template",
+        ):
+            return _rendered(request, max_chars)
+    except ModelFormatError as error:
+        gc.collect()  # what the template made refers to itself, and the next request needs the room
+        return TOO_MUCH, error.message
+
+
+def _rendered(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
+    arguments = request["arguments"]
+    try:
+        text = render_text(request["template"], request["messages"], arguments)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a template raises is its own failure
+        continues = bool(arguments.get("continue_final_message"))
+        message = refusal_message(error, continues=continues)
+        return REFUSED, message or f"{CANNOT_RENDER}: {type(error).__name__} in it"
+    if len(text) > max_chars:
+        return TOO_MUCH, (
+            f"rendering the model's chat template makes {len(text)} characters of this "
+            f"conversation, and {max_chars} are the limit"
+        )
+    return RENDERED, text
+
+
+def _end_when_orphaned() -> None:
+    """Let the kernel end the process if one request takes far longer than the parent waits."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used.ru_utime + used.ru_stime) + _CPU_S
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
+
+
+if __name__ == "__main__":
+    main()

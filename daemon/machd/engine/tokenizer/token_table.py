@@ -1,0 +1,111 @@
+"""What each token id stands for, in bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+
+from machd.engine.backend.untyped import Backend
+
+__all__ = ["TokenForm", "TokenTable"]
+
+_SPACE = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenForm(Enum):
+    """How a vocabulary writes its tokens."""
+
+    BYTE_LEVEL = "byte_level"
+    """Each character stands for one byte (GPT-2's table)."""
+    SENTENCE_PIECE = "sentence_piece"
+    """U+2581 is a space, ``<0xNN>`` a byte."""
+    OTHER = "other"
+    """Text whose joints only the tokenizer's own decoder knows."""
+
+
+class TokenTable:
+    """Token ids to bytes, for a ``tokenizers.Tokenizer``. Worked out once for each id asked for.
+
+    Attributes:
+        form: Read from the tokenizer's decoder.
+        strips_first_space: Whether decoding drops one space at the very start.
+        size_tokens: One more than the highest id.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        steps = _decoder_steps(backend)
+        kinds = [str(step.get("type")) for step in steps]
+        self.form = _form(kinds)
+        self.strips_first_space = self.form is TokenForm.SENTENCE_PIECE and "Strip" in kinds
+        vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        self.size_tokens = max(vocabulary.values(), default=-1) + 1
+        self._token_of = {index: token for token, index in vocabulary.items()}
+        added = backend.get_added_tokens_decoder()
+        self._special: frozenset[int] = frozenset(
+            index for index, token in added.items() if token.special
+        )
+        self._byte_of = _byte_of_character()
+        # Only ever filled with the one value that an id can have, so threads may race here.
+        self._bytes_of: dict[int, bytes] = {}
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are left out of decoded text."""
+        return self._special
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is left out of decoded text."""
+        return token_id in self._special
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The token's bytes; a special token's are those of its name, an unknown id has none."""
+        known = self._bytes_of.get(token_id)
+        if known is None:
+            token = self._token_of.get(token_id)
+            known = b"" if token is None else self._decoded(token, token_id)
+            self._bytes_of[token_id] = known
+        return known
+
+    def _decoded(self, token: str, token_id: int) -> bytes:
+        if self.is_special(token_id) or self.form is TokenForm.OTHER:
+            return token.encode("utf-8")
+        if self.form is TokenForm.SENTENCE_PIECE:
+            match = _BYTE_TOKEN.fullmatch(token)
+            if match is not None:
+                return bytes([int(match[1], 16)])
+            return token.replace(_SPACE, " ").encode("utf-8")
+        try:
+            return bytes([self._byte_of[character] for character in token])
+        except KeyError:
+            # An added token that is written as plain text.
+            return token.encode("utf-8")
+
+
+def _decoder_steps(backend: Backend) -> list[dict[str, object]]:
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    steps = state.get("decoders", [state])
+    return list(steps)
+
+
+def _form(kinds: list[str]) -> TokenForm:
+    if kinds == ["ByteLevel"]:
+        return TokenForm.BYTE_LEVEL
+    if kinds in (
+        ["Replace", "ByteFallback", "Fuse"],
+        ["Replace", "ByteFallback", "Fuse", "Strip"],
+    ):
+        return TokenForm.SENTENCE_PIECE
+    return TokenForm.OTHER
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 stands for itself, the rest is shifted to U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + shift): byte for shift, byte in enumerate(others)})
+    return table

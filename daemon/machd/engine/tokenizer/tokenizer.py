@@ -1,0 +1,372 @@
+"""The model's tokenizer, safe to call from any thread."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from machd.engine.backend.untyped import Backend, WrappedTokenizer
+from machd.engine.protocol.engine import ChatMessages, Detokenizer, TokenizerInfo
+from machd.engine.protocol.fill_format import FillFormat, find_fill_tokens
+from machd.engine.tokenizer.chat_format import MarkedChatFormat, read_chat_format
+from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
+from machd.engine.tokenizer.plain_text import PlainTextEncoder
+from machd.engine.tokenizer.template_child import refusal_message
+from machd.engine.tokenizer.template_probe import MARK, TOOL, USER
+from machd.engine.tokenizer.template_renderer import TemplateRenderer, is_known_template
+from machd.engine.tokenizer.token_table import TokenForm, TokenTable
+from machd.errors import (
+    ChatTemplateMissingError,
+    InvalidRequestError,
+    MachdError,
+    TemplateLimitError,
+)
+from machd.panics import panics_as_errors
+
+__all__ = ["MlxTokenizer"]
+
+
+class MlxTokenizer:
+    """Wraps mlx-lm's ``TokenizerWrapper`` around a transformers tokenizer.
+
+    A fast tokenizer is used through its Rust object, which threads may share; the Python layer
+    around it raises "Already borrowed" when they do. A slow tokenizer is used under a lock.
+
+    Args:
+        wrapped: An ``mlx_lm.tokenizer_utils.TokenizerWrapper``.
+        chat: Whether chat templates are served at all.
+
+    Attributes:
+        wrapped: The same object, for tool and reasoning formats.
+    """
+
+    def __init__(self, wrapped: WrappedTokenizer, *, chat: bool = True) -> None:
+        self.wrapped = wrapped
+        self._has_chat = chat and bool(wrapped.has_chat_template)
+        self._renderer = TemplateRenderer()
+        self._template_problem: str | None = None
+        self._lock = threading.Lock()
+        self._backend = _shared_backend(wrapped)
+        if self._backend is not None:
+            # Settings of the file that transformers switches off for each call, as most are of a use
+            # other than this: texts would be cut, or filled up, without a word.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._table = None if self._backend is None else TokenTable(self._backend)
+        self._size_tokens = len(wrapped) if self._table is None else self._table.size_tokens
+
+    @property
+    def vocabulary_tokens(self) -> int:
+        """One more than the highest id that has a text."""
+        return self._size_tokens
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        if self._table is not None:
+            return self._table.special_token_ids
+        return frozenset(self.wrapped.all_special_ids)
+
+    @property
+    def info(self) -> TokenizerInfo:
+        """The special tokens and the chat template."""
+        inner = getattr(self.wrapped, "_tokenizer", self.wrapped)
+        template: object = self.wrapped.chat_template if self._has_chat else None
+        if isinstance(template, dict):
+            template = template.get("default")
+        with self._lock:
+            named = dict(getattr(inner, "special_tokens_map", {}))
+        return TokenizerInfo(
+            class_name=type(inner).__name__,
+            # Other entries are lists of further special tokens, without a role each.
+            special_tokens={role: str(one) for role, one in named.items() if isinstance(one, str)},
+            chat_template=template if isinstance(template, str) else None,
+        )
+
+    @property
+    def knows_token_bytes(self) -> bool:
+        """Whether :meth:`token_bytes` tells all: put together they are the text."""
+        return self._table is not None and self._table.form is not TokenForm.OTHER
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`render_chat` can work."""
+        return self._has_chat
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of conversations; None without one, or where a library's code renders them."""
+        templates = self.wrapped.chat_template if self._has_chat else None
+        if templates is None or _has_own_renderer(self.wrapped):
+            return None
+        source = templates.get("default") if isinstance(templates, dict) else templates
+        return None if source is None else str(source)
+
+    @functools.cached_property
+    def fill_format(self) -> FillFormat | None:
+        """How the model is asked for the text in the middle; None where it has no tokens for that."""
+        added = self._added_tokens()
+        tokens = find_fill_tokens(added)
+        if tokens is None:
+            return None
+        encode: Callable[[str], list[int]] = functools.partial(
+            self.encode, add_special_tokens=False
+        )
+        if self._backend is not None:
+            names = [name for name, token_id in added.items() if token_id in tokens.all_ids]
+            encode = PlainTextEncoder(self._backend, names).encode
+        # Of what stands around an empty text, only a begin-of-text token opens a prompt.
+        around = self.encode("", add_special_tokens=True)
+        bos = self.wrapped.bos_token_id
+        return FillFormat(tokens, encode, around[:1] if around[:1] == [bos] else ())
+
+    def _added_tokens(self) -> dict[str, int]:
+        """The tokens that are recognised as a whole in a text, and their ids."""
+        if self._backend is not None:
+            decoder = self._backend.get_added_tokens_decoder()
+        else:
+            with self._lock:
+                decoder = self.wrapped.added_tokens_decoder
+        return {token.content: token_id for token_id, token in decoder.items()}
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a completion."""
+        return frozenset(self.wrapped.eos_token_ids)
+
+    @panics_as_errors("tokenizers")
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text.
+
+        A rendered chat already holds its special tokens: encode it without adding them.
+        """
+        if self._backend is not None:
+            # A batch of one: unlike `encode` it lets go of the GIL, and it works out no offsets.
+            # A megabyte would otherwise stop every stream for half a second.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return list(encoding.ids)
+        with self._lock:
+            return list(self.wrapped.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        if self._table is not None and self.knows_token_bytes:
+            return decode_bytes(self._table, token_ids)
+        return self._decode_whole(token_ids)
+
+    @functools.cached_property
+    def chat_format(self) -> MarkedChatFormat:
+        """How the model writes thoughts and calls; a few words are rendered to find out."""
+        shown = self._rendered_quietly(tools=[TOOL])
+        thinking = self._rendered_quietly(variables={"enable_thinking": True})
+        return read_chat_format(
+            self.wrapped,
+            shows_tools=shown is not None and MARK in shown,
+            has_reasoning_switch=(
+                thinking is not None
+                and thinking != self._rendered_quietly(variables={"enable_thinking": False})
+            ),
+        )
+
+    def _rendered_quietly(
+        self,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str | None:
+        if self._template_problem is not None:
+            return None  # once is long enough
+        try:
+            return self.render_chat([USER], tools=tools, variables=variables)
+        except TemplateLimitError as error:
+            self._template_problem = error.message
+        except MachdError:
+            pass
+        return None
+
+    def start_renderer(self) -> None:
+        """Start what renders the chat template, so that it is ready when it is first needed.
+
+        Raises:
+            OverloadedError: The system has no room for its process.
+        """
+        if self._has_chat and not all(map(is_known_template, _templates(self.wrapped))):
+            self._renderer.start()
+
+    def template_notes(self) -> tuple[str, ...]:
+        """What a person should know of the chat template; renders a few words to find out."""
+        _ = self.chat_format
+        if self._template_problem is None:
+            return ()
+        return (f"conversations are refused, completions are served: {self._template_problem}",)
+
+    def close(self) -> None:
+        """End the process that renders the chat template, where there is one."""
+        self._renderer.close()
+
+    def render_chat(
+        self,
+        messages: ChatMessages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
+        """The prompt text of a conversation, rendered in transformers' sandbox and within bounds.
+
+        Raises:
+            ChatTemplateMissingError: There is no template, or chat is switched off.
+            InvalidRequestError: The template refuses the conversation; its own words are given. Or
+                it was stopped, because it took too much time, memory or text.
+            OverloadedError: The system has no room for the process that renders.
+        """
+        if not self._has_chat:
+            raise ChatTemplateMissingError(
+                "this model has no chat template, so it takes prompts and no messages"
+            )
+        assert not (add_generation_prompt and continue_final_message), "one end or the other"
+        read: dict[str, object] = dict(variables)
+        if tools:
+            read["tools"] = [dict(tool) for tool in tools]
+        if continue_final_message:
+            read["continue_final_message"] = True
+        if _has_own_renderer(self.wrapped):
+            return self._rendered_by_library(
+                messages, add_generation_prompt=add_generation_prompt, **read
+            )
+        return self._rendered_by_template(
+            messages, add_generation_prompt=add_generation_prompt, **read
+        )
+
+    def _rendered_by_template(self, messages: ChatMessages, **arguments: object) -> str:
+        """What ``apply_chat_template`` of mlx-lm and transformers gives, without running it here."""
+        if not messages:
+            raise InvalidRequestError("there is no message to render", param="messages")
+        inner = self.wrapped._tokenizer  # noqa: SLF001 - mlx-lm has no other name for it
+        tools = arguments.get("tools")
+        given = [
+            {key: value for key, value in message.items() if value is not None}
+            for message in messages
+        ]
+        arguments.setdefault("enable_thinking", self.wrapped.has_thinking)
+        try:
+            template = inner.get_chat_template(None, tools)
+        except ValueError as error:
+            raise ChatTemplateMissingError(
+                "this model has several chat templates and none of them is the default"
+            ) from error
+        return self._renderer.render(template, given, {**inner.special_tokens_map, **arguments})
+
+    def _rendered_by_library(self, messages: ChatMessages, **arguments: object) -> str:
+        """The text that a renderer in Python makes: code of a dependency's, not of a checkpoint's."""
+        try:
+            text = self.wrapped.apply_chat_template(
+                self._as_rendered(messages), tokenize=False, **arguments
+            )
+        except Exception as error:
+            continues = "continue_final_message" in arguments
+            message = refusal_message(error, continues=continues)
+            if message is None:
+                raise
+            raise InvalidRequestError(message, param="messages") from error
+        return str(text)
+
+    def _as_rendered(self, messages: ChatMessages) -> list[dict[str, object]]:
+        """Templates read the arguments of calls as objects; mlx-lm's own renderers, as JSON text."""
+        if getattr(self.wrapped, "_chat_template", None) is None:
+            return list(messages)
+        return [_with_arguments_as_text(message) for message in messages]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; a special token's are those of its name."""
+        if self._table is not None:
+            return self._table.bytes_of(token_id)
+        with self._lock, panics_as_errors("tokenizers"):
+            token = self.wrapped.convert_ids_to_tokens(token_id)
+        return b"" if token is None else str(token).encode("utf-8")
+
+    def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
+        """A fresh detokenizer for one completion.
+
+        Args:
+            keeps: Texts that come out even where special tokens stand for them, or for parts.
+        """
+        used = {one for text in keeps for one in self.encode(text, add_special_tokens=False)}
+        kept = self.special_token_ids & used
+        if self._table is not None and self.knows_token_bytes:
+            return ByteDetokenizer(self._table, keeps=kept)
+        if not kept:
+            return WindowDetokenizer(self._decode_whole)
+        return WindowDetokenizer(functools.partial(self._decode_keeping, kept))
+
+    def _decode_whole(self, token_ids: Sequence[int]) -> str:
+        return self._decode(token_ids, skip_special_tokens=True)
+
+    def _decode_keeping(self, kept: frozenset[int], token_ids: Sequence[int]) -> str:
+        """The library drops all special tokens or none, so the others are taken out before."""
+        dropped = self.special_token_ids - kept
+        return self._decode(
+            [one for one in token_ids if one not in dropped], skip_special_tokens=False
+        )
+
+    @panics_as_errors("tokenizers")
+    def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        if self._backend is not None:
+            decoded = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            return str(decoded)
+        with self._lock:
+            decoded = self.wrapped.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return str(decoded)
+
+
+def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:
+    """Whether a library's code renders conversations, and no template of the checkpoint's."""
+    from transformers import PreTrainedTokenizerBase  # noqa: PLC0415 - imported by the loader
+
+    inner = getattr(wrapped, "_tokenizer", wrapped)
+    written = getattr(type(inner), "apply_chat_template", None)
+    return (
+        getattr(wrapped, "_chat_template", None) is not None
+        or written is not PreTrainedTokenizerBase.apply_chat_template
+    )
+
+
+def _templates(wrapped: WrappedTokenizer) -> list[str]:
+    """The Jinja sources that conversations may be rendered with."""
+    if _has_own_renderer(wrapped):
+        return []
+    templates = wrapped.chat_template
+    return list(templates.values()) if isinstance(templates, dict) else [templates]
+
+
+def _with_arguments_as_text(message: dict[str, object]) -> dict[str, object]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_as_text(call) for call in calls]}
+
+
+def _call_as_text(call: object) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return call
+    text = json.dumps(arguments or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _shared_backend(wrapped: WrappedTokenizer) -> Backend | None:
+    """The Rust tokenizer, or None where Python code stands between it and the text."""
+    from mlx_lm.tokenizer_utils import NewlineTokenizer  # noqa: PLC0415 - imported by the loader
+
+    inner = getattr(wrapped, "_tokenizer", wrapped)
+    if isinstance(inner, NewlineTokenizer):
+        return None
+    return getattr(inner, "backend_tokenizer", None) if getattr(inner, "is_fast", False) else None

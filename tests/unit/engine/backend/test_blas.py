@@ -1,0 +1,145 @@
+"""The BLAS is chosen before mlx and proved by measuring."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from polling import CEILING_S
+
+from machd.clock import ManualClock
+from machd.engine.backend import blas
+from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
+from machd.errors import StartupError
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="chosen on Linux only")
+
+
+def _in_fresh_process(program: str) -> dict[str, object]:
+    """Run a program that prints one JSON object, in a process that has not imported mlx."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=CEILING_S,
+    )
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+@linux_only
+def test_choosing_does_not_import_mlx() -> None:
+    """A BLAS can only be put in front of mlx's own while mlx is not there yet."""
+    answer = _in_fresh_process(
+        "import json, sys\n"
+        "from machd.engine.backend.blas import choose_blas\n"
+        "choice = choose_blas('auto')\n"
+        "print(json.dumps({'mlx': 'mlx.core' in sys.modules, 'library': choice.library}))"
+    )
+    assert answer["mlx"] is False
+
+
+@linux_only
+def test_a_chosen_library_is_the_one_that_multiplies() -> None:
+    """With a library found, sixteen rows cost far less than sixteen times one; without, they do.
+
+    A measurement of 20 ms beside other programs may say anything, so one of five has to say it.
+    """
+    program = (
+        "import json\n"
+        "from machd.engine.backend.blas import choose_blas, measure_blas\n"
+        "choice = choose_blas({choice!r})\n"
+        "report = measure_blas(choice)\n"
+        "print(json.dumps({{'library': choice.library, 'backend': report.backend,\n"
+        " 'reference': report.is_reference, 'advice': report.advice, 'name': report.name}}))"
+    )
+
+    def measured(choice: str, *, is_reference: bool) -> dict[str, object]:
+        reports = (_in_fresh_process(program.format(choice=choice)) for _ in range(5))
+        report: dict[str, object] = {}
+        for report in reports:
+            if report["reference"] is is_reference:
+                break
+        return report
+
+    found = measured("auto", is_reference=False)
+    plain = measured("off", is_reference=True)
+    if found["library"] is None or found["backend"] != "cpu":
+        pytest.skip("no optimised BLAS on this machine, or a GPU")
+    assert found["reference"] is False
+    assert found["advice"] is None
+    assert plain["reference"] is True
+    assert "libopenblas0-pthread" in str(plain["advice"])
+
+
+@linux_only
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_a_path_that_cannot_be_loaded_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    """A path is a wish: it is never passed over in silence, and the message says what to give."""
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    path = tmp_path / "libmine.so"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StartupError, match="cblas interface"):
+        choose_blas(str(path))
+
+
+@linux_only
+def test_a_library_without_cblas_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that could not answer mlx is not put in front of it."""
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    libc = next(
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
+        if "libc.so" in line
+    )
+    with pytest.raises(StartupError, match="no cblas_sgemm"):
+        choose_blas(libc)
+
+
+def test_off_loads_nothing() -> None:
+    """``off`` leaves mlx its own library."""
+    assert choose_blas("off") == BlasChoice("off", None, "switched off")
+
+
+@linux_only
+def test_too_late_is_said_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After mlx is imported nothing is loaded, and the reason says so."""
+    monkeypatch.setitem(sys.modules, "mlx.core", sys)
+    choice = choose_blas("auto")
+    assert choice.library is None
+    assert "imported before" in choice.reason
+
+
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On macOS nothing is loaded: Accelerate serves."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert choose_blas("auto").library is None
+
+
+@pytest.mark.parametrize(
+    ("sixteen_rows_ms", "is_reference"), [(16.0, True), (5.0, True), (4.9, False), (1.2, False)]
+)
+def test_the_verdict_is_the_ratio(
+    monkeypatch: pytest.MonkeyPatch, sixteen_rows_ms: float, *, is_reference: bool
+) -> None:
+    """Sixteen rows at five times one row or more is the reference BLAS, whatever its name."""
+    monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "cpu")
+    monkeypatch.setattr(blas, "_products_ms", lambda _clock: (1.0, sixteen_rows_ms))
+    report = measure_blas(BlasChoice("off", None, "switched off"), clock=ManualClock())
+    assert report.is_reference is is_reference
+    assert report.ratio == sixteen_rows_ms
+
+
+def test_a_gpu_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU multiplies, the CPU's library is of no interest."""
+    monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "metal")
+    report = measure_blas(BlasChoice("auto", None, "the system's own library serves"))
+    assert (report.backend, report.name, report.ratio) == ("metal", None, None)

@@ -1,0 +1,166 @@
+"""Available memory is the nearest limit, the control group's included."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from machd.engine.backend import device
+
+MIB = 1024**2
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+
+
+def _group(path: Path, limit: str, used_bytes: int, inactive_bytes: int) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "memory.max").write_text(f"{limit}\n")
+    (path / "memory.current").write_text(f"{used_bytes}\n")
+    (path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_bytes}\n")
+
+
+@pytest.fixture(name="own_group")
+def _own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A service's group below a slice, in place of the process's own."""
+    real_read = Path.read_text
+
+    def read(path: Path, encoding: str | None = None) -> str:
+        if str(path) == "/proc/self/cgroup":
+            return "0::/system.slice/machd.service\n"
+        return real_read(path, encoding=encoding)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    (tmp_path / "system.slice").mkdir()
+    return tmp_path / "system.slice" / "machd.service"
+
+
+def test_the_nearest_limit_counts(tmp_path: Path, own_group: Path) -> None:
+    """Pages that the kernel can drop are not use; a limit above the group counts too."""
+    _group(own_group, str(100 * MIB), 60 * MIB, 10 * MIB)
+    assert device._control_group_bytes(tmp_path) == 50 * MIB
+    _group(own_group.parent, str(80 * MIB), 50 * MIB, 0)
+    assert device._control_group_bytes(tmp_path) == 30 * MIB
+
+
+def test_no_limit_is_no_limit(tmp_path: Path, own_group: Path) -> None:
+    """``max`` says nothing, and neither does a machine without these files."""
+    assert device._control_group_bytes(tmp_path) is None
+    _group(own_group, "max", 60 * MIB, 10 * MIB)
+    assert device._control_group_bytes(tmp_path) is None
+
+
+def test_a_limit_that_is_used_up_leaves_nothing(tmp_path: Path, own_group: Path) -> None:
+    """Never a negative number of bytes."""
+    _group(own_group, str(10 * MIB), 60 * MIB, 0)
+    assert device._control_group_bytes(tmp_path) == 0
+
+
+def test_the_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU a service with ``MemoryMax`` has no more than that."""
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(device, "_control_group_bytes", lambda: MIB)
+    assert device.available_memory_bytes() == MIB
+
+
+@pytest.mark.parametrize(
+    ("which", "used_pages"), [(resource.RLIMIT_AS, 300), (resource.RLIMIT_DATA, 100)]
+)
+def test_a_limit_of_the_process_bounds_what_is_available(
+    which: int, used_pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ulimit -v`` counts the address space, ``ulimit -d`` the data; both bound the capacity, too."""
+    limits = {which: (500 * resource.getpagesize(), resource.RLIM_INFINITY)}
+    nothing = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda one: limits.get(one, nothing))
+    statm = tmp_path / "statm"
+    statm.write_text("300 200 50 1 0 100 0\n")
+    monkeypatch.setattr(device, "_STATM", statm)
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    assert device.available_memory_bytes() == (500 - used_pages) * resource.getpagesize()
+    assert device.device_memory_bytes() == 500 * resource.getpagesize()
+
+
+def test_a_limit_that_cannot_be_read_is_not_taken_for_none(
+    own_group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a file descriptor the reading fails: the machine's memory is not the service's."""
+    _group(own_group, str(100 * MIB), 60 * MIB, 0)
+    monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    right = Path.read_text
+
+    def read(path: Path, encoding: str | None = None) -> str:
+        if path.name == "memory.max":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return right(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(OSError, match="Too many open files"):
+        device._control_group_bytes(tmp_path)
+
+
+def test_capacity_is_the_machines_or_the_groups(
+    tmp_path: Path, own_group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in use does not count against what the device can hold; the nearest limit does."""
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
+    machine_bytes = psutil.virtual_memory().total
+    assert device.device_memory_bytes() == machine_bytes
+    _group(own_group, "max", 60 * MIB, 0)
+    assert device.device_memory_bytes() == machine_bytes
+    _group(own_group, str(100 * MIB), 60 * MIB, 0)
+    assert device.device_memory_bytes() == 100 * MIB
+    _group(own_group.parent, str(80 * MIB), 70 * MIB, 0)
+    assert device.device_memory_bytes() == 80 * MIB
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected_bytes"),
+    [
+        ({"max_recommended_working_set_size": 7, "memory_size": 9, "device_name": "Apple"}, 7),
+        ({"free_memory": 3, "total_memory": 8}, 8),
+    ],
+    ids=["metal", "cuda"],
+)
+def test_a_gpus_capacity_is_what_it_recommends_or_has(
+    facts: dict[str, int | str], expected_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recommended working set where there is one, else all of the device's memory."""
+    monkeypatch.setattr(device, "backend_name", lambda: "metal")
+    monkeypatch.setattr("mlx.core.device_info", lambda: facts)
+    assert device.device_memory_bytes() == expected_bytes
+
+
+@pytest.mark.parametrize(
+    ("machine_bytes", "reusable_bytes", "expected_bytes"),
+    [(100, 0, 70), (20, 0, 20), (20, 15, 35), (65, 15, 70), (0, 0, 0)],
+    ids=["plenty", "others have it", "some of it is ours", "enough of it is ours", "nothing"],
+)
+def test_metal_shares_the_machines_memory(
+    machine_bytes: int, reusable_bytes: int, expected_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other processes hold is not available; what mlx keeps for reuse is."""
+    facts = {"max_recommended_working_set_size": 80, "memory_size": 128}
+    monkeypatch.setattr(device, "backend_name", lambda: "metal")
+    monkeypatch.setattr("mlx.core.device_info", lambda: facts)
+    monkeypatch.setattr("mlx.core.get_active_memory", lambda: 10)
+    monkeypatch.setattr("mlx.core.get_cache_memory", lambda: reusable_bytes)
+    machine = psutil.virtual_memory()._replace(available=machine_bytes)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert device.available_memory_bytes() == expected_bytes
+    assert device.computing_memory_bytes() == 70, "macOS makes room for steps"
+
+
+def test_cuda_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine has available says nothing about it."""
+    machine = psutil.virtual_memory()._replace(available=1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    monkeypatch.setattr(device, "backend_name", lambda: "cuda")
+    monkeypatch.setattr("mlx.core.device_info", lambda: {"free_memory": 7, "total_memory": 9})
+    assert device.available_memory_bytes() == 7

@@ -1,0 +1,127 @@
+"""Attention in blocks is MLX's own attention."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import pytest
+
+from machd.engine.kernels import cpu_attention
+from machd.engine.kernels.cpu_attention import attend, attend_rows
+from machd.engine.kv import row_positions
+from machd.engine.kv.slab import RowPositions, SlabCache
+
+_HEAD_DIM = 16
+_SCALE = _HEAD_DIM**-0.5
+
+
+def _tensors(
+    rows: int, heads: int, kv_heads: int, tokens: int, width: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    key = mx.random.key(rows + heads + tokens + width)
+    shapes = [(rows, heads, tokens, _HEAD_DIM), *[(rows, kv_heads, width, _HEAD_DIM)] * 2]
+    queries, keys, values = (
+        mx.random.normal(shape, key=part)
+        for shape, part in zip(shapes, mx.random.split(key, 3), strict=True)
+    )
+    return queries, keys, values
+
+
+def _is_right(
+    tensors: tuple[mx.array, mx.array, mx.array], mask: mx.array | str | None, scale: float
+) -> bool:
+    right = mx.fast.scaled_dot_product_attention(*tensors, scale=scale, mask=mask)
+    mixed = attend(*tensors, scale=scale, mask=mask)
+    return mixed.shape == right.shape and bool(mx.allclose(mixed, right, rtol=1e-5, atol=1e-5))
+
+
+_SHAPES = pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "tokens", "width"),
+    [
+        (1, 1, 1, 1, 5),  # left to MLX
+        (64, 4, 2, 1, 100),
+        (3, 6, 2, 50, 50),
+        (1, 9, 3, 40, 300),
+        (2, 4, 4, 257, 600),  # several blocks, the last one short
+    ],
+)
+"""Steps and prompts, heads that share keys and heads that do not."""
+
+
+@_SHAPES
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_prompts_and_steps(
+    rows: int, heads: int, kv_heads: int, tokens: int, width: int, mask: str | None
+) -> None:
+    """Whole contexts, and prompts whose queries are the last tokens of theirs."""
+    assert _is_right(_tensors(rows, heads, kv_heads, tokens, width), mask, _SCALE)
+
+
+@_SHAPES
+def test_rows_see_what_their_mask_shows(
+    rows: int, heads: int, kv_heads: int, tokens: int, width: int
+) -> None:
+    """Each row up to an end of its own, each token a window of it."""
+    ends = mx.arange(rows)[:, None, None, None] + width // 2
+    own = ends + mx.arange(tokens)[:, None] - tokens // 2
+    columns = mx.arange(width)
+    mask = (columns <= own) & (columns > own - 70)
+    assert _is_right(_tensors(rows, heads, kv_heads, tokens, width), mask, _SCALE)
+
+
+def test_block_ends_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token a block or all in one: the same numbers."""
+    tensors = _tensors(4, 4, 2, 33, 64)
+    whole = attend(*tensors, scale=_SCALE, mask="causal")
+    monkeypatch.setattr(cpu_attention, "_BLOCK_SCORES", 1)
+    for tokens in (1, 2, 7, 33):
+        monkeypatch.setattr(cpu_attention, "_MIN_BLOCK_TOKENS", tokens)
+        assert mx.allclose(attend(*tensors, scale=_SCALE, mask="causal"), whole, atol=1e-6)
+
+
+def test_scores_far_apart_overflow_nothing() -> None:
+    """Scores of thousands, whose own last bits are thousandths: as right as those are."""
+    tensors = _tensors(2, 4, 2, 80, 80)
+    right = mx.fast.scaled_dot_product_attention(*tensors, scale=1000.0, mask="causal")
+    assert mx.allclose(attend(*tensors, scale=1000.0, mask="causal"), right, atol=2e-2)
+
+
+def test_hidden_columns_count_for_nothing() -> None:
+    """However large what is left behind a row's end, as long as it is a number."""
+    queries, keys, values = _tensors(64, 4, 2, 1, 100)
+    mask = mx.arange(100) < 60
+    mask = mx.broadcast_to(mask, (64, 1, 1, 100))
+    large_keys = mx.where(mx.arange(100)[:, None] < 60, keys, 1e6)
+    large_values = mx.where(mx.arange(100)[:, None] < 60, values, 1e6)
+    usual = attend(queries, keys, values, scale=_SCALE, mask=mask)
+    assert mx.array_equal(attend(queries, large_keys, large_values, scale=_SCALE, mask=mask), usual)
+
+
+def test_a_key_that_is_no_number_is_seen() -> None:
+    """It reaches its own row's result, so that the row is found out, and no other row's."""
+    queries, keys, values = _tensors(64, 4, 2, 1, 100)
+    keys[3, :, 7] = math.nan
+    mixed = attend(queries, keys, values, scale=_SCALE, mask=None)
+    is_bad = mx.isnan(mixed).all(axis=(1, 2, 3))
+    assert is_bad.tolist() == [row == 3 for row in range(64)]
+    assert not mx.isnan(mixed[mx.array([row for row in range(64) if row != 3])]).any()
+
+
+def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rows are read together, each gets what it would get under one mask."""
+    lengths = (300, 7, 8, 120, 119, 118, 1, 400)
+    mixed = []
+    for columns in (1, 1 << 20):
+        monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", columns)
+        positions = RowPositions()
+        cache = SlabCache(positions, len(lengths))
+        for row, length in enumerate(lengths):
+            positions.append(length, 500)
+            _, keys, values = _tensors(1, 4, 2, 1, length)
+            cache.place(row, [keys, values])
+        positions.open_step()
+        queries, keys, values = _tensors(len(lengths), 4, 2, 1, 1)
+        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
+        assert len(cache.spans) == (1 if columns > 1 else 6)
+    assert mx.allclose(mixed[0], mixed[1], atol=1e-5)

@@ -1,0 +1,47 @@
+"""Powers of two from plain operations are powers of two."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from machd.engine.kernels.exponential import MIN_EXPONENT, exp2, silu_product
+
+
+def test_powers_of_two_are_right_to_two_steps_of_a_float() -> None:
+    """Over the whole range, whole numbers and halves between them included."""
+    exponents = np.concatenate(
+        [np.linspace(MIN_EXPONENT, 126, 1_000_001), np.arange(-252, 253) / 2]
+    ).astype(np.float32)
+    powers = np.array(exp2(mx.array(exponents)), dtype=np.float64)
+    right = 2.0 ** exponents.astype(np.float64)
+    errors = np.abs(powers / right - 1)
+    assert errors.max() < 2e-7
+    assert not errors[exponents == np.round(exponents)].any(), "whole powers are exact"
+
+
+def test_what_is_no_number_stays_so() -> None:
+    """A row that went wrong must be seen to be wrong, not made right by chance."""
+    assert mx.isnan(exp2(mx.array([math.nan]))).all()
+    assert mx.isnan(silu_product(mx.full((16_384,), math.nan), mx.ones((16_384,)))).all()
+
+
+@pytest.mark.parametrize("size", [64, 16_384, 100_000])
+def test_the_activation_is_silu_times_up(size: int) -> None:
+    """Few numbers and many, from where a sigmoid is 0 to where it is 1."""
+    gate = mx.linspace(-200, 200, size)
+    up = mx.linspace(-3, 3, size)
+    right = gate * mx.sigmoid(gate) * up
+    assert mx.allclose(silu_product(gate, up), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_other_number_types_keep_their_own(dtype: mx.Dtype) -> None:
+    """The bits that the polynomial builds are those of a float32."""
+    gate = mx.linspace(-4, 4, 10_000).astype(dtype)
+    product = silu_product(gate, gate)
+    assert product.dtype == dtype
+    assert mx.allclose(product, gate * mx.sigmoid(gate) * gate)

@@ -1,0 +1,88 @@
+"""A chunk beside rows that decode is part of their pass, where the layers can tell them apart.
+
+That tokens stay what they are is in the contract suite's scripts of chunked prefill.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny_models import TinyKind, tiny_model
+
+from machd.engine.protocol.engine import DecodeRow, Lane, PrefillChunk, SamplingParams, StepPlan
+from machd.engine.step.mlx_engine import MlxEngine
+from machd_probes.scripts import random_prompt
+
+
+def _chunk(
+    slot_index: int, tokens: int, *, start: int = 0, is_last: bool = True, lane: Lane = Lane.BATCH
+) -> PrefillChunk:
+    return PrefillChunk(
+        slot_index=slot_index,
+        token_ids=random_prompt(tokens, slot_index),
+        start=start,
+        is_last=is_last,
+        sampling=SamplingParams(temperature=0.0),
+        reserved_tokens=100,
+        lane=lane,
+    )
+
+
+def _passes(monkeypatch: pytest.MonkeyPatch, engine: MlxEngine, plan: StepPlan) -> list[int]:
+    """Rows of each call of the model in a step."""
+    calls: list[int] = []
+    model_class = type(engine._model)
+    right = model_class.__call__
+
+    def call(self: Any, token_ids: Any, **others: Any) -> Any:
+        calls.append(token_ids.shape[0])
+        return right(self, token_ids, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_class, "__call__", call)
+        engine.run(plan)
+    return calls
+
+
+def _with_two_rows(kind: TinyKind, *, looks_ahead: bool = False) -> MlxEngine:
+    engine = MlxEngine(tiny_model(kind), looks_ahead=looks_ahead)
+    engine.run(StepPlan(prefill=(_chunk(0, 7), _chunk(1, 9))))
+    return engine
+
+
+_ROWS = (DecodeRow(0), DecodeRow(1))
+
+
+@pytest.mark.parametrize("lane", Lane)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_rows_and_a_chunk_are_one_pass(
+    lane: Lane,
+    is_last: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is called once; a prompt's last token waits for its row's own first step."""
+    engine = _with_two_rows(TinyKind.STANDARD)
+    plan = StepPlan(prefill=(_chunk(2, 5, is_last=is_last, lane=lane),), decode=_ROWS)
+    assert _passes(monkeypatch, engine, plan) == [2 + 5 - is_last]
+
+
+def test_a_prompt_of_one_token_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the input of its row's first step and nothing else."""
+    engine = _with_two_rows(TinyKind.STANDARD)
+    plan = StepPlan(prefill=(_chunk(2, 1),), decode=_ROWS)
+    assert _passes(monkeypatch, engine, plan) == [2]
+
+
+def test_other_layers_get_a_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not made for it is not asked to tell rows from a chunk."""
+    engine = _with_two_rows(TinyKind.HYBRID)
+    plan = StepPlan(prefill=(_chunk(2, 5, is_last=False),), decode=_ROWS)
+    assert _passes(monkeypatch, engine, plan) == [1, 2]
+
+
+def test_looking_ahead_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows' step is under way before anybody knows of the chunk."""
+    engine = _with_two_rows(TinyKind.STANDARD, looks_ahead=True)
+    plan = StepPlan(prefill=(_chunk(2, 5, is_last=False),), decode=_ROWS)
+    assert 7 not in _passes(monkeypatch, engine, plan)

@@ -1,0 +1,149 @@
+"""Facts of a cache are read from live objects, lists opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+
+from machd.capabilities.facts import KvCacheKind
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.kv.cache_facts import cache_facts
+
+import_mlx_lm()
+
+from mlx_lm.models import llama, mamba  # noqa: E402
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # noqa: E402
+
+
+class Mixer(Module):
+    """Keeps whatever its cache is, at a known cost."""
+
+    def __call__(self, x: mx.array, cache: Any) -> mx.array:
+        """Store keys and values of two heads of four, and a state of 3 x 5."""
+        keys = mx.zeros((1, 2, x.shape[1], 4))
+        for each in cache.caches if isinstance(cache, CacheList) else [cache]:
+            if isinstance(each, ArraysCache):
+                each[0] = mx.zeros((1, 3, 5))
+            else:
+                each.update_and_fetch(keys, keys)
+        return x
+
+
+class Layer(Module):
+    """One mixer."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mixer = Mixer()  # type: ignore[no-untyped-call]
+
+
+class Tiny(Module):
+    """A model whose caches are given."""
+
+    def __init__(self, caches: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.embed = Embedding(11, 6)
+        self.layers = [Layer() for _ in caches]
+        self._given = caches
+
+    def make_cache(self) -> list[Any]:
+        """The caches under test."""
+        return self._given
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Run every mixer."""
+        x: mx.array = self.embed(tokens)
+        for layer, each in zip(self.layers, cache, strict=True):
+            x = layer.mixer(x, each)
+        return x
+
+
+KV_BYTES = 2 * 2 * 4 * 4
+STATE_BYTES = 3 * 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("caches", "kind", "per_token", "per_sequence"),
+    [
+        ([KVCache(), KVCache()], KvCacheKind.STANDARD, 2 * KV_BYTES, 0),
+        ([KVCache(), RotatingKVCache(64)], KvCacheKind.ROTATING, 2 * KV_BYTES, 0),
+        ([ArraysCache(1), KVCache()], KvCacheKind.HYBRID, KV_BYTES, STATE_BYTES),
+        ([ArraysCache(1)], KvCacheKind.RECURRENT, 0, STATE_BYTES),
+        ([CacheList(KVCache(), ArraysCache(1))], KvCacheKind.NESTED, KV_BYTES, STATE_BYTES),
+    ],
+)
+def test_costs_are_those_of_the_objects(
+    caches: list[Any], kind: KvCacheKind, per_token: int, per_sequence: int
+) -> None:
+    """Positions and state are told apart, whatever is allocated ahead."""
+    facts = cache_facts(Tiny(caches))
+    assert facts.kind is kind
+    assert facts.bytes_per_token == per_token
+    assert facts.bytes_per_sequence == per_sequence
+
+
+def test_what_a_cache_can_do_is_asked_of_it() -> None:
+    """Sink tokens, window, owner, and what is inside a list."""
+    nested = CacheList(RotatingKVCache(8, keep=4), ArraysCache(1))
+    rotating, listed = cache_facts(Tiny([RotatingKVCache(8, keep=4), nested])).layers
+    assert (rotating.class_name, rotating.owner) == ("RotatingKVCache", "Mixer")
+    assert (rotating.keep, rotating.window_tokens) == (4, 8)
+    assert rotating.trimmable
+    assert rotating.mergeable
+    assert [inner.class_name for inner in listed.nested] == ["RotatingKVCache", "ArraysCache"]
+    assert not listed.trimmable
+
+
+def test_a_list_merges_only_if_its_caches_do() -> None:
+    """``CacheList`` always has ``merge``; a cache inside it without one makes it fail."""
+
+    class Private(KVCache):  # type: ignore[misc]
+        """Has no way to merge."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "merge":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    (listed,) = cache_facts(Tiny([CacheList(KVCache(), Private())])).layers
+    assert not listed.mergeable
+
+
+def test_mlx_lms_own_models_are_told_apart() -> None:
+    """A llama with sliding layers is rotating, a mamba recurrent."""
+    sliding = llama.Model(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=32,
+            num_attention_heads=2,
+            rms_norm_eps=1e-5,
+            vocab_size=20,
+            layer_types=["sliding_attention", "full_attention"],
+            sliding_window=4,
+        )
+    )
+    assert cache_facts(sliding).kind is KvCacheKind.ROTATING
+    state = mamba.Model(
+        mamba.ModelArgs(
+            model_type="mamba",
+            vocab_size=20,
+            hidden_size=16,
+            intermediate_size=32,
+            state_size=4,
+            num_hidden_layers=2,
+            conv_kernel=4,
+            use_bias=False,
+            use_conv_bias=True,
+            time_step_rank=2,
+        )
+    )
+    facts = cache_facts(state)
+    assert facts.kind is KvCacheKind.RECURRENT
+    assert facts.bytes_per_token == 0
+    assert facts.bytes_per_sequence > 0

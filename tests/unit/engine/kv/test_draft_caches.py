@@ -1,0 +1,315 @@
+"""Marks of caches: nothing is copied, nothing that is written later reaches them, and lengths agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from machd.engine.kv import cache_marks
+from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow, SingleCaches
+from machd.engine.kv.cache_marks import CacheMarks, can_be_marked, straighten
+from machd.engine.kv.coded_cache import CodedCache
+from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
+
+from mlx_lm.models.cache import (  # isort: skip - after the engine
+    ArraysCache,
+    BatchRotatingKVCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+_WINDOW = 4
+
+
+def _columns(first: int, count: int) -> mx.array:
+    """[1, 1, count, 2], each column its own number."""
+    return mx.broadcast_to(mx.arange(first, first + count)[None, None, :, None], (1, 1, count, 2))
+
+
+def _write(cache: Any, first: int, count: int) -> None:
+    cache.update_and_fetch(_columns(first, count) * 1.0, _columns(first, count) * 1.0)
+
+
+def _window(tokens: int) -> RotatingKVCache:
+    cache = RotatingKVCache(max_size=_WINDOW)
+    for token in range(tokens):
+        _write(cache, token, 1)
+    return cache
+
+
+def _seen(cache: Any) -> list[Any]:
+    """The window's columns as the next token finds them, oldest first."""
+    copy = RotatingKVCache(max_size=_WINDOW)
+    copy.state = tuple(mx.array(one) if isinstance(one, mx.array) else one for one in cache.state)
+    _write(copy, 99, 1)
+    seen = mx.sort(copy.keys_and_values()[0][0, 0, :, 0]).tolist()
+    assert isinstance(seen, list)
+    return seen
+
+
+@pytest.mark.parametrize("write", [True, False], ids=["named anew", "the same name"])
+def test_what_is_written_in_place_does_not_reach_a_mark(
+    write: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States and windows come back to the number, unless the mark had the cache's own names."""
+    if not write:
+        monkeypatch.setattr(cache_marks, "_named_anew", lambda state: state)
+    state = ArraysCache(2)
+    state.cache = [mx.arange(6.0), None]
+    window = _window(3)
+    marks = CacheMarks([state, window])
+
+    state.cache[0][2:4] = 9.0
+    state.cache[0] += 1
+    state[1] = mx.ones(3)
+    window.keys[...] = 7.0
+    window.offset += 2
+    assert marks.take_back([2], [2])
+
+    is_back = state.cache[0].tolist() == [0, 1, 2, 3, 4, 5] and state.cache[1] is None
+    assert is_back is write
+    assert window.offset == 3
+    assert (window.keys[0, 0, :3, 0].tolist() == [0, 1, 2]) is write
+
+
+def test_a_mark_takes_no_memory() -> None:
+    """As long as nobody writes, the caches' own arrays are all there are."""
+    state = ArraysCache(1)
+    state.cache = [mx.zeros((1, 1 << 20))]
+    mx.eval(state.cache)
+    mx.synchronize()
+    before = mx.get_active_memory()
+
+    marks = CacheMarks([state])
+    mx.eval(state.cache)
+
+    assert mx.get_active_memory() - before < 1 << 16
+    assert marks.take_back([0], [1])
+
+
+@pytest.mark.parametrize("before", range(11))
+@pytest.mark.parametrize("added", [2, 3, 4, 9])
+def test_a_window_that_is_cut_is_one_that_never_had_more(before: int, added: int) -> None:
+    """To the column, and so it stays: at every turn of the ring, for every number that is kept."""
+    for count in range(added + 1):
+        cache = _window(before)
+        marks = CacheMarks([cache])
+        _write(cache, before, added)
+
+        assert marks.take_back([count], [added])
+
+        end = before + added - count
+        assert cache.offset == end
+        for token in range(end, end + 2 * _WINDOW + 1):
+            assert _seen(cache) == [*range(max(0, token - _WINDOW + 1), token), 99]
+            _write(cache, token, 1)
+
+
+def test_a_window_is_put_back_where_too_little_of_it_is_left() -> None:
+    """Tokens one by one turn the ring over what a cut would need: then all is as it was."""
+    cache, state = _window(9), ArraysCache(1)
+    marks = CacheMarks([cache])
+    for token in range(9, 12):
+        _write(cache, token, 1)
+
+    assert not marks.take_back([2], [3])
+
+    assert cache.offset == 9
+    assert _seen(cache) == [6, 7, 8, 99]
+    state.cache = [mx.zeros(3)]
+    assert not CacheMarks([KVCache(), state]).take_back([1], [2])
+
+
+def test_all_caches_are_put_back_if_one_cannot_be_cut() -> None:
+    """The ones before it and the ones behind it in the list."""
+    state = ArraysCache(1)
+    state.cache = [mx.zeros(3)]
+    caches = [_window(6), KVCache(), state, CodedCache(kv_format_named("affine8")), _window(2)]
+    standard = [caches[1], caches[3]]
+    for cache in standard:
+        cache.update_and_fetch(mx.ones((1, 1, 6, 64)), mx.ones((1, 1, 6, 64)))
+    marks = CacheMarks(caches)
+    for cache in (caches[0], caches[4]):
+        _write(cache, 50, 3)
+    for cache in standard:
+        cache.update_and_fetch(mx.ones((1, 1, 3, 64)), mx.ones((1, 1, 3, 64)))
+
+    assert not marks.take_back([1], [3])
+
+    assert [cache.offset for cache in (*standard, caches[0], caches[4])] == [6, 6, 6, 2]
+    assert _seen(caches[0]) == [3, 4, 5, 99]
+    assert _seen(caches[4]) == [0, 1, 99]
+
+
+class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
+    """A model's own, whatever it does besides."""
+
+
+@pytest.mark.parametrize(
+    ("make", "known"),
+    [
+        (KVCache, True),
+        (lambda: CodedCache(kv_format_named("affine4")), True),
+        (lambda: RotatingKVCache(max_size=8), True),
+        (lambda: RotatingKVCache(max_size=8, keep=2), True),
+        (lambda: ArraysCache(2), True),
+        (lambda: BatchRotatingKVCache(8, [0]), True),
+        (lambda: ChunkedKVCache(8), False),
+        (QuantizedKVCache, False),
+        (_PrivateCache, False),
+    ],
+    ids=[
+        "standard",
+        "coded",
+        "window",
+        "window with sinks",
+        "state",
+        "window of a batch",
+        "chunks",
+        "mlx-lm's quantised",
+        "private",
+    ],
+)
+def test_only_known_classes_take_drafts(make: Callable[[], Any], known: bool) -> None:  # noqa: FBT001
+    """Inside lists, too; a class that inherits from a known one is not known."""
+    assert can_be_marked(make()) is known
+    single = SingleCaches()
+    single.join(PrefilledRow([KVCache(), CacheList(KVCache(), make())], 0, 9, 1))
+
+    assert single.takes_drafts is known
+
+
+def test_rows_of_a_batch_take_drafts_if_they_can_be_cut_one_by_one() -> None:
+    """Standard caches and recurrent state always, a window while there is one row."""
+    batch, state, window = BatchCaches(4), BatchCaches(4), BatchCaches(4)
+    for count in (1, 2):
+        batch.join(PrefilledRow([KVCache()], 0, 9, 1))
+        state.join(PrefilledRow([KVCache(), CacheList(ArraysCache(1), KVCache())], 0, 9, 1))
+        window.join(PrefilledRow([KVCache(), RotatingKVCache(_WINDOW)], 0, 9, 1))
+        assert batch.takes_drafts
+        assert state.takes_drafts
+        assert window.takes_drafts is (count == 1)
+    window.keep([1])
+
+    assert window.takes_drafts
+    assert not state.takes_several
+
+
+def test_state_of_several_rows_is_as_before_or_as_it_is() -> None:
+    """Unless every row keeps all, or none keeps anything, the rows are put back for another pass."""
+    for counts, is_done, value in (
+        ([0, 0], True, 1.0),
+        ([3, 1], True, 0.0),
+        ([3, 0], False, 0.0),
+        ([1, 0], False, 0.0),
+    ):
+        state = ArraysCache(1)
+        state.cache = [mx.zeros((2, 4))]
+        marks = CacheMarks([state])
+        state.cache = [mx.ones((2, 4))]
+
+        assert marks.take_back(counts, [3, 1]) is is_done
+        assert float(state.cache[0].sum()) == 8 * value
+
+
+def test_state_is_told_what_pads_a_row_and_forgets_it() -> None:
+    """Rows of different length in one pass; the next pass is of one token each again."""
+    batch = BatchCaches(2)
+    state = ArraysCache(1)
+    for _ in range(2):
+        batch.join(PrefilledRow([KVCache(), state], 0, 9, 1))
+    state = batch.layers[1]
+    batch.open_step([3, 1])
+    assert state.make_mask(3).tolist() == [[True, True, True], [True, False, False]]
+    batch.close_step()
+    assert state.make_mask(1) is None
+    batch.open_step([2, 2])
+    assert state.make_mask(2) is None, "nothing is padded"
+
+
+def test_a_window_with_sinks_keeps_them() -> None:
+    """The first positions stay where they are, and the ring turns behind them."""
+    for before in range(10):
+        for count in range(4):
+            pair = [RotatingKVCache(max_size=_WINDOW, keep=1) for _ in range(2)]
+            cut, plain = pair
+            for cache in pair:
+                for token in range(before):
+                    _write(cache, token, 1)
+            marks = CacheMarks([cut])
+            _write(cut, before, 4)
+            assert marks.take_back([count], [4])
+            if count < 4:
+                _write(plain, before, 4 - count)
+            for token in range(20, 30):
+                for cache in pair:
+                    _write(cache, token, 1)
+                both = [mx.sort(one.keys_and_values()[0][0, 0, :, 0]).tolist() for one in pair]
+                assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 20])
+@pytest.mark.parametrize("steps", range(7))
+def test_a_straight_window_has_the_row_and_nothing_else(length: int, steps: int) -> None:
+    """What mlx-lm counts of a row, and what machd knows of its length, are one."""
+    batch = BatchRotatingKVCache.merge([_window(11)])
+    batch.extend(BatchRotatingKVCache.merge([_window(length)]))
+    for step in range(steps):
+        mine = mx.concatenate([_columns(90, 1), _columns(length + step, 1)]) * 1.0
+        batch.update_and_fetch(mine, mine)
+    batch.filter([1])
+    assert batch.offset.tolist() == [length + steps]
+
+    straighten(batch, length + steps)
+
+    held = range(max(0, length + steps - _WINDOW), length + steps)
+    assert batch.keys[0, 0, :, 0].tolist() == [*held]
+    assert batch.offset.tolist() == [length + steps]
+    assert max(batch.left_padding.tolist()) <= 0
+
+
+def test_rows_are_cut_on_the_host_and_on_the_device() -> None:
+    """A step that follows begins where each row ends now."""
+    positions = RowPositions()
+    positions.append(5, 30)
+    positions.append(9, 30)
+    positions.open_step([4, 2])
+
+    positions.cut([3, 0])
+
+    assert positions.lengths == [6, 11]
+    assert positions.end.tolist() == [6, 11]
+    positions.open_step()
+    assert positions.start.tolist() == [6, 11]
+    assert positions.end.tolist() == [7, 12]
+    assert positions.width == 12
+    positions.cut([0, 1])
+    positions.keep([1])
+    positions.open_step()
+    assert positions.start.tolist() == [11]
+    assert positions.shared_start == 11
+
+
+def test_a_row_is_wiped_from_a_column_on() -> None:
+    """What lies before it stays, and so do the other rows; behind the last column there is nothing."""
+    positions = RowPositions()
+    slab = SlabCache(positions, 2)
+    for _ in range(2):
+        positions.append(6, 20)
+        slab.place(len(positions.lengths) - 1, [mx.ones((1, 1, 6, 2))] * 2)
+
+    slab.wipe(1, 4)
+    slab.wipe(0, 500)
+
+    for plane in slab.planes:
+        assert plane[0, 0, :6, 0].tolist() == [1] * 6
+        assert plane[1, 0, :6, 0].tolist() == [1] * 4 + [0] * 2

@@ -1,0 +1,292 @@
+"""What formats make of keys and values, and what caches of them keep of it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_engines import loaded
+from tiny_models import TinyKind
+
+from machd.engine.kernels.cpu_attention import attend, attend_rows
+from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow
+from machd.engine.kv.cache_facts import measure_model
+from machd.engine.kv.coded_cache import CodedCache
+from machd.engine.kv.format import PLAIN, KvFormat, KvWidths, kv_format_named
+from machd.engine.kv.row_planes import fill_planes, make_row_caches, planes_of
+from machd.engine.kv.slab import RowPositions, SlabCache
+
+_CODED = ("affine8", "affine4", "turboquant")
+_EVERY = ("none", *_CODED)
+_STEPS = {"affine8": 255, "affine4": 15}
+_HEADS = 2
+
+_formats = pytest.mark.parametrize("name", _EVERY)
+_coded = pytest.mark.parametrize("name", _CODED)
+
+
+def _random(*shape: int, seed: int = 0) -> mx.array:
+    return mx.array(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def _decoded(
+    kv_format: KvFormat, keys: mx.array, values: mx.array
+) -> tuple[tuple[mx.array, ...], mx.array, mx.array]:
+    planes = kv_format.encode(keys, values)
+    near_keys, near_values = kv_format.decode(planes, KvWidths.of(keys, values))
+    return planes, near_keys, near_values
+
+
+@_formats
+@pytest.mark.parametrize(
+    ("key_width", "value_width"),
+    [(64, 64), (128, 128), (80, 80), (96, 96), (160, 160), (16, 16), (7, 9), (1, 1), (512, 64)],
+)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_every_width_comes_back(
+    name: str, key_width: int, value_width: int, dtype: mx.Dtype
+) -> None:
+    """Shapes and dtypes are those that went in, and vectors are near; a plane has every position."""
+    keys = _random(2, _HEADS, 5, key_width).astype(dtype)
+    values = _random(2, _HEADS, 5, value_width, seed=1).astype(dtype)
+
+    planes, near_keys, near_values = _decoded(kv_format_named(name), keys, values)
+
+    assert all(plane.shape[0] == 2 and plane.shape[2] == 5 for plane in planes)
+    for exact, near in ((keys, near_keys), (values, near_values)):
+        assert (near.shape, near.dtype) == (exact.shape, exact.dtype)
+        error = mx.square((near - exact).astype(mx.float32)).sum()
+        assert float(error / mx.square(exact.astype(mx.float32)).sum()) < 0.02
+
+
+@_formats
+def test_a_layer_without_values_keeps_its_keys(name: str) -> None:
+    """Values of width 0 are what some layers keep: they pass through."""
+    keys, values = _random(1, _HEADS, 3, 64), mx.zeros((1, _HEADS, 3, 0))
+
+    _, near_keys, near_values = _decoded(kv_format_named(name), keys, values)
+
+    assert near_keys.shape == keys.shape
+    assert near_values.shape == values.shape
+
+
+@pytest.mark.parametrize("name", _STEPS)
+@settings(max_examples=60, deadline=None)
+@given(
+    numbers=st.lists(
+        st.floats(-1000, 1000, width=32, allow_subnormal=False), min_size=64, max_size=64
+    ),
+    scale=st.sampled_from([1e-3, 1.0, 50.0]),
+)
+def test_a_number_is_off_by_half_a_step(name: str, numbers: list[float], scale: float) -> None:
+    """Half a step of its group's range, and one at the far end, where mlx moves the range to hold 0."""
+    vector = mx.array(numbers, dtype=mx.float32).reshape(1, 1, 1, 64) * scale
+    _, near, _ = _decoded(kv_format_named(name), vector, vector)
+    step = float(vector.max() - vector.min()) / _STEPS[name]
+    errors = np.sort(np.abs(np.array(near - vector)).ravel())
+    rounding = 1e-5 * float(mx.abs(vector).max()) + 1e-5
+
+    # mlx makes 0 one of the values, which may move the grid by up to half a step over its length.
+    assert errors[-1] <= 1.05 * step + rounding
+    assert float(np.median(errors)) <= 0.55 * step + rounding
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "least"), [(64, 1.8), (80, 1.8), (96, 1.8), (128, 1.8), (256, 1.8)]
+)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_eight_bits_make_room(head_dim: int, least: float, dtype: mx.Dtype) -> None:
+    """A position costs at least 1.8 times less, whatever the dtype, scales and offsets included."""
+    vectors = _random(1, _HEADS, 4, head_dim).astype(dtype)
+    plain = sum(plane.nbytes for plane in PLAIN.encode(vectors, vectors))
+    small = sum(plane.nbytes for plane in kv_format_named("affine8").encode(vectors, vectors))
+
+    assert plain / small >= least
+
+
+@_coded
+def test_positions_do_not_know_of_one_another(name: str) -> None:
+    """A position's columns are the same whatever is encoded with it, to the bit."""
+    kv_format = kv_format_named(name)
+    keys, values = _random(3, _HEADS, 20, 64), _random(3, _HEADS, 20, 64, seed=1)
+    together = kv_format.encode(keys, values)
+    for row, token in ((0, 0), (1, 7), (2, 19)):
+        place = slice(row, row + 1), slice(None), slice(token, token + 1)
+        alone = kv_format.encode(keys[place], values[place])
+        for one, other in zip(alone, together, strict=True):
+            if name == "turboquant":
+                # A rotation adds in an order that depends on how many are rotated.
+                assert float(mx.mean(one == other[place])) > 0.9
+            else:
+                assert mx.array_equal(one, other[place])
+
+
+@_formats
+def test_a_prompt_s_cuts_leave_no_trace(name: str) -> None:
+    """In one piece, in many, out of planes, and after a trim a cache gives the same."""
+    kv_format = kv_format_named(name)
+    keys, values = _random(1, _HEADS, 300, 64), _random(1, _HEADS, 300, 64, seed=1)
+    whole, cut = CodedCache(kv_format), CodedCache(kv_format)
+    expected = whole.update_and_fetch(keys, values)
+    for begin, end in ((0, 1), (1, 250), (250, 280), (280, 299)):
+        cut.update_and_fetch(keys[:, :, begin:end], values[:, :, begin:end])
+    filled = CodedCache(kv_format)
+    fill_planes(filled, [plane[:, :, :299] for plane in planes_of(cut) or ()], 299)
+    assert filled.trim(9) == 9
+    filled.update_and_fetch(keys[:, :, 290:299], values[:, :, 290:299])
+
+    for cache in (cut, filled):
+        assert cache.offset == cache.size() == 299
+        heard = cache.update_and_fetch(keys[:, :, 299:], values[:, :, 299:])
+        for one, other in zip(expected, heard, strict=True):
+            assert float(mx.mean(mx.abs(one - other) < 1e-5)) > 0.999
+    assert whole.nbytes == sum(plane.nbytes for plane in whole.state)
+    assert not whole.empty()
+    assert CodedCache(kv_format).empty()
+
+
+class _Rows:
+    """A batch of one layer beside the same rows in caches of their own."""
+
+    def __init__(self, name: str) -> None:
+        self.kv_format = kv_format_named(name)
+        self.batch = BatchCaches(8)
+        self.alone: list[CodedCache] = []
+        self.seed = 0
+
+    def join(self, length: int, limit: int) -> None:
+        """A row with so many positions."""
+        single = CodedCache(self.kv_format)
+        if length:
+            single.update_and_fetch(*self._tokens(1, length))
+        self.batch.join(PrefilledRow([single], length, limit, 0))
+        self.alone.append(single)
+
+    def keep(self, *order: int) -> None:
+        """Those that stay, in that order."""
+        self.batch.keep(order)
+        self.alone = [self.alone[place] for place in order]
+
+    def step(self) -> None:
+        """A token a row, and what each row sees is what it sees alone, to the bit."""
+        keys, values = self._tokens(len(self.alone), 1)
+        self.batch.open_step()
+        (layer,) = self.batch.layers
+        together = layer.update_and_fetch(keys, values)
+        for row, single in enumerate(self.alone):
+            place = slice(row, row + 1)
+            expected = single.update_and_fetch(keys[place], values[place])
+            for one, other in zip(expected, together, strict=True):
+                same = mx.abs(one - other[place, :, : single.offset]) < 1e-5
+                assert float(mx.mean(same)) > 0.999
+
+    def _tokens(self, rows: int, tokens: int) -> tuple[mx.array, mx.array]:
+        self.seed += 2
+        shape = rows, _HEADS, tokens, 64
+        return _random(*shape, seed=self.seed), _random(*shape, seed=self.seed + 1)
+
+
+@_coded
+def test_rows_in_company_are_rows_alone(name: str) -> None:
+    """Through joins, moves, an enlargement at 256 and a new layout when rows leave."""
+    rows = _Rows(name)
+    for length in (5, 254, 0, 40):
+        rows.join(length, 400)
+        rows.step()
+    for _ in range(4):
+        rows.step()
+    rows.keep(3, 1)
+    rows.step()
+    rows.join(17, 60)
+    rows.keep(2, 0)
+    rows.step()
+    rows.keep(0)
+    rows.step()
+
+    (layer,) = rows.batch.layers
+    assert layer.planes[0].shape[2] < 400
+
+
+@_coded
+def test_a_row_that_joins_is_not_encoded_again(name: str) -> None:
+    """Its planes in the batch are its planes alone, bit by bit."""
+    rows = _Rows(name)
+    rows.join(9, 20)
+    rows.join(13, 20)
+
+    (layer,) = rows.batch.layers
+    for row, single in enumerate(rows.alone):
+        for plane, own in zip(layer.planes, single.planes, strict=True):
+            place = plane[row : row + 1, :, : single.offset]
+            assert mx.array_equal(place, own[:, :, : single.offset])
+
+
+@_coded
+def test_a_row_that_went_wrong_is_wiped(name: str) -> None:
+    """No plane keeps anything of it, and others keep all."""
+    rows = _Rows(name)
+    rows.join(9, 20)
+    rows.join(13, 20)
+    (layer,) = rows.batch.layers
+    before = [mx.array(plane[1]) for plane in layer.planes]
+
+    rows.batch.wipe(0)
+
+    for plane, other in zip(layer.planes, before, strict=True):
+        assert not mx.any(plane[0])
+        assert mx.array_equal(plane[1], other)
+
+
+@_formats
+@pytest.mark.parametrize("lengths", [(40, 40, 40), (3, 200, 90), (700, 5, 9)])
+def test_attention_over_codes_is_attention_over_what_they_stand_for(
+    name: str, lengths: tuple[int, ...]
+) -> None:
+    """Folded into scores and weights, scales and offsets do what decoding does."""
+    kv_format = kv_format_named(name)
+    positions = RowPositions()
+    slab = SlabCache(positions, len(lengths), kv_format)
+    for row, length in enumerate(lengths):
+        positions.append(length, length + 50)
+        planes = kv_format.encode(_random(1, 3, length, 64, seed=row), _random(1, 3, length, 64))
+        slab.place(row, planes)
+    rows = len(lengths)
+    queries, keys, values = (_random(rows, heads, 1, 64, seed=heads) for heads in (9, 3, 3))
+    positions.open_step()
+
+    heard = attend_rows(queries, keys, values, slab, scale=0.125)
+
+    for row, length in enumerate(lengths):
+        seen = slab.decoded(row, row + 1, length + 1)
+        expected = attend(queries[row : row + 1], *seen, scale=0.125, mask=None)
+        # Halves of bytes are told apart by a difference of sums sixteen times as large.
+        assert float(mx.abs(heard[row : row + 1] - expected).max()) < 2e-4
+
+
+def test_costs_are_of_the_format_and_classes_the_model_s() -> None:
+    """Facts of a model say what rows cost as they are kept, and what caches it makes by itself."""
+    model = loaded(TinyKind.ROTATING).model
+    plain, small = measure_model(model), measure_model(model, kv_format_named("affine8"))
+
+    assert small.cache.layers == plain.cache.layers
+    assert small.cache.kind is plain.cache.kind
+    assert small.cache.bytes_per_token < plain.cache.bytes_per_token
+
+
+def test_only_standard_caches_are_in_the_format() -> None:
+    """Windows and states stay what the model made; lists are opened."""
+    for kind in TinyKind:
+        model = loaded(kind).model
+        pairs = zip(
+            make_row_caches(model), make_row_caches(model, kv_format_named("affine4")), strict=True
+        )
+        for own, ours in pairs:
+            names = {type(own).__name__, type(ours).__name__}
+            assert names in ({"KVCache", "CodedCache"}, {type(own).__name__})
+
+
+def test_names_are_told_apart() -> None:
+    """Blocks of two formats never meet: the name is in their key."""
+    assert {kv_format_named(name).name for name in _EVERY} == set(_EVERY)

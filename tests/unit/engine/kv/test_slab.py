@@ -1,0 +1,147 @@
+"""The slab's size is bounded by what its rows were promised, whoever was there before."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from machd.engine.kv import row_positions
+from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.protocol.engine import slab_rows
+
+_HEADS, _HEAD_DIM = 2, 4
+
+
+class _Slab:
+    """One layer, with rows of keys that say whose they are."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.positions = RowPositions()
+        self.cache = SlabCache(self.positions, max_rows)
+        self.max_rows = max_rows
+        self.names: list[float] = []
+
+    def join(self, length: int, limit: int) -> None:
+        """A row; its name is its number."""
+        name = float(len(self.names) + 1 + sum(self.names))
+        self.positions.append(length, limit)
+        if length:
+            keys = mx.full((1, _HEADS, length, _HEAD_DIM), name)
+            self.cache.place(len(self.names), [keys, -keys])
+        else:
+            self.cache.place_empty(len(self.names))
+        self.names.append(name)
+
+    def keep(self, *order: int) -> None:
+        """Those that stay."""
+        self.positions.keep(order)
+        self.cache.keep(order, self.positions.lengths)
+        self.names = [self.names[row] for row in order]
+
+    def step(self) -> None:
+        """One token a row."""
+        self.positions.open_step()
+        keys = mx.array(self.names)[:, None, None, None]
+        keys = mx.broadcast_to(keys, (len(self.names), _HEADS, 1, _HEAD_DIM))
+        self.cache.update_and_fetch(keys, -keys)
+
+    def check(self) -> None:
+        """Every row holds its own, and all together little more than was promised."""
+        keys, values = self.cache.keys, self.cache.values
+        assert keys is not None
+        assert values is not None
+        for row, (name, length) in enumerate(zip(self.names, self.positions.lengths, strict=True)):
+            assert mx.all(keys[row, :, :length] == name)
+            assert mx.all(values[row, :, :length] == -name)
+        promised = slab_rows(len(self.names), self.max_rows) * max(self.positions.limits)
+        assert keys.shape[0] * keys.shape[2] <= 2 * promised
+
+
+def test_rows_that_come_take_what_they_are_promised_and_no_more() -> None:
+    """Without anybody leaving, the array never exceeds the budget's own sum."""
+    slab = _Slab(max_rows=8)
+    for number in range(8):
+        slab.join(5 + 40 * number, 30 + 41 * number)
+        slab.step()
+        slab.check()
+        assert slab.cache.keys is not None
+        rows, _, columns, _ = slab.cache.keys.shape
+        assert rows * columns <= slab_rows(number + 1, 8) * max(slab.positions.limits)
+
+
+def test_what_a_long_row_left_is_not_multiplied_by_new_ones() -> None:
+    """Short rows that come after a long one are promised, and get, short rows."""
+    slab = _Slab(max_rows=8)
+    slab.join(1000, 1020)
+    slab.join(300, 312)
+    slab.step()
+    slab.keep(1)
+    for _ in range(6):
+        slab.join(300, 312)
+        slab.step()
+        slab.check()
+
+
+def test_rows_that_end_give_their_room_back() -> None:
+    """One row after the other leaves a wide batch."""
+    slab = _Slab(max_rows=16)
+    for number in range(16):
+        slab.join(10 + 60 * number, 1000)
+    slab.step()
+    while len(slab.names) > 1:
+        slab.keep(*range(len(slab.names) - 1))
+        slab.step()
+        slab.check()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_a_row_without_positions_has_its_place(rows: int) -> None:
+    """Others may leave before its first step, also so many that the slab is laid out anew."""
+    slab = _Slab(max_rows=16)
+    for _ in range(rows):
+        slab.join(5, 50)
+    slab.step()
+    slab.join(0, 50)
+    slab.keep(rows)
+    slab.step()
+    slab.check()
+    assert slab.positions.lengths == [1]
+
+
+def test_a_batch_of_rows_without_positions_begins_with_its_first_step() -> None:
+    """There is nothing to make room in before."""
+    slab = _Slab(max_rows=4)
+    for _ in range(3):
+        slab.join(0, 20)
+    slab.keep(0, 2)
+    slab.step()
+    slab.check()
+
+
+def test_rows_of_about_one_length_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row among short ones is a stretch of its own; each mask shows a row its own columns."""
+    monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", 100)
+    positions = RowPositions()
+    for length in (10, 12, 400, 9, 9):
+        positions.append(length, 500)
+    positions.open_step()
+
+    spans = positions.spans()
+
+    assert [(span.begin, span.end, span.width) for span in spans] == [
+        (0, 2, 13),
+        (2, 3, 401),
+        (3, 5, 10),
+    ]
+    assert spans[0].mask is not None
+    assert spans[0].mask[:, 0, 0].sum(axis=-1).tolist() == [11, 13]
+    assert spans[1].mask is spans[2].mask is None
+
+
+def test_a_short_difference_is_not_worth_a_call() -> None:
+    """Rows whose padding costs less than another call are read at once."""
+    positions = RowPositions()
+    for length in (100, 150, 200):
+        positions.append(length, 500)
+    positions.open_step()
+    assert [(span.begin, span.end, span.width) for span in positions.spans()] == [(0, 3, 201)]

@@ -1,0 +1,292 @@
+"""GGUF files of the llama family become the model that was written."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from unit.engine.gguf_writer import dequantised, llama_metadata, quantised, tiny_gguf, write_gguf
+from unit.engine.tiny_llama import TinyLlama, largest
+
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.progress import SilentProgress
+from machd.engine.loading.gguf import check_gguf, llama_config, load_llama_weights
+from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.loader import load_model
+from machd.engine.loading.source import ModelSource, SourceKind
+from machd.errors import ModelArchitectureError, ModelFormatError
+
+import_mlx_lm()
+
+from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
+
+KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q6_K"]
+
+
+def _source(path: Path) -> ModelSource:
+    return ModelSource(SourceKind.GGUF, path, path.stem)
+
+
+def _logits(model: object, token_ids: list[int]) -> mx.array:
+    assert callable(model)
+    logits = model(mx.array([token_ids]))
+    assert isinstance(logits, mx.array)
+    return logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type_gives_the_numbers_of_its_format(tmp_path: Path, kind: str) -> None:
+    """Blocks dequantise to ggml's reference formulas; float32 scales leave no rounding."""
+    values = np.random.default_rng(3).standard_normal((8, 256)).astype(np.float32)
+    blocks = quantised(kind, values)
+    metadata = llama_metadata(**{"llama.block_count": 1})
+    path = write_gguf(tmp_path / "x.gguf", metadata, {"token_embd.weight": blocks})
+    header = read_gguf_header(path)
+    check_gguf(header)
+    weights, _ = load_llama_weights(header, mx.float32, SilentProgress())
+    found = np.array(weights.arrays["model.embed_tokens.weight"])
+    tolerance = 1e-3 if kind == "Q6_K" else 1e-6  # mlx expands Q6_K to float16
+    np.testing.assert_allclose(found, dequantised(blocks), rtol=tolerance, atol=tolerance)
+
+
+def test_the_model_is_the_one_that_was_converted(tmp_path: Path, tiny: TinyLlama) -> None:
+    """Names, order of rows and configuration: a float32 GGUF answers as its original does."""
+    original = load_model(tiny.source).model
+    converted = load_model(_source(tiny_gguf(tmp_path / "tiny.gguf", "F32")))
+    token_ids = [5, 80, 200, 33, 7, 150, 260, 12]
+    difference = _logits(original, token_ids) - _logits(converted.model, token_ids)
+    assert largest(difference) < 1e-4
+    assert converted.description.architecture == "llama"
+    assert converted.description.context_tokens == 512
+
+
+def test_rows_left_in_llama_cpps_order_would_be_noticed(tmp_path: Path, tiny: TinyLlama) -> None:
+    """The comparison above can fail: with the wrong number of heads it does."""
+    original = load_model(tiny.source).model
+    path = tiny_gguf(
+        tmp_path / "wrong.gguf",
+        "F32",
+        llama_metadata(
+            llama__attention__head_count=2,
+            llama__attention__head_count_kv=1,
+        ),
+    )
+    wrong = load_model(_source(path)).model
+    token_ids = [5, 80, 200, 33, 7, 150, 260, 12]
+    difference = _logits(original, token_ids) - _logits(wrong, token_ids)
+    assert largest(difference) > 1e-2
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q4_1", 4), ("Q8_0", 8)])
+def test_packed_and_dequantised_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int
+) -> None:
+    """Kept quantised where memory is short, the model says so and answers nearly the same."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", kind)
+    plain = load_model(_source(path))
+    monkeypatch.setattr("machd.engine.loading.loader.available_memory_bytes", lambda: 400_000)
+    packed = load_model(_source(path))
+    assert plain.description.quantization is None
+    assert plain.description.dtype == "float32"
+    assert packed.description.quantization == f"affine {bits}-bit, group 32"
+    assert packed.description.dtype == "float16"
+    token_ids = [5, 80, 200, 33]
+    a, b = _logits(plain.model, token_ids), _logits(packed.model, token_ids).astype(mx.float32)
+    assert largest(a - b) < 0.02 * largest(a)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95, 0.999])
+def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path: Path, share: float) -> None:
+    """In the metadata, the tensor list or the data: always a message, never a crash."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", "Q4_1")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelFormatError, match="fetch the file again"):
+        read_gguf_header(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"PK\x03\x04 a zip", "not a GGUF file"),
+        (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "corrupt"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "truncated or corrupt"),
+    ],
+)
+def test_what_is_no_gguf_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    """Lengths in the file are claims; none is believed beyond the file's end."""
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelFormatError, match=message):
+        read_gguf_header(path)
+
+
+def _sparse_header(path: Path, *values: bytes) -> Path:
+    """A header with these typed values, and then nothing but zeros, which take no disk space."""
+    keys = (struct.pack("<Q", 1) + bytes([97 + index]) for index in range(len(values)))
+    head = b"".join(key + value for key, value in zip(keys, values, strict=True))
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(values)) + head)
+    with path.open("r+b") as file:
+        file.truncate(3 << 30)
+    return path
+
+
+_ARRAY_OF = {name: struct.pack("<II", 9, kind) for name, kind in (("array", 9), ("text", 8))}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [_ARRAY_OF["array"] + struct.pack("<Q", 1000)],
+        [_ARRAY_OF["text"] + struct.pack("<Q", 1 << 23)],
+        [_ARRAY_OF["text"] + struct.pack("<Q4Q", 4, 0, 0, 0, 0)] * 2
+        + [_ARRAY_OF["text"] + struct.pack("<Q", (1 << 22) - 9)],
+        [struct.pack("<IQ", 8, 2 << 30)],
+    ],
+    ids=["arrays in an array", "one list", "lists together", "a text"],
+)
+def test_a_small_file_does_not_become_a_large_header(tmp_path: Path, values: list[bytes]) -> None:
+    """Holes in a file count as zeros, which stand for as many empty texts and lists as one asks."""
+    path = _sparse_header(tmp_path / "sparse.gguf", *values)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFormatError, match="corrupt"):
+            read_gguf_header(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_is_no_gguf(tmp_path: Path) -> None:
+    """It is refused unopened, because opening it would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFormatError, match="not a regular file"):
+        read_gguf_header(tmp_path / "pipe.gguf")
+
+
+def test_flipped_bytes_never_do_worse_than_an_error(tmp_path: Path) -> None:
+    """Any byte of the header may be wrong: it is read as before, or refused by a model error."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    data = path.read_bytes()
+    random = np.random.default_rng(11)
+    for position in random.integers(0, 9000, 300):
+        changed = bytearray(data)
+        changed[position] ^= int(random.integers(1, 256))
+        path.write_bytes(bytes(changed))
+        try:
+            header = read_gguf_header(path)
+            check_gguf(header)
+            llama_config(header)
+            build_tokenizer(header)
+        except (ModelFormatError, ModelArchitectureError):
+            continue
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    """A person learns what the file holds and which layout to take instead."""
+    path = tiny_gguf(tmp_path / "x.gguf", "F16", llama_metadata(general__architecture="gemma3"))
+    with pytest.raises(ModelArchitectureError, match=r"gemma3.*mlx-lm layout"):
+        load_model(_source(path))
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+    """llama.cpp calls it llama too; mlx-lm's llama is not it."""
+    path = tiny_gguf(tmp_path / "x.gguf", "F16", llama_metadata(llama__expert_count=8))
+    with pytest.raises(ModelArchitectureError, match="mixture of experts"):
+        load_model(_source(path))
+
+
+@pytest.mark.parametrize(("kind", "block_bytes"), [("Q5_0", 22 * 8), ("Q4_K", 144)])
+def test_an_unsupported_type_is_named(tmp_path: Path, kind: str, block_bytes: int) -> None:
+    """The tensor and its type are in the message.
+
+    Q4_K among them: mlx reads it, with wrong numbers in every second group.
+    """
+    blocks = (kind, (1, 256), bytes(block_bytes))
+    path = write_gguf(tmp_path / "x.gguf", llama_metadata(), {"token_embd.weight": blocks})
+    with pytest.raises(ModelFormatError, match=rf"token_embd\.weight is stored as {kind}"):
+        check_gguf(read_gguf_header(path))
+
+
+def test_a_foreign_tensor_is_named(tmp_path: Path) -> None:
+    """A tensor that a plain llama lacks means another model: it is not dropped in silence."""
+    tensors = {
+        "token_embd.weight": quantised("F32", np.zeros((8, 32), np.float32)),
+        "blk.0.attn_q_norm.weight": quantised("F32", np.zeros(32, np.float32)),
+    }
+    path = write_gguf(tmp_path / "x.gguf", llama_metadata(), tensors)
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.attn_q_norm\.weight"):
+        check_gguf(read_gguf_header(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        (
+            {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0},
+            {"type": "linear", "factor": 4.0},
+        ),
+        (
+            {
+                "llama__rope__scaling__type": "yarn",
+                "llama__rope__scaling__factor": 2.0,
+                "llama__rope__scaling__original_context_length": 256,
+            },
+            {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256},
+        ),
+    ],
+)
+def test_rotary_scaling_is_carried_over(
+    tmp_path: Path, changes: dict[str, object], expected: object
+) -> None:
+    """Scaling in the metadata becomes mlx-lm's; none stays none."""
+    header = read_gguf_header(tiny_gguf(tmp_path / "x.gguf", "F16", llama_metadata(**changes)))
+    assert llama_config(header)["rope_scaling"] == expected
+
+
+def test_llama_3_factors_give_llama_3s_frequencies(tmp_path: Path) -> None:
+    """The factors that llama.cpp computes from llama 3's parameters rotate as mlx-lm's own do."""
+    parameters = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    own = initialize_rope(16, 10000.0, traditional=False, scaling_config=parameters)
+    factors = np.array(own._freqs) / (10000.0 ** (np.arange(0, 16, 2) / 16))
+    header = read_gguf_header(tiny_gguf(tmp_path / "x.gguf", "F16"))
+    scaling = llama_config(header, [float(factor) for factor in factors])["rope_scaling"]
+    ours = initialize_rope(
+        16, 10000.0, traditional=False, scaling_config=scaling, max_position_embeddings=512
+    )
+    x = mx.random.normal((1, 4, 40, 16))
+    assert largest(own(x, offset=100) - ours(x, offset=100)) < 1e-5
+    assert factors.max() > 7.9
+
+
+def test_the_embedded_model_knows_its_capital(embedded_model_path: Path) -> None:
+    """Weights, tokenizer and template together: a wrong row order or merge gives no sense."""
+    loaded = load_model(_source(embedded_model_path), dtype="float32")
+    tokenizer = loaded.tokenizer
+    prompt = tokenizer.render_chat([{"role": "user", "content": "What is the capital of France?"}])
+    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    detokenizer = tokenizer.detokenizer()
+    text = ""
+    for _ in range(12):
+        token_id = int(np.argmax(np.array(_logits(loaded.model, token_ids)[0, -1])))
+        if token_id in loaded.description.eos_token_ids:
+            break
+        token_ids.append(token_id)
+        text += detokenizer.push(token_id)
+    assert text + detokenizer.finish() == "The capital of France is Paris."
+    assert loaded.description.parameters == 134_515_008

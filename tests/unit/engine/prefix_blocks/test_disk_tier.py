@@ -1,0 +1,790 @@
+"""The second tier holds what it was given, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import stat
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+from block_samples import (
+    ROOT,
+    chain,
+    content_of,
+    file_of,
+    files_in,
+    is_same_content,
+    saved_block,
+)
+from polling import CEILING_S, wait_until
+
+from machd.clock import ManualClock
+from machd.engine.prefix_blocks import scan as block_scan
+from machd.engine.prefix_blocks.content import BlockContent
+from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.encoding import MAX_BLOCK_BYTES, header_stop
+from machd.engine.prefix_blocks.key_directory import KeyDirectory
+from machd.engine.prefix_blocks.writer import MAX_QUEUED_BYTES, BlockWriter
+from machd.engine.protocol.blocks import SavedBlock
+from machd.errors import SettingsError
+
+KEY = b"k" * 16
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    return tmp_path / "blocks"
+
+
+def _written(root: Path, blocks: Iterable[SavedBlock], key: bytes = KEY) -> None:
+    """Have blocks there for the next start."""
+    files = BlockFiles(root, key)
+    for saved in blocks:
+        files.save(saved, content_of(saved))
+    files.close(30)
+
+
+@pytest.fixture(name="opened")
+def _opened(root: Path) -> Iterator[BlockFiles]:
+    """Of a directory that is empty."""
+    files = BlockFiles(root, KEY)
+    yield files
+    files.close(10)
+
+
+def _is(files: BlockFiles, saved: SavedBlock) -> bool:
+    return is_same_content(files.load(saved), content_of(saved))
+
+
+def test_what_is_saved_can_be_loaded(root: Path) -> None:
+    """At once, when it is written, and after a restart."""
+    blocks = list(chain(1, 5))
+    files = BlockFiles(root, KEY)
+    assert files.saved() == ()
+    for saved in blocks:
+        files.save(saved, content_of(saved))
+        assert _is(files, saved)
+    wait_until(lambda: files.reading().written == 5, "all are written")
+    assert all(_is(files, saved) for saved in blocks)
+    files.close(10)
+    again = BlockFiles(root, KEY)
+    assert all(_is(again, saved) for saved in again.saved())
+    assert {one.digest for one in again.saved()} == {one.digest for one in blocks}
+    assert again.reading().loaded == 5
+    again.close(10)
+
+
+def test_nothing_is_there_after_the_end(root: Path) -> None:
+    """Closing twice, and whatever comes after it, is no fault."""
+    files = BlockFiles(root, KEY)
+    saved = saved_block(1)
+    files.save(saved, content_of(saved))
+    files.close(10)
+    files.close(10)
+    assert files.load(saved) is None
+    files.save(saved_block(2), content_of(saved_block(2)))
+    files.forget([saved.digest])
+    assert len(files_in(root, KEY)) == 1
+
+
+def test_bytes_are_those_of_the_files(root: Path) -> None:
+    """Whatever is saved, forgotten, cut elsewhere and saved again, in any order."""
+    dice = random.Random(3)
+    files = BlockFiles(root, KEY)
+    blocks = [saved_block(number) for number in range(12)]
+    for step in range(400):
+        saved = dice.choice(blocks)
+        match dice.randrange(4):
+            case 0:
+                files.forget([saved.digest, b"unknown"])
+            case 1:
+                changed = replace(saved, has_state=not saved.has_state)
+                files.save(changed, content_of(saved, 128 * dice.randrange(1, 40)))
+            case _:
+                files.save(saved, content_of(saved))
+        if step % 100 == 50:
+            files.close(30)
+            assert files.reading().bytes == sum(files_in(root, KEY).values())
+            files = BlockFiles(root, KEY)
+            assert files.reading().bytes == sum(files_in(root, KEY).values())
+    files.close(30)
+    reading = files.reading()
+    assert reading.bytes == sum(files_in(root, KEY).values()) > 0
+    assert (reading.damaged, reading.dropped) == (0, 0)
+
+
+def test_what_is_forgotten_is_gone(opened: BlockFiles, root: Path) -> None:
+    """Written or not; and what is saved again after it is there."""
+    blocks = [saved_block(number) for number in range(20)]
+    for saved in blocks[:10]:
+        opened.save(saved, content_of(saved))
+    wait_until(lambda: opened.reading().written == 10, "the first ones are written")
+    for saved in blocks[10:]:
+        opened.save(saved, content_of(saved))
+    opened.forget(one.digest for one in blocks)
+    assert opened.reading().bytes == 0
+    assert [opened.load(saved) for saved in blocks] == [None] * 20
+    opened.save(blocks[3], content_of(blocks[3]))
+    assert _is(opened, blocks[3])
+    opened.close(10)
+    assert list(files_in(root, KEY)) == [file_of(root, KEY, blocks[3]).name]
+
+
+def test_saving_again_notes_the_use_alone(opened: BlockFiles, root: Path) -> None:
+    """The file is not written again, and is the last to go at the next start."""
+    saved = saved_block(1)
+    opened.save(saved, content_of(saved))
+    wait_until(lambda: opened.reading().written == 1, "it is written")
+    path = file_of(root, KEY, saved)
+    identity = path.stat().st_ino
+    for is_saving in (True, False):
+        os.utime(path, (1000, 1000))
+        if is_saving:
+            opened.save(saved, content_of(saved))
+        else:
+            assert _is(opened, saved)
+        wait_until(lambda: path.stat().st_mtime > 1000, "its use is noted")
+    assert opened.reading().written == 1
+    assert path.stat().st_ino == identity
+
+
+def test_use_is_remembered(root: Path) -> None:
+    """A block that was last of use long ago is known to be so after a restart."""
+    _written(root, [replace(saved_block(1), used_unix_s=12345.5), saved_block(2)])
+    files = BlockFiles(root, KEY)
+    used = {one.digest: one.used_unix_s for one in files.saved()}
+    assert used[saved_block(1).digest] == 12345.5
+    assert used[saved_block(2).digest] > 1e9
+    files.close(10)
+
+
+def test_another_cut_takes_the_place(opened: BlockFiles) -> None:
+    """A digest is of a text up to its end: where it is cut, or gains a state, the file is new."""
+    first = saved_block(1, parent=saved_block(0))
+    cut = replace(first, start=first.start + 3, token_ids=first.token_ids[3:], parent=b"p" * 16)
+    stateful = replace(cut, has_state=True)
+    for saved in (first, cut, stateful):
+        opened.save(saved, content_of(saved))
+        assert _is(opened, saved)
+    wait_until(lambda: opened.load(stateful) is not None, "the last one is written")
+    assert opened.load(first) is None
+
+
+def _truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flipped(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+
+
+def _grown(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def _piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+@pytest.mark.parametrize("damage", [_truncated, _flipped, _grown, _linked, _piped, _emptied])
+def test_damage_is_deleted_and_counted(root: Path, damage: object, *, is_found: bool) -> None:
+    """Whether the file is damaged before the start or after it; the others are not touched."""
+    saved, other = saved_block(1), saved_block(2)
+    _written(root, [saved, other])
+    assert callable(damage)
+    path = file_of(root, KEY, saved)
+    if is_found:
+        damage(path)
+    files = BlockFiles(root, KEY)
+    if not is_found:
+        damage(path)
+    assert files.load(saved) is None
+    assert files.reading().damaged == 1
+    assert files.take_unsaved() == (saved.digest,)
+    assert files.load(saved) is None
+    assert _is(files, other)
+    files.close(10)
+    assert not os.path.lexists(path)
+    assert files.reading().damaged == 1
+    assert files.reading().bytes == file_of(root, KEY, other).stat().st_size
+
+
+def _rewrite_head(path: Path, **changes: object) -> None:
+    """Change what a file says of itself; its checksum no longer holds."""
+    whole = path.read_bytes()
+    stop = header_stop(whole)
+    header = json.loads(whole[8:stop])
+    head = json.loads(header["__metadata__"]["machd_block"])
+    header["__metadata__"]["machd_block"] = json.dumps(head | changes)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[stop:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": b64encode(bytes(4 * 100_000)).decode()},
+        {"nbytes": 10**18},
+        {"start": 10**30},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_damaged_heads_cost_no_other_file(root: Path, changes: dict[str, object]) -> None:
+    """Numbers that no block has do not use up the limits of the scan or the tier's budget."""
+    blocks = [replace(saved_block(n), used_unix_s=1000.0 + n) for n in range(300)]
+    _written(root, blocks)
+    for block in blocks[78:]:
+        _rewrite_head(file_of(root, KEY, block), **changes)
+
+    files = BlockFiles(root, KEY)
+
+    assert {one.digest for one in files.saved()} == {one.digest for one in blocks[:78]}
+    assert files.reading().damaged == 222
+    files.close(10)
+
+
+def test_file_whose_entry_cannot_be_read_costs_no_other_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken file system that cannot tell a file's size does not end the scan."""
+    blocks = [saved_block(n) for n in range(3)]
+    _written(root, blocks)
+    scandir = os.scandir
+
+    class _Entries:
+        def __init__(self, fd: int) -> None:
+            self.entries = scandir(fd)
+
+        def __enter__(self) -> Iterator[object]:
+            return (_Broken(one) for one in self.entries)
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+    class _Broken:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name = entry.name
+            self._entry = entry
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            if self.name.startswith(blocks[0].digest.hex()):
+                raise OSError(errno.EIO, "Input/output error")
+            return self._entry.stat(follow_symlinks=follow_symlinks)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", _Entries)
+        files = BlockFiles(root, KEY)
+
+    assert {one.digest for one in files.saved()} == {one.digest for one in blocks[1:]}
+    files.close(10)
+
+
+def test_a_file_under_another_name(root: Path) -> None:
+    """A whole block is still no other one's."""
+    saved, other = saved_block(1), saved_block(2)
+    _written(root, [saved, other])
+    file_of(root, KEY, other).unlink()
+    file_of(root, KEY, saved).rename(file_of(root, KEY, other))
+    files = BlockFiles(root, KEY)
+    assert files.saved() == ()
+    assert files.load(other) is None
+    assert files.reading().damaged == 1
+    files.close(10)
+    assert files_in(root, KEY) == {}
+
+
+def test_a_file_of_another_key(root: Path) -> None:
+    """Copied to where it would be found, it is still another model's."""
+    saved = saved_block(1)
+    _written(root, [saved], key=b"theirs")
+    _written(root, [])
+    path = file_of(root, KEY, saved)
+    path.write_bytes(file_of(root, b"theirs", saved).read_bytes())
+    files = BlockFiles(root, KEY)
+    assert (files.saved(), files.reading().damaged) == ((), 1)
+    files.close(10)
+    assert len(files_in(root, b"theirs")) == 1
+
+
+def test_a_file_that_somebody_deleted(root: Path) -> None:
+    """It is not there, and nobody's fault."""
+    _written(root, [saved_block(1)])
+    files = BlockFiles(root, KEY)
+    file_of(root, KEY, saved_block(1)).unlink()
+    assert files.load(saved_block(1)) is None
+    assert (files.reading().damaged, files.reading().bytes, files.saved()) == (0, 0, ())
+    assert files.take_unsaved() == (saved_block(1).digest,)
+    files.close(10)
+
+
+def test_parents_come_first(root: Path) -> None:
+    """However their files lie in the directory."""
+    texts = [list(chain(number, 6)) for number in range(8)]
+    blocks = [saved for text in texts for saved in text]
+    random.Random(5).shuffle(blocks)
+    _written(root, blocks)
+    files = BlockFiles(root, KEY)
+    seen = {ROOT}
+    for saved in files.saved():
+        assert saved.parent in seen
+        seen.add(saved.digest)
+    assert len(seen) == 49
+    files.close(10)
+
+
+def test_orphans_are_deleted(root: Path) -> None:
+    """And all that follow them; a parent that ends elsewhere is none."""
+    text, other = list(chain(1, 5)), list(chain(2, 3))
+    shifted = replace(other[2], start=other[2].start + 1)
+    _written(root, [*text, *other[:2], shifted])
+    file_of(root, KEY, text[2]).unlink()
+    files = BlockFiles(root, KEY)
+    assert {one.digest for one in files.saved()} == {one.digest for one in (*text[:2], *other[:2])}
+    assert files.reading().damaged == 0
+    files.close(10)
+    assert len(files_in(root, KEY)) == 4
+
+
+def test_leftovers_are_removed_and_others_are_not(root: Path) -> None:
+    """A killed process's temporary file goes; what is not named like ours stays."""
+    _written(root, [saved_block(1)])
+    place = root / KEY.hex()
+    (place / f".{'ab' * 16}.{'0' * 16}.tmp").write_bytes(b"half")
+    theirs = {"README", ".tmp", ".other.tmp", "XY.safetensors", "abc.safetensors"}
+    for name in theirs:
+        (place / name).write_bytes(b"theirs")
+    BlockFiles(root, KEY).close(10)
+    assert set(files_in(root, KEY)) == {file_of(root, KEY, saved_block(1)).name, *theirs}
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_FOUND_FILES", 4), ("MAX_FOUND_TOKENS", 39)])
+def test_no_more_than_the_limits(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """Those last used are taken over; the others are deleted, so that bytes stay exact."""
+    blocks = [replace(saved_block(n), used_unix_s=1000.0 + n) for n in range(10)]
+    _written(root, blocks)
+    monkeypatch.setattr(block_scan, limit, value)
+    files = BlockFiles(root, KEY)
+    assert {one.digest for one in files.saved()} == {one.digest for one in blocks[-4:]}
+    assert files.reading().damaged == 0
+    assert files.reading().bytes == sum(files_in(root, KEY).values())
+    assert len(files_in(root, KEY)) == 4
+    files.close(10)
+
+
+def _tree() -> tuple[SavedBlock, list[list[SavedBlock]]]:
+    """A system prompt, used last when it was written, and three conversations that begin with it."""
+    system = replace(saved_block(0), used_unix_s=1000.0)
+    texts: list[list[SavedBlock]] = []
+    for number in range(3):
+        text = [system]
+        for place in range(4):
+            block = saved_block(100 * number + place + 1, parent=text[-1])
+            text.append(replace(block, used_unix_s=2000.0 + 100 * number + place))
+        texts.append(text[1:])
+    return system, texts
+
+
+@pytest.mark.parametrize(("limit", "per_block"), [("MAX_FOUND_FILES", 1), ("MAX_FOUND_TOKENS", 8)])
+def test_leaves_go_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, per_block: int
+) -> None:
+    """What others follow was in memory all the time and its file not touched: it is no less of use."""
+    system, texts = _tree()
+    _written(root, [system, *(one for text in texts for one in text)])
+    monkeypatch.setattr(block_scan, limit, 12 * per_block)
+    files = BlockFiles(root, KEY)
+    expected = {one.digest: one for one in (system, *texts[0][:3], *texts[1], *texts[2])}
+    found = {one.digest: one for one in files.saved()}
+    assert found.keys() == expected.keys(), "one file too many costs one file"
+    assert found[system.digest].used_unix_s == texts[2][-1].used_unix_s
+    assert [one.token_ids for one in found.values()] == [
+        expected[digest].token_ids for digest in found
+    ]
+    files.close(10)
+    monkeypatch.setattr(block_scan, limit, 6 * per_block)
+    files = BlockFiles(root, KEY)
+    kept = (system, *texts[1][:1], *texts[2])
+    assert {one.digest for one in files.saved()} == {one.digest for one in kept}
+    assert files.reading().bytes == sum(files_in(root, KEY).values())
+    files.close(10)
+
+
+def test_other_models_make_room_as_files_become_more(root: Path) -> None:
+    """All keys together never take more than the budget, and others lose the ends of texts first."""
+    system, texts = _tree()
+    theirs = b"t" * len(KEY)
+    _written(root, [system, *(one for text in texts for one in text)], key=theirs)
+    size = max(files_in(root, theirs).values()) + 16
+    budget_bytes = 14 * size
+    files = BlockFiles(root, KEY, budget_bytes=budget_bytes)
+    assert len(files_in(root, theirs)) == 13
+    for number in range(5):
+        saved = saved_block(number)
+        files.save(saved, content_of(saved))
+        wait_until(lambda: files.reading().written == number + 1, "it is written")  # noqa: B023
+        both = [*files_in(root, KEY).values(), *files_in(root, theirs).values()]
+        assert sum(both) <= budget_bytes
+    assert len(files_in(root, theirs)) == 9
+    kept = {f"{one.digest.hex()}.safetensors" for one in (system, *texts[1], *texts[2])}
+    assert set(files_in(root, theirs)) == kept
+    for number in range(5, 14):
+        saved = saved_block(number)
+        files.save(saved, content_of(saved))
+    files.close(10)
+    assert len(files_in(root, KEY)) == 14, "own files are whoever saves them's to count"
+    assert not (root / theirs.hex()).exists()
+
+
+_NOT_NOW = pytest.mark.parametrize("error", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.EACCES])
+
+
+def _failing(number: int) -> Callable[[int, int], bytes]:
+    def read(_fd: int, _size: int) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    return read
+
+
+@_NOT_NOW
+def test_a_file_that_cannot_be_read_now_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """It may be well: nothing is deleted or called damaged, and it can be read another time."""
+    saved = saved_block(1)
+    _written(root, [saved])
+    files = BlockFiles(root, KEY)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", _failing(error))
+        assert files.load(saved) is None
+    assert (files.reading().damaged, files.take_unsaved()) == (0, ())
+    assert _is(files, saved)
+    files.close(10)
+
+
+@_NOT_NOW
+def test_what_cannot_be_read_at_the_start_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """With all that may follow it; the next start finds it."""
+    text = list(chain(1, 4))
+    _written(root, text)
+    first = file_of(root, KEY, text[0]).stat().st_ino
+    read = os.read
+
+    def fail_for_the_first(fd: int, size: int) -> bytes:
+        return _failing(error)(fd, size) if os.fstat(fd).st_ino == first else read(fd, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", fail_for_the_first)
+        files = BlockFiles(root, KEY)
+    assert (files.saved(), files.reading().damaged) == ((), 0)
+    files.close(10)
+    again = BlockFiles(root, KEY)
+    assert len(again.saved()) == 4
+    again.close(10)
+
+
+def test_a_block_is_read_when_all_file_descriptors_are_taken(root: Path) -> None:
+    """By connections: the one that is kept for it is enough, time and again."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    saved = saved_block(1)
+    _written(root, [saved])
+    files = BlockFiles(root, KEY)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        found = [files.load(saved) for _ in range(3)]
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert all(is_same_content(one, content_of(saved)) for one in found)
+    files.close(10)
+
+
+def test_a_giant_is_not_read(root: Path) -> None:
+    """A file larger than any that is written is deleted without a look."""
+    _written(root, [saved_block(1)])
+    os.truncate(file_of(root, KEY, saved_block(1)), MAX_BLOCK_BYTES + 1)
+    files = BlockFiles(root, KEY)
+    assert (files.saved(), files.reading().damaged) == ((), 1)
+    files.close(10)
+    assert files_in(root, KEY) == {}
+
+
+def test_what_cannot_be_written_is_counted(opened: BlockFiles) -> None:
+    """Saving never raises, and the next block is written."""
+    impossible = BlockContent({"a": np.array([object()])}, {})
+    opened.save(saved_block(1), impossible)
+    opened.save(saved_block(2), content_of(saved_block(2)))
+    wait_until(lambda: opened.reading().written == 1, "the second one is written")
+    assert opened.reading().dropped == 1
+    assert opened.load(saved_block(1)) is None
+    assert _is(opened, saved_block(2))
+
+
+def test_a_disk_that_is_full(root: Path, opened: BlockFiles) -> None:
+    """What does not fit leaves nothing behind, and what does is written after it; one warning."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    small, large = saved_block(1), [saved_block(n) for n in range(2, 6)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with structlog.testing.capture_logs() as logs:
+            for saved in large:
+                opened.save(saved, content_of(saved, 4 << 20))
+            opened.save(small, content_of(small))
+            wait_until(lambda: opened.reading().written == 1, "the small one is written")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert opened.reading().dropped == 4
+    assert set(opened.take_unsaved()) == {one.digest for one in large}
+    assert opened.take_unsaved() == (), "each is told once"
+    assert list(files_in(root, KEY)) == [file_of(root, KEY, small).name]
+    assert opened.reading().bytes == sum(files_in(root, KEY).values())
+    assert [one["event"] for one in logs] == ["blocks.not_written"]
+    assert "large" in logs[0]["cause"]
+    with structlog.testing.capture_logs() as logs:
+        opened.close(10)
+    assert [(one["event"], one["count"]) for one in logs] == [("blocks.not_written", 3)]
+
+
+def _remove_key(root: Path) -> None:
+    shutil.rmtree(root / KEY.hex())
+
+
+def _remove_content(root: Path) -> None:
+    for one in root.iterdir():
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+
+@pytest.mark.parametrize("remove", [_remove_key, _remove_content, shutil.rmtree])
+def test_removed_directory_is_made_again_and_used(
+    root: Path, opened: BlockFiles, remove: Callable[[Path], None]
+) -> None:
+    """The block that is being written is kept, what was kept is known to be gone, all is private."""
+    before, after = saved_block(1), saved_block(2)
+    opened.save(before, content_of(before))
+    wait_until(lambda: opened.reading().written == 1, "the first is written")
+
+    remove(root)
+    opened.save(after, content_of(after))
+
+    wait_until(lambda: opened.reading().written == 2, "the second is written")
+    assert _is(opened, after)
+    assert opened.take_unsaved() == (before.digest,)
+    assert opened.load(before) is None
+    assert opened.reading().bytes == sum(files_in(root, KEY).values())
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (root, root / KEY.hex())] == [0o700] * 2
+    with pytest.raises(SettingsError, match="another daemon"):
+        BlockFiles(root, KEY)
+    opened.close(10)
+    again = BlockFiles(root, KEY)
+    assert [one.digest for one in again.saved()] == [after.digest]
+    again.close(10)
+
+
+def test_directory_that_another_daemon_has_made_again_is_left_to_it(
+    root: Path, opened: BlockFiles
+) -> None:
+    """Two daemons never share a directory, whoever comes first."""
+    shutil.rmtree(root)
+    other = BlockFiles(root, KEY)
+    with structlog.testing.capture_logs() as logs:
+        opened.save(saved_block(1), content_of(saved_block(1)))
+        wait_until(lambda: opened.reading().dropped == 1, "it cannot be written")
+        wait_until(lambda: bool(logs), "it is reported")
+    assert "another daemon" in logs[0]["cause"]
+    assert opened.take_unsaved() == (saved_block(1).digest,)
+    assert files_in(root, KEY) == {}
+    other.close(10)
+
+
+class _SlowDirectory(KeyDirectory):
+    """A disk that writes when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        super().__init__(os.open(path, os.O_RDONLY))
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
+        self.begun.set()
+        assert self.may_end.wait(CEILING_S)
+        return super().write(digest, pieces, used_unix_s)
+
+
+@pytest.fixture(name="slow")
+def _slow(tmp_path: Path) -> Iterator[_SlowDirectory]:
+    directory = _SlowDirectory(tmp_path / "slow")
+    yield directory
+    directory.may_end.set()
+
+
+def _writer(directory: KeyDirectory) -> BlockWriter:
+    return BlockWriter(directory, KEY, {}, ManualClock(), directory.close)
+
+
+def _big(nbytes: int) -> BlockContent:
+    return BlockContent({"a": np.zeros(nbytes, dtype=np.uint8)}, {})  # never touched: no memory
+
+
+def test_a_slow_disk_takes_no_memory(slow: _SlowDirectory) -> None:
+    """What is queued has a limit; what comes on top is dropped, and let in again when there is room."""
+    writer = _writer(slow)
+    writer.put(saved_block(0), content_of(saved_block(0)))
+    assert slow.begun.wait(CEILING_S)
+    hundred = MAX_QUEUED_BYTES // 5 * 2
+    for number in (1, 2, 3, 4):
+        writer.put(saved_block(number), _big(hundred))
+    assert writer.dropped == 2
+    assert [writer.find(saved_block(n).digest) is None for n in (1, 2, 3, 4)] == [False] * 2 + [
+        True
+    ] * 2
+    assert writer.take_unsaved() == (saved_block(3).digest, saved_block(4).digest)
+    writer.forget([saved_block(1).digest])
+    writer.put(saved_block(5), _big(hundred))
+    assert writer.dropped == 2
+    writer.forget(saved_block(n).digest for n in (2, 5))
+    for number in range(100_000):
+        writer.put(saved_block(number, tokens=1), BlockContent({}, {}))
+    assert writer.dropped > 10_000, "empty blocks take memory, too"
+    writer.forget(saved_block(n, tokens=1).digest for n in range(100_000))
+    slow.may_end.set()
+    writer.close(10)
+    assert writer.written == 1
+
+
+def test_what_is_saved_once_more_is_not_unsaved(slow: _SlowDirectory) -> None:
+    """Nor what was forgotten since: the answer is about what is there now."""
+    writer = _writer(slow)
+    blocks = [saved_block(number) for number in range(5)]
+    writer.put(blocks[0], content_of(blocks[0]))
+    assert slow.begun.wait(CEILING_S)
+    writer.put(blocks[1], _big(MAX_QUEUED_BYTES - 100_000))
+    for saved in blocks[2:]:
+        writer.put(saved, _big(200_000))
+    assert writer.dropped == 3
+    writer.forget([blocks[1].digest, blocks[2].digest])
+    writer.put(blocks[3], _big(200_000))
+
+    assert writer.take_unsaved() == (blocks[4].digest,)
+
+
+def test_another_cut_that_cannot_be_written_leaves_none(opened: BlockFiles, root: Path) -> None:
+    """The one that is there is of no use to who wants the other."""
+    saved = saved_block(1)
+    opened.save(saved, content_of(saved))
+    wait_until(lambda: opened.reading().written == 1, "it is written")
+    opened.save(replace(saved, has_state=True), BlockContent({"a": np.array([object()])}, {}))
+    wait_until(lambda: opened.take_unsaved() == (saved.digest,), "it is known not to be kept")
+    wait_until(lambda: not files_in(root, KEY), "and nothing is")
+    assert opened.reading().bytes == 0
+
+
+def test_closing_waits_no_longer_than_it_may(slow: _SlowDirectory) -> None:
+    """What is not written then is counted, and the thread ends with the block that it has begun."""
+    ended = threading.Event()
+    writer = BlockWriter(slow, KEY, {}, ManualClock(), ended.set)
+    for number in range(3):
+        writer.put(saved_block(number), content_of(saved_block(number)))
+    assert slow.begun.wait(CEILING_S)
+    writer.close(0.05)
+    assert writer.dropped == 2
+    assert not ended.is_set(), "the directory is still written to"
+    slow.may_end.set()
+    assert ended.wait(CEILING_S)
+    assert writer.written == 1
+
+
+def test_forgetting_what_is_being_written(slow: _SlowDirectory, tmp_path: Path) -> None:
+    """It is gone in the end, unless it was saved again after that."""
+    writer = _writer(slow)
+    saved, other = saved_block(1), saved_block(2)
+    writer.put(saved, content_of(saved))
+    assert slow.begun.wait(CEILING_S)
+    writer.forget([saved.digest])
+    assert writer.find(saved.digest) is None
+    writer.put(other, content_of(other))
+    writer.forget([other.digest])
+    writer.put(other, content_of(other))
+    slow.may_end.set()
+    wait_until(lambda: writer.written == 2, "both are written")
+    writer.close(10)
+    assert [one.name for one in (tmp_path / "slow").iterdir()] == [
+        f"{other.digest.hex()}.safetensors"
+    ]
+    assert writer.file_bytes == next((tmp_path / "slow").iterdir()).stat().st_size
+
+
+def test_saving_again_what_is_being_written(slow: _SlowDirectory) -> None:
+    """Once is enough, but for what was forgotten in between."""
+    writer = _writer(slow)
+    saved = saved_block(1)
+    writer.put(saved, content_of(saved))
+    assert slow.begun.wait(CEILING_S)
+    writer.put(saved, content_of(saved))
+    slow.may_end.set()
+    wait_until(lambda: writer.written == 1, "it is written")
+    slow.begun.clear()
+    slow.may_end.clear()
+    writer.forget([saved.digest])
+    writer.put(saved, content_of(saved))
+    assert slow.begun.wait(CEILING_S)
+    writer.forget([saved.digest])
+    writer.put(saved, content_of(saved))
+    slow.may_end.set()
+    writer.close(10)
+    assert writer.written == 3
+    assert writer.has(saved)
+    assert writer.file_bytes > 0
+
+
+def test_damage_is_reported_once_in_a_while(root: Path) -> None:
+    """Not for every file, and with the number of all."""
+    blocks = [saved_block(n) for n in range(6)]
+    _written(root, blocks)
+    clock = ManualClock()
+    files = BlockFiles(root, KEY, clock=clock)
+    with structlog.testing.capture_logs() as logs:
+        for n, saved in enumerate(blocks):
+            _flipped(file_of(root, KEY, saved))
+            assert files.load(saved) is None
+            if n == 3:
+                clock.advance(61)
+    assert [(one["event"], one["count"]) for one in logs] == [
+        ("blocks.damaged", 1),
+        ("blocks.damaged", 5),
+    ]
+    files.close(10)

@@ -1,0 +1,695 @@
+"""Blocks in memory: what they take, that nothing else stays, and that nothing bad gets in."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import psutil
+import pytest
+import structlog
+from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
+from numpy.typing import NDArray
+from parity import differences
+from tiny_engines import loaded
+from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+
+from machd.clock import ManualClock
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.state import copied, is_like, row_state, shape_of
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
+from machd.engine.prefix_blocks.content import BlockContent, PlainArray
+from machd.engine.prefix_blocks.conversion import BlockForm, content_of
+from machd.engine.prefix_blocks.memory_tier import BlockStore
+from machd.engine.protocol.blocks import (
+    BlockChange,
+    DropBlocks,
+    LoadBlock,
+    ReusedPrefix,
+    SaveBlock,
+    SavedBlock,
+    SplitBlock,
+    StoreBlock,
+)
+from machd.engine.protocol.engine import DecodeRow, Lane, StepPlan
+from machd.engine.step.mlx_engine import MlxEngine
+from machd_probes.scripts import random_prompt
+
+from mlx_lm.models.cache import (  # isort: skip - after the engine
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+)
+
+PROMPT = random_prompt(40, 2)
+_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+
+
+def _array(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.random.uniform(shape=shape).astype(dtype)
+
+
+def _kv(length: int, *, heads: int = 2, widths: tuple[int, int] = (4, 4), rows: int = 1) -> KVCache:
+    cache = KVCache()
+    cache.update_and_fetch(*(_array(rows, heads, length, width) for width in widths))
+    return cache
+
+
+def _standing(caches: list[Cache], length: int, *, index: int = 0) -> StandingRow:
+    return StandingRow(caches, index, length, is_exact=True)
+
+
+def _columns(cache: KVCache) -> list[mx.array]:
+    return [one[:, :, : cache.offset] for one in (cache.keys, cache.values)]
+
+
+def _same(one: KVCache, other: KVCache) -> bool:
+    pairs = zip(_columns(one), _columns(other), strict=True)
+    return one.offset == other.offset and all(bool(mx.array_equal(a, b)) for a, b in pairs)
+
+
+def test_planes_of_one_shape_are_one_array() -> None:
+    """However many layers there are; each other shape, and each other dtype, is one more."""
+    caches: list[Cache] = [_kv(9), _kv(9), CacheList(_kv(9), _kv(9, widths=(4, 6)))]
+
+    block = copy_of_row(_standing(caches, 9), 2, 7, has_state=False)
+
+    assert [tuple(one.shape) for one in block.stacks] == [(7, 2, 5, 4), (1, 2, 5, 6)]
+    assert block.nbytes == 4 * 2 * 5 * (7 * 4 + 6)
+
+
+def test_layers_without_arrays_and_without_width_go_through() -> None:
+    """A layer that keeps no arrays at all, and values that are 0 wide, as some models have."""
+    silent, narrow = KVCache(), _kv(6, widths=(4, 0))
+    blocks = [
+        copy_of_row(_standing([silent, narrow], 6), *ends, has_state=True)
+        for ends in ((0, 4), (4, 6))
+    ]
+    filled: list[Cache] = [KVCache(), KVCache()]
+
+    fill_caches(filled, blocks, 5)
+
+    assert (filled[0].offset, filled[0].keys) == (5, None)
+    assert filled[1].values.shape == (1, 2, 5, 0)
+    assert mx.array_equal(filled[1].keys, narrow.keys[:, :, :5])
+
+
+def test_a_model_without_caches_has_empty_blocks() -> None:
+    """Nothing is kept, and nothing fails."""
+    block = copy_of_row(_standing([], 4), 0, 4, has_state=True)
+    head, tail = block.cut(1)
+
+    fill_caches([], [head, tail], 3)
+
+    assert (block.nbytes, head.tokens, tail.tokens) == (0, 1, 3)
+
+
+@pytest.mark.parametrize("cuts", [(7,), (1, 7), (3, 4, 7)])
+@pytest.mark.parametrize("length", [1, 3, 4, 6, 7])
+def test_what_is_put_together_is_what_was_copied(cuts: tuple[int, ...], length: int) -> None:
+    """Whichever blocks the positions are spread over, and whichever of them are wanted."""
+    caches: list[Cache] = [_kv(8), _kv(8, widths=(4, 6), heads=3)]
+    starts = (0, *cuts[:-1])
+    row = _standing(caches, 8)
+    blocks = [copy_of_row(row, *ends, has_state=False) for ends in zip(starts, cuts, strict=True)]
+    needed = blocks[: sum(start < length for start in starts)]
+    filled: list[Cache] = [KVCache(), KVCache()]
+
+    fill_caches(filled, needed, length)
+
+    for cache, original in zip(filled, caches, strict=True):
+        original.offset = length
+        assert _same(cache, original)
+
+
+def test_a_block_is_of_its_own_memory() -> None:
+    """However little of a row or of a block it was: dropping the rest gives all of that back."""
+    big = 1 << 20
+    for heads in (1, 2):
+        cache = _kv(4096, heads=heads, widths=(64, 64))
+        mx.eval(cache.state)
+        row = _standing([cache], 4096)
+        block = copy_of_row(row, 0, 4096, has_state=False)
+        small, (head, tail) = copy_of_row(row, 0, 16, has_state=False), block.cut(16)
+        mx.eval(block.arrays, small.arrays, head.arrays, tail.arrays)
+        del cache, row, block
+        before = mx.get_active_memory()
+
+        del tail
+
+        assert before - mx.get_active_memory() > big, "the tail is gone, and its array with it"
+        held = small.nbytes + head.nbytes
+        assert held == 2 * 16 * 64 * 2 * heads * 4
+        before = mx.get_active_memory()
+        del small, head
+        assert held <= before - mx.get_active_memory() < 2 * held + 4096
+
+
+def test_state_is_of_its_own_memory() -> None:
+    """A piece of a large array is copied, a number alone and an empty array go through."""
+    large = _array(1, 1 << 20)
+    cache = ArraysCache(4)
+    cache[0], cache[1], cache[2] = large[:, :4], mx.array(3.0), mx.zeros((1, 0))
+    mx.eval(cache.state[0][:3])
+    state = copied(cache.state)
+    mx.eval(list(_leaves(state)))
+    before = mx.get_active_memory()
+
+    cache[0] = None
+    del large
+
+    assert before - mx.get_active_memory() >= 4 << 20
+    assert [one.shape for one in _leaves(state)] == [(1, 4), (), (1, 0)]
+
+
+def _leaves(state: object) -> list[mx.array]:
+    if isinstance(state, mx.array):
+        return [state]
+    return [one for inner in state for one in _leaves(inner)] if isinstance(state, list) else []
+
+
+def test_writing_into_a_cache_leaves_its_copy_alone() -> None:
+    """Models write into lists and arrays in place, in rows and in what was made of them."""
+    cache = ArraysCache(2)
+    cache[0] = mx.zeros((1, 3))
+    state = row_state(cache, 0)
+    filled = ArraysCache(2)
+    filled.state = copied(state)
+
+    for one in (cache, filled):
+        one[0][:, 1:] = 5.0
+        one[1] = mx.ones((1, 2))
+
+    again = ArraysCache(2)
+    again.state = copied(state)
+    assert again[0].tolist() == [[0.0, 0.0, 0.0]]
+    assert again[1] is None
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+@pytest.mark.parametrize("length", [1, 7, 16, 17, 60])
+@pytest.mark.parametrize("singles", [0, 1, 3, 20])
+def test_a_window_is_kept_as_it_is_and_no_more(keep: int, length: int, singles: int) -> None:
+    """Of a rotating cache there are no more columns than its window has, and all go on alike."""
+    original = RotatingKVCache(16, keep=keep)
+    original.update_and_fetch(_array(1, 2, length, 4), _array(1, 2, length, 4))
+    for _ in range(singles):
+        original.update_and_fetch(_array(1, 2, 1, 4), _array(1, 2, 1, 4))
+
+    restored = RotatingKVCache(16, keep=keep)
+    restored.state = row_state(original, 0)
+
+    assert restored.keys.shape[2] == min(length + singles, 16)
+    for tokens in (1, 1, 5, 1, 30, 1):
+        new = _array(1, 2, tokens, 4), _array(1, 2, tokens, 4)
+        masks = [one.make_mask(tokens) for one in (original, restored)]
+        seen = [_seen(one.update_and_fetch(*new)[0], mask) for one, mask in
+                zip((original, restored), masks, strict=True)]  # fmt: skip
+        assert seen[0] == seen[1]
+
+
+def _seen(keys: mx.array, mask: mx.array | str | None) -> list[list[float]]:
+    """The columns that each token sees, whatever their order: of each its first number."""
+    columns: NDArray[np.float32] = np.array(keys)[0, 0, :, 0]
+    if not isinstance(mask, mx.array):
+        return [sorted(columns.tolist())]
+    rows = np.array(mask).reshape(-1, mask.shape[-1])
+    return [sorted(columns[row].tolist()) for row in rows]
+
+
+@_KINDS
+def test_storing_takes_what_it_says(kind: TinyKind) -> None:
+    """The array library's own count grows by what a block says it takes, and back when dropped."""
+    rows = BlockRows(MlxEngine(loaded(kind)))
+    rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 32),)))
+    gc.collect()
+    before = mx.get_active_memory()
+
+    held = [rows.store(0, 0, 32, has_state=True) for _ in range(50)]
+    grown = mx.get_active_memory() - before
+    rows.drop(*(one.block_id for one in held))
+
+    said = sum(one.nbytes for one in held)
+    assert said <= grown <= said * 1.2 + 50 * 16384
+    assert mx.get_active_memory() <= before
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_nothing_of_what_was_restored_stays(lane: Lane) -> None:
+    """A row that began with blocks takes what one does that was computed."""
+    prompt = random_prompt(900, 3)
+    rows = BlockRows(MlxEngine(loaded(TinyKind.STANDARD)))
+    blocks = rows.prompt_blocks(prompt, (512, 899))
+    held_bytes = rows.store(0, 0, 899).nbytes
+    rows.release(0)
+    grown = []
+    for opening in (
+        rows.chunk(prompt, 0, 900, lane=lane),
+        rows.chunk(prompt, 899, 900, block_ids=blocks, lane=lane),
+    ):
+        gc.collect()
+        before = mx.get_active_memory()
+        rows.generate(opening, 3)
+        grown.append(mx.get_active_memory() - before)
+        rows.release(0)
+
+    # A cache of one row grows in steps, and these begin elsewhere.
+    assert abs(grown[0] - grown[1]) < held_bytes / 3
+
+
+def test_a_row_goes_on_in_place_after_it_was_stored() -> None:
+    """Copying blocks leaves nothing behind that would make the slab copy itself in each step."""
+    prompt = random_prompt(900, 3)
+    rows = BlockRows(MlxEngine(loaded(TinyKind.STANDARD)))
+    rows.generate(rows.chunk(prompt, 0, 900), 3)
+    kv_bytes = rows.engine.memory().kv_used_bytes
+    held = rows.store(0, 0, 128)
+    rows.drop(held.block_id)
+
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    rows.run(StepPlan(decode=(DecodeRow(0),)))
+
+    assert mx.get_peak_memory() - before < kv_bytes / 2
+
+
+@_KINDS
+def test_blocks_of_a_model_are_few_arrays(kind: TinyKind) -> None:
+    """Not one for each layer: on Metal the number of buffers is limited."""
+    engine = MlxEngine(loaded(kind))
+    rows = BlockRows(engine)
+    (block_id,) = rows.prompt_blocks(PROMPT, (16,))
+
+    assert len(engine._blocks._blocks[block_id].stacks) <= 1
+
+
+def _poisoned(token_id: int) -> LoadedModel:
+    model = tiny_model(TinyKind.STANDARD)
+    model.model.model.embed_tokens.weight[token_id] = mx.nan
+    mx.eval(model.model.parameters())
+    return model
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["reads", "looks ahead"])
+def test_what_is_no_number_is_not_kept(looks_ahead: bool) -> None:  # noqa: FBT001
+    """Neither of a prompt that is still being computed, nor of a row that failed.
+
+    What an earlier chunk left is kept; in its own chunk it reaches all positions.
+    """
+    bad = VOCABULARY_TOKENS - 1
+    prompt = (*(one % 100 + 1 for one in PROMPT[:20]), bad, *(3, 4, 5))
+    rows = BlockRows(MlxEngine(_poisoned(bad), looks_ahead=looks_ahead))
+    for start, stop in ((0, 16), (16, 23)):
+        rows.run(StepPlan(prefill=(rows.chunk(prompt, start, stop),)))
+
+    result = rows.change(StoreBlock(1, 0, 0, 16), StoreBlock(2, 0, 16, 23))
+    assert [one.block_id for one in result.held_blocks] == [1]
+    assert result.lost_blocks == (2,)
+
+    last = replace(rows.chunk(prompt, 23, 24), reserved_tokens=25)
+    failed = rows.engine.run(StepPlan(prefill=(last,)))
+    assert failed.faults
+    assert rows.change(StoreBlock(3, 0, 0, 16)).lost_blocks == (3,)
+
+
+@_KINDS
+@pytest.mark.parametrize("lane", list(Lane))
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+def test_a_row_that_has_left_by_itself_leaves_blocks(
+    kind: TinyKind, lane: Lane, tokens: int
+) -> None:
+    """Looking ahead, it does so with its last token; its state is then of its end, and right."""
+    rows = BlockRows(MlxEngine(loaded(kind), looks_ahead=True))
+    opening = rows.chunk(PROMPT, 0, len(PROMPT), lane=lane)
+    said = rows.generate(replace(opening, reserved_tokens=len(PROMPT) + tokens), tokens)
+    text = (*PROMPT, *(token.token_id for token in said))
+    stop = len(text) - 1
+    assert rows.engine.memory().kv_used_bytes > 0
+
+    assert rows.change(StoreBlock(901, 0, 0, stop + 1)).lost_blocks == (901,)
+    held = rows.store(0, 0, stop, has_state=True)
+    rows.release(0)
+
+    assert held.has_state
+    assert rows.engine.memory().kv_used_bytes == 0
+    following = (*text, 5, 6, 7)
+    reused = rows.reusing(following, stop, (held.block_id,), 5)
+    assert differences(rows.alone(following, 5), reused, ASKED) == []
+    assert rows.change(StoreBlock(902, 0, 0, 4)).lost_blocks == (902,)
+
+
+def test_nothing_is_copied_of_rows_that_leave_if_no_block_is_wanted() -> None:
+    """Where the prefix cache is off."""
+    engine = MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=True, leaves_blocks=False)
+    rows = BlockRows(engine)
+    opening = rows.chunk(PROMPT, 0, len(PROMPT))
+    rows.generate(replace(opening, reserved_tokens=len(PROMPT) + 3), 3)
+
+    assert engine.memory().kv_used_bytes == 0
+    assert rows.change(StoreBlock(1, 0, 0, 16)).lost_blocks == (1,)
+
+
+def test_warming_up_leaves_nothing() -> None:
+    """No block, no row, no file; and the files are closed with the engine."""
+    files = FilesInMemory()
+    engine = MlxEngine(loaded(TinyKind.HYBRID), block_files=files)
+
+    assert engine._blocks.nbytes == 0
+    assert engine.memory().kv_used_bytes == 0
+    assert engine.memory().available_bytes
+    assert files.contents == {}
+    engine.close()
+    assert files.closed_within_s is not None
+
+
+def test_closing_gives_all_blocks_back() -> None:
+    """Their memory, too."""
+    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    BlockRows(engine).prompt_blocks(PROMPT, (16, 32))
+    assert engine._blocks.nbytes > 0
+
+    engine.close()
+
+    assert engine._blocks.nbytes == 0
+
+
+def _content(kind: TinyKind) -> tuple[BlockForm, BlockContent, BlockArrays]:
+    engine = MlxEngine(loaded(kind), block_files=FilesInMemory())
+    (block_id,) = BlockRows(engine).prompt_blocks(PROMPT, (16,))
+    assert engine._blocks._form is not None
+    block = engine._blocks._blocks[block_id]
+    return engine._blocks._form, content_of(block), block
+
+
+@_KINDS
+def test_plain_arrays_make_the_same_block(kind: TinyKind) -> None:
+    """To the bit, state and its structure included; and nothing of it is mlx's any more."""
+    form, content, block = _content(kind)
+
+    again = form.block_of(content, 16)
+
+    assert again is not None
+    assert all(type(one) is np.ndarray and one.flags.owndata for one in content.arrays.values())
+    assert again.state is not None
+    assert block.state is not None
+    assert shape_of(again.state) == shape_of(block.state)
+    assert len(again.arrays) == len(block.arrays) == len(content.arrays)
+    pairs = zip(again.arrays, block.arrays, strict=True)
+    assert all(bool(mx.array_equal(one, other)) for one, other in pairs)
+    assert again.nbytes == block.nbytes == content.nbytes
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.uint8])
+def test_every_dtype_comes_back(dtype: mx.Dtype) -> None:
+    """Also bfloat16, which numpy has not."""
+    cache = KVCache()
+    planes = [(100 * _array(1, 2, 5, 4)).astype(dtype) for _ in range(2)]
+    cache.keys, cache.values, cache.offset = *planes, 5
+    state = ArraysCache(1)
+    state[0] = (100 * _array(1, 3)).astype(dtype)
+    block = copy_of_row(_standing([cache, state], 5), 0, 5, has_state=True)
+
+    again = BlockForm.of(block).block_of(content_of(block), 5)
+
+    assert again is not None
+    for one, other in zip(again.arrays, block.arrays, strict=True):
+        assert one.dtype == other.dtype == dtype
+        assert mx.array_equal(one, other)
+
+
+Damage = Callable[[dict[str, PlainArray], dict[str, str]], None]
+
+
+def _rename(arrays: dict[str, PlainArray], _: dict[str, str]) -> None:
+    arrays["other"] = arrays.pop("stack.0")
+
+
+def _shorten(arrays: dict[str, PlainArray], _: dict[str, str]) -> None:
+    arrays["stack.0"] = arrays["stack.0"][:, :, :-1]
+
+
+def _retype(arrays: dict[str, PlainArray], _: dict[str, str]) -> None:
+    arrays["stack.0"] = arrays["stack.0"].astype(np.float16)
+
+
+def _widen(arrays: dict[str, PlainArray], _: dict[str, str]) -> None:
+    arrays["stack.0"] = np.repeat(arrays["stack.0"], 2, axis=3)
+
+
+def _falsify(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
+    notes["bfloat16"] = json.dumps(["stack.0"])
+
+
+def _no_notes(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
+    notes.clear()
+
+
+def _no_json(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
+    notes["state"] = "[[["
+
+
+def _no_list(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
+    notes["state"] = "7"
+
+
+def _too_few(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
+    notes["state"] = json.dumps(json.loads(notes["state"])[1:])
+
+
+def _no_array(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
+    notes["state"] = notes["state"].replace("state.", "nobody.")
+
+
+def _reshape_state(arrays: dict[str, PlainArray], _: dict[str, str]) -> None:
+    name = next(one for one in arrays if one.startswith("state."))
+    arrays[name] = arrays[name][..., :-1]
+
+
+_DAMAGES: list[Damage] = [
+    _rename, _shorten, _retype, _widen, _falsify, _no_notes, _no_json, _no_list, _too_few,
+    _no_array, _reshape_state,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", _DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("kind", [TinyKind.ROTATING, TinyKind.HYBRID_GDN, TinyKind.NESTED])
+def test_what_does_not_fit_the_model_is_no_block(kind: TinyKind, damage: Damage) -> None:
+    """It is lost when it is loaded, and no exception then or later."""
+    form, content, _ = _content(kind)
+    arrays, notes = dict(content.arrays), dict(content.notes)
+
+    damage(arrays, notes)
+
+    assert form.block_of(BlockContent(arrays, notes), 16) is None
+
+
+@pytest.mark.parametrize("other", [kind for kind in TinyKind if kind is not TinyKind.STANDARD])
+def test_another_models_blocks_are_lost(other: TinyKind) -> None:
+    """Whatever the second tier believes, where something about their caches differs."""
+    files = FilesInMemory()
+    first = BlockRows(MlxEngine(loaded(other), block_files=files))
+    first.run(StepPlan(prefill=(first.chunk(PROMPT, 0, 16),)))
+    held = first.store(0, 0, 16, has_state=True)
+    saved = saved_block(held, PROMPT[:16], 0)
+    first.change(SaveBlock(held.block_id, saved))
+
+    alike = {TinyKind.HYBRID_GDN, TinyKind.NESTED}  # of the same shapes throughout
+    for kind in set(TinyKind) - (alike if other in alike else {other}):
+        rows = BlockRows(MlxEngine(loaded(kind), block_files=files))
+        assert rows.change(LoadBlock(1, saved)).lost_blocks == (1,)
+
+
+def test_a_block_without_state_is_loaded_without() -> None:
+    """And a row cannot begin at its end."""
+    form, _, block = _content(TinyKind.HYBRID)
+
+    again = form.block_of(content_of(replace(block, state=None)), 16)
+
+    assert again is not None
+    assert again.state is None
+    assert again.nbytes < block.nbytes
+
+
+def test_how_full_a_window_is_may_differ() -> None:
+    """The pattern is of a few tokens; windows and histories fill, and states come into being."""
+    caches = [RotatingKVCache(8), ArraysCache(2)]
+    caches[0].update_and_fetch(_array(1, 2, 3, 4), _array(1, 2, 3, 4))
+    pattern = shape_of([row_state(one, 0) for one in caches])
+
+    caches[0].update_and_fetch(_array(1, 2, 20, 4), _array(1, 2, 20, 4))
+    caches[1][0] = _array(1, 6)
+    later = [row_state(one, 0) for one in caches]
+
+    assert is_like(later, pattern)
+    assert not is_like(shape_of(later), pattern)
+    assert not is_like(later[:1], pattern)
+
+
+def test_a_missing_block_opens_nothing() -> None:
+    """Not even if others are there."""
+    store = BlockStore()
+    row = _standing([_kv(8)], 8)
+    store.apply([StoreBlock(1, 0, 0, 4)], lambda _: row)
+
+    with pytest.raises(AssertionError, match="held"):
+        store.fill([KVCache()], ReusedPrefix((1, 2), (1, 2)))
+
+
+class _FailingFiles(FilesInMemory):
+    """A second tier that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def load(self, _saved: SavedBlock) -> BlockContent | None:
+        raise self._error
+
+    def save(self, _saved: SavedBlock, _content: BlockContent) -> None:
+        raise self._error
+
+
+_SAVED = SavedBlock(b"digest", b"", 0, (1, 2), has_state=True, nbytes=10)
+
+
+def test_what_raises_costs_its_block_alone() -> None:
+    """No step and no row; the log has it once in a while."""
+    clock = ManualClock()
+    store = BlockStore(_FailingFiles(MemoryError()), clock)
+    row = _standing([_kv(8)], 8)
+    with structlog.testing.capture_logs() as logs:
+        for n in range(4):
+            clock.advance(25)
+            outcome = store.apply(
+                [
+                    StoreBlock(10 * n, 0, 0, 4),
+                    LoadBlock(10 * n + 1, _SAVED),
+                    SaveBlock(10 * n, _SAVED),
+                    StoreBlock(10 * n + 2, 0, 4, 8),
+                ],
+                lambda _: row,
+            )
+            assert set(outcome.held) == {10 * n, 10 * n + 2}
+            assert (outcome.lost, outcome.unsaved) == ([10 * n + 1], [b"digest"])
+    assert [(one["event"], one["count"]) for one in logs] == [
+        ("blocks.change_failed", 1),
+        ("blocks.change_failed", 7),
+    ]
+
+
+def test_bugs_are_not_hidden() -> None:
+    """What cannot be by our own rules ends the step, as anywhere else."""
+    store = BlockStore(_FailingFiles(AssertionError("a rule")))
+    with pytest.raises(AssertionError, match="a rule"):
+        store.apply([LoadBlock(1, _SAVED)], lambda _: None)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_store_that_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Computed together they fail together; then each is tried alone."""
+    store = BlockStore()
+    row = _standing([_kv(8)], 8)
+    calls = 0
+    evaluate = mx.eval
+
+    def fail(*arrays: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in {1, 1 + failing}:
+            raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", fail)
+    outcome = store.apply([StoreBlock(1, 0, 0, 4), StoreBlock(2, 0, 4, 8)], lambda _: row)
+
+    assert outcome.lost == [failing]
+    assert set(outcome.held) == {1, 2} - {failing}
+
+
+def test_a_cut_that_fails_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for them is told, and their numbers are free again."""
+    store = BlockStore()
+    row = _standing([_kv(8)], 8)
+    store.apply([StoreBlock(1, 0, 0, 8)], lambda _: row)
+    with monkeypatch.context() as patched:
+        patched.setattr(mx, "eval", _raise)
+        outcome = store.apply([SplitBlock(1, 2, 3)], lambda _: row)
+    assert sorted(outcome.lost) == [1, 2]
+    assert store.nbytes == 0
+    changes: list[BlockChange] = [StoreBlock(1, 0, 0, 8), StoreBlock(2, 0, 0, 8)]
+    assert store.apply(changes, lambda _: row).lost == []
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+
+
+@_KINDS
+def test_a_model_that_warms_up_to_no_number_has_files(kind: TinyKind) -> None:
+    """What loaded blocks have to look like follows from shapes: other prompts may well be sound."""
+    broken = tiny_model(kind)
+    weight = broken.model.model.embed_tokens.weight
+    weight[0] = float("nan")
+    mx.eval(weight)
+    files = FilesInMemory()
+    engine = MlxEngine(broken, block_files=files)
+    rows = BlockRows(engine)
+    prompt = [1 + token % (VOCABULARY_TOKENS - 1) for token in PROMPT]
+    (block_id,) = rows.prompt_blocks(prompt, (16,))
+    held = engine._blocks._blocks[block_id]
+    saved = SavedBlock(b"d", b"", 0, tuple(prompt[:16]), has_state=True, nbytes=held.nbytes)
+
+    rows.change(SaveBlock(block_id, saved), DropBlocks((block_id,)))
+
+    assert rows.change(LoadBlock(901, saved)).lost_blocks == ()
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_dropped_blocks_are_given_back(*, is_running: bool) -> None:
+    """Not kept for reuse: where nothing runs at once, and where rows run before it is much."""
+    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    rows = BlockRows(engine)
+    _store_blocks(engine, 8, tokens=65536)  # 16 MB each
+    if is_running:
+        rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, len(PROMPT)),)))
+    mx.clear_cache()
+    kept = []
+    for n in range(8):
+        rows.drop(n)
+        kept.append(mx.get_cache_memory())
+    assert max(kept) < 64_000_000
+    assert is_running or max(kept) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others' C libraries do as they like")
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("tokens", [512, 8192])
+def test_the_process_gets_smaller(*, is_running: bool, tokens: int) -> None:
+    """Where every second block goes, too, whose memory lies between that of those that stay."""
+    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    rows = BlockRows(engine)
+    count = (256 << 20) // (256 * tokens)
+    _store_blocks(engine, count, tokens=tokens)
+    if is_running:
+        rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, len(PROMPT)),)))
+    mx.clear_cache()
+    before_bytes = psutil.Process().memory_info().rss
+    rows.drop(*range(0, count, 2))
+    assert before_bytes - psutil.Process().memory_info().rss > 100 << 20
+
+
+def _store_blocks(engine: MlxEngine, count: int, *, tokens: int) -> None:
+    """Blocks of 256 bytes a token, numbered from 0 on."""
+    row = _standing([_kv(tokens, widths=(16, 16))], tokens)
+    engine._blocks.apply([StoreBlock(n, 0, 0, tokens) for n in range(count)], lambda _: row)

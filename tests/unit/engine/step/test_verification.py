@@ -1,0 +1,302 @@
+"""Guesses are accepted exactly as far as they are what would have been sampled, in every distribution.
+
+The distribution of what is said is held against the model's own by chi-square, and verifiers that are
+wrong on purpose fail that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from machd.api.constraint import Constraint, ConstraintKind
+from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
+from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.protocol.engine import Grammar, SampledToken, SamplingParams
+from machd.engine.speculation import verification
+from machd.engine.step.sampling import RowSampling, Sampler
+from machd.engine.step.verification import Draft, Verdict, draft_of, verify
+
+_SYMBOLS = 4
+_SAID = 3
+_ROWS = 6000
+_LIKELY = 3
+"""After token 0, in the model made up below."""
+_FALSE_ALARM_Z = 4.7534
+"""A right verifier fails one check of a million. Seeds are fixed, so it never does or always."""
+
+_RIGHT_VERDICT = verification._verdict
+_FloatArray = NDArray[np.float64]
+
+
+# --- distributions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A made-up model whose next token depends on the last one alone."""
+
+    logits: NDArray[np.float32]
+    params: SamplingParams
+
+    def probabilities(self) -> _FloatArray:
+        """Of every text of three tokens, after token 0."""
+        scaled = self.logits.astype(np.float64) / self.params.temperature
+        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        each = weights / weights.sum(axis=1, keepdims=True)
+        texts = product(range(_SYMBOLS), repeat=_SAID)
+        return np.array([each[0, a] * each[a, b] * each[b, c] for a, b, c in texts])
+
+    def after(self, tokens: Sequence[int]) -> mx.array:
+        """Logits [tokens, vocabulary] that follow each token."""
+        return mx.array(self.logits[np.array(tokens, dtype=np.int64)])
+
+    def said(self, seeds: Sequence[int]) -> list[list[int]]:
+        """What rows say without guesses."""
+        samplings = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
+        sampler = Sampler(samplings, _SYMBOLS)
+        last = [0] * len(seeds)
+        texts: list[list[int]] = [[] for _ in seeds]
+        for _ in range(_SAID):
+            token_ids = sampler.sample(self.after(last)).token_ids.tolist()
+            assert isinstance(token_ids, list)
+            last = [int(str(one)) for one in token_ids]
+            for text, token_id in zip(texts, last, strict=True):
+                text.append(token_id)
+        return texts
+
+    def said_with(self, seeds: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
+        """What rows say if somebody guesses so for them, in as many passes as that takes."""
+        rows = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
+        texts: list[list[int]] = [[] for _ in seeds]
+        while waiting := [row for row, text in enumerate(texts) if len(text) < _SAID]:
+            drafts = [
+                draft_of(rows[row], guesses[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
+                for row in waiting
+            ]
+            read = [
+                token_id
+                for row, draft in zip(waiting, drafts, strict=True)
+                for token_id in ((texts[row] or [0])[-1], *draft.token_ids)
+            ]
+            found = verify(drafts, waiting, self.after(read), _SYMBOLS, None)
+            for row, verdict in zip(waiting, found, strict=True):
+                texts[row] += [token.token_id for token in verdict.tokens if token is not None]
+                rows[row].take(verdict.sampling)
+        return texts
+
+
+def _chain(temperature: float) -> _Chain:
+    random = np.random.default_rng(5)
+    logits = random.normal(scale=0.5, size=(_SYMBOLS, _SYMBOLS)).astype(np.float32)
+    return _Chain(logits, SamplingParams(temperature=temperature))
+
+
+def _chi_square(texts: Sequence[Sequence[int]], probabilities: _FloatArray) -> float:
+    """How far counts of texts are from what is expected, relative to the limit for a right one."""
+    counts = np.zeros(len(probabilities))
+    for a, b, c in texts:
+        counts[(a * _SYMBOLS + b) * _SYMBOLS + c] += 1
+    expected = probabilities * len(texts)
+    assert expected.min() > 5, "every text is likely enough to be counted by itself"
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    # Wilson and Hilferty's approximation of the quantile.
+    freedom = len(probabilities) - 1
+    spread = 2 / (9 * freedom)
+    return statistic / (freedom * (1 - spread + _FALSE_ALARM_Z * math.sqrt(spread)) ** 3)
+
+
+_SEEDS = list(range(_ROWS))
+_TEMPERATURES = pytest.mark.parametrize("temperature", [1.0, 0.8])
+
+
+@_TEMPERATURES
+@pytest.mark.parametrize("guesser", ["another seed", "the same seed", "always 1"])
+def test_what_is_said_has_the_models_distribution(temperature: float, guesser: str) -> None:
+    """With guesses of another draw, of the same draw and with bad ones: as without any.
+
+    And for each seed it is the very same text.
+    """
+    chain = _chain(temperature)
+    plain = chain.said(_SEEDS)
+    guesses = {
+        "another seed": chain.said([_ROWS + seed for seed in _SEEDS]),
+        "the same seed": plain,
+        "always 1": [[1] * _SAID for _ in _SEEDS],
+    }[guesser]
+
+    texts = chain.said_with(_SEEDS, guesses)
+
+    assert _chi_square(texts, chain.probabilities()) < 1
+    assert texts == plain
+
+
+_WrongVerdict = Callable[[Draft, int, Sequence[SampledToken | None]], Verdict]
+
+
+def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerdict:
+    """A verifier that also accepts other guesses; told the row's slot, a place and the guess."""
+
+    def verdict(draft: Draft, slot: int, chosen: Sequence[SampledToken | None]) -> Verdict:
+        taken = list(chosen)
+        for place, guess in enumerate(draft.token_ids):
+            if is_right(slot, place, guess):
+                taken[place] = SampledToken(slot, guess)
+        return _RIGHT_VERDICT(draft, slot, taken)
+
+    return verdict
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _accepting(lambda _slot, _place, _guess: True),
+        _accepting(lambda _slot, place, guess: place == 0 and guess == _LIKELY),
+        _accepting(lambda slot, _place, _guess: slot % 4 == 0),
+    ],
+    ids=["accepts all", "accepts the most likely", "accepts one in four too many"],
+)
+def test_a_wrong_verifier_has_another_distribution(
+    wrong: _WrongVerdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check notices a verifier that takes guesses that were not drawn, or some of them."""
+    chain = _chain(1.0)
+    assert int(np.argmax(chain.logits[0])) == _LIKELY
+    monkeypatch.setattr(verification, "_verdict", wrong)
+
+    # Guesses that the model draws have its distribution, so it takes a guesser that has not.
+    guesses = [[_LIKELY] * _SAID for _ in _SEEDS]
+    assert _chi_square(chain.said_with(_SEEDS, guesses), chain.probabilities()) > 1
+
+
+# --- drafts -----------------------------------------------------------------------------------
+
+
+def _sampling(params: SamplingParams, prompt: Sequence[int] = (1,)) -> RowSampling:
+    return RowSampling.for_prompt(params, prompt, VOCABULARY_TOKENS)
+
+
+def _grammar(pattern: str) -> Grammar:
+    compiler = LlguidanceCompiler(FakeTokenizer(), VOCABULARY_TOKENS, frozenset({END_OF_TEXT}))
+    return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "test"))
+
+
+def test_a_draft_has_one_state_more_than_tokens() -> None:
+    """Each state is of its own position and has counted the tokens before it; the row's stays."""
+    row = _sampling(SamplingParams(presence_penalty=1.0))
+    row.add((7,))
+
+    draft = draft_of(row, (5, 5, 6, 8), 3)
+
+    assert draft.token_ids == (5, 5, 6)
+    assert [one.position for one in draft.samplings] == [1, 2, 3, 4]
+    counted = [one.counts for one in draft.samplings]
+    assert [None if one is None else one[5].item() for one in counted] == [0, 1, 2, 2]
+    assert row.position == 1
+    assert row.counts is not None
+    assert row.counts[5].item() == 0
+    assert draft.first(1) == Draft((5,), draft.samplings[:2])
+    assert draft_of(row, (), 3).token_ids == draft_of(row, (5,), 0).token_ids == ()
+
+
+def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
+    """What cannot come true is not computed; the row's guide sees nothing of it."""
+    row = _sampling(SamplingParams(grammar=_grammar("[ab]{5}")))
+    draft = draft_of(row, tuple(b"abcab"), 5)
+    assert bytes(draft.token_ids) == b"ab"
+    assert row.guide is not None
+    assert row.guide.allows(ord("a"))
+    assert not row.guide.allows(ord("c"))
+    last = draft.samplings[-1].guide
+    assert last is not None
+    assert last is not row.guide
+
+
+def test_a_draft_goes_on_where_a_grammar_leaves_no_choice() -> None:
+    """Its tokens are certain, whatever is proposed; a proposal counts on only as long as it agrees."""
+    row = _sampling(SamplingParams(grammar=_grammar("[ab]-long-[ab]{5}")))
+    assert bytes(draft_of(row, tuple(b"a-long-bb"), 9).token_ids) == b"a-long-bb"
+    assert bytes(draft_of(row, tuple(b"axx"), 9).token_ids) == b"a-long-"
+    assert bytes(draft_of(row, tuple(b"a"), 4).token_ids) == b"a-lo"
+    assert draft_of(row, (), 9).token_ids == ()
+
+
+# --- verdicts ---------------------------------------------------------------------------------
+
+
+def _favouring(*token_ids: int) -> mx.array:
+    """Logits [positions, vocabulary] of which each has one that is far the best."""
+    return mx.where(
+        mx.arange(VOCABULARY_TOKENS)[None] == mx.array(token_ids)[:, None], 9.0, 0.0
+    ).astype(mx.float32)
+
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("guess", "said"),
+    [
+        ((4, 5, 6), [4, 5, 6, 7]),
+        ((4, 5, 9), [4, 5, 6]),
+        ((4, 9, 6), [4, 5]),
+        ((9, 5, 6), [4]),
+        ((), [4]),
+    ],
+)
+def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: list[int]) -> None:
+    """Then comes the token that was sampled in its place, and the state behind that."""
+    drafts = [draft_of(_sampling(_GREEDY), guess, 9)]
+    logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
+
+    (verdict,) = verify(drafts, [3], logits, VOCABULARY_TOKENS, None)
+
+    assert verdict.tokens == tuple(SampledToken(3, one) for one in said)
+    assert verdict.accepted_tokens == len(said) - 1
+    assert verdict.sampling.position == len(said)
+    assert verdict.is_clean
+
+
+def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
+    """Ragged guesses beside one another; log-probabilities come with every token that is said."""
+    asked = replace(_GREEDY, top_logprobs=1)
+    rows = [_sampling(_GREEDY), _sampling(asked), _sampling(SamplingParams(seed=3))]
+    drafts = [draft_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
+
+    verdicts = verify(drafts, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6), VOCABULARY_TOKENS, None)
+
+    assert [one.accepted_tokens for one in verdicts] == [1, 1, 0]
+    said = [[token.token_id for token in one.tokens if token] for one in verdicts]
+    assert said[:2] == [[4, 1], [5, 2]]
+    assert [token.slot_index for one in verdicts for token in one.tokens if token] == [
+        7,
+        7,
+        8,
+        8,
+        9,
+    ]
+    assert [token.logprob is not None for token in verdicts[1].tokens if token] == [True, True]
+    assert all(token.logprob is None for token in verdicts[0].tokens if token)
+
+
+@pytest.mark.parametrize(
+    ("at", "said", "is_clean"),
+    [(0, [None], True), (1, [4, None], True), (2, [4, 5], False), (3, [4, 5], False)],
+)
+def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_clean: bool) -> None:
+    """Where it would have been said, as a token that is missing; behind that, as a spot."""
+    drafts = [draft_of(_sampling(_GREEDY), (4, 9, 6), 9)]
+    logits = _favouring(4, 5, 6, 7)
+    logits[at] = mx.nan
+
+    (verdict,) = verify(drafts, [0], logits, VOCABULARY_TOKENS, None)
+
+    assert [token and token.token_id for token in verdict.tokens] == said
+    assert verdict.is_clean is is_clean or at < 2

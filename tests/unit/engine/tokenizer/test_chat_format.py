@@ -1,0 +1,352 @@
+"""What mlx-lm knows of how models write, asked once and kept from failing in other ways."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import tiny_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.chat_format import TextState
+from machd.engine.tokenizer.chat_format import (
+    _INNER_MARKERS,
+    JSON_TOOL_MARKERS,
+    JSON_TOOLS,
+    MarkedChatFormat,
+    parsed_call,
+)
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
+from machd.errors import InvalidRequestError
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+THINKING_TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>\n"
+    "calls: <tool_call>{# tool_call.name #}</tool_call>\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant: "
+    "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def _tokenizer(
+    template: str, special: Sequence[str] = (), plain: Sequence[str] = ()
+) -> MlxTokenizer:
+    import_mlx_lm()
+    from mlx_lm.tokenizer_utils import (  # noqa: PLC0415 - after import_mlx_lm()
+        TokenizerWrapper,
+        _infer_tool_parser,
+    )
+
+    inner = tiny_tokenizer().wrapped._tokenizer
+    inner.add_tokens([AddedToken(one, special=True) for one in special], special_tokens=True)
+    inner.add_tokens([AddedToken(one, special=False, normalized=False) for one in plain])
+    inner.chat_template = template
+    name = _infer_tool_parser(inner)
+    if name is None:
+        return MlxTokenizer(TokenizerWrapper(inner))
+    module = __import__(f"mlx_lm.tool_parsers.{name}", fromlist=["x"])
+    return MlxTokenizer(
+        TokenizerWrapper(
+            inner,
+            tool_call_start=module.tool_call_start,
+            tool_call_end=module.tool_call_end,
+            tool_parser=module.parse_tool_call,
+        )
+    )
+
+
+def _split(chat_format: MarkedChatFormat, parts: Sequence[str], state: TextState) -> list[object]:
+    splitter = chat_format.splitter(tools=True, starts_in=state)
+    found = [one for part in parts for one in splitter.push(part)] + splitter.finish()
+    merged: list[tuple[TextState, str]] = []
+    for name, text in found:
+        if merged and merged[-1][0] is name:
+            merged[-1] = (name, merged[-1][1] + text)
+        else:
+            merged.append((name, text))
+    return list(merged)
+
+
+def test_a_format_is_read_from_the_tokenizer_and_its_template() -> None:
+    """Markers from the vocabulary, abilities from a few rendered words."""
+    chat_format = _tokenizer(THINKING_TEMPLATE, plain=("<think>", "</think>")).chat_format
+    assert chat_format.reasoning_markers == ("<think>", "</think>")
+    assert chat_format.has_reasoning_switch
+    assert chat_format.shows_tools
+    assert chat_format.tool_format == JSON_TOOLS
+    assert chat_format.tool_markers == JSON_TOOL_MARKERS
+    assert chat_format.opening_state is TextState.NORMAL
+
+
+def test_a_plain_model_has_no_format() -> None:
+    """No markers, no tools, no switch; and a template that fails says no."""
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    assert _tokenizer(plain).chat_format == MarkedChatFormat()
+    failing = "{{ raise_exception('never') }}"
+    assert _tokenizer(failing).chat_format == MarkedChatFormat()
+    assert not _tokenizer("{{ 1 // 0 }}").chat_format.shows_tools
+
+
+def test_the_format_is_read_once_and_by_any_thread() -> None:
+    """Threads that ask first get equal answers."""
+    tokenizer = _tokenizer(THINKING_TEMPLATE, plain=("<think>", "</think>"))
+    with ThreadPoolExecutor(4) as pool:
+        formats = list(pool.map(lambda _: tokenizer.chat_format, range(8)))
+    assert all(one == formats[0] for one in formats)
+    assert tokenizer.chat_format is tokenizer.chat_format
+
+
+def test_every_parser_of_mlx_lm_has_its_inner_markers() -> None:
+    """A new mlx-lm with a new parser fails here, so that its special tokens are looked at."""
+    import_mlx_lm()
+    import mlx_lm.tool_parsers  # noqa: PLC0415 - after import_mlx_lm()
+
+    names = {module.name for module in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__)}
+    assert names == set(_INNER_MARKERS)
+
+
+TEXT = "a<think>b</think> <tool_call>c</tool_call><tool_call></tool_call>d<tool"
+
+
+@given(st.lists(st.integers(0, len(TEXT)), max_size=8))
+def test_states_follow_markers_however_the_text_is_cut(cuts: list[int]) -> None:
+    """Markers are left out, every change of state shows, the rest comes out at the end."""
+    edges = [0, *sorted(cuts), len(TEXT)]
+    parts = [TEXT[start:end] for start, end in itertools.pairwise(edges)]
+    normal, reasoning, tool = TextState.NORMAL, TextState.REASONING, TextState.TOOL
+    assert _split(FakeTokenizer().chat_format, parts, normal) == [
+        (normal, "a"),
+        (reasoning, "b"),
+        (normal, " "),
+        (tool, "c"),
+        (normal, ""),
+        (tool, ""),
+        (normal, "d<tool"),
+    ]
+
+
+def test_a_splitter_begins_where_the_prompt_left_off() -> None:
+    """Inside thoughts, or in the plain text."""
+    chat_format = FakeTokenizer().chat_format
+    assert _split(chat_format, ["x</think>y"], TextState.REASONING) == [
+        (TextState.REASONING, "x"),
+        (TextState.NORMAL, "y"),
+    ]
+
+
+def test_plain_text_needs_no_mlx() -> None:
+    """The scripted engine reads plain conversations in a process without mlx-lm."""
+    program = (
+        "import sys\n"
+        "from machd.engine.fake.tokenizer import FakeTokenizer\n"
+        "from machd.engine.protocol.chat_format import TextState\n"
+        "one = FakeTokenizer().chat_format.splitter(tools=True, starts_in=TextState.NORMAL)\n"
+        "assert one.push('hello') == [(TextState.NORMAL, 'hello')] and one.finish() == []\n"
+        "assert not {'mlx', 'mlx_lm'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("parsed", "arguments"),
+    [
+        ({"name": "f"}, "{}"),
+        ({"name": "f", "arguments": None}, "{}"),
+        ({"name": "f", "arguments": {"a": "\u00e9"}}, '{"a": "\u00e9"}'),
+        ({"name": "f", "arguments": '{"a":1}'}, '{"a": 1}'),
+        ({"name": "f", "arguments": {"a": "\ud800"}}, '{"a": "\\ud800"}'),
+    ],
+)
+def test_a_parsed_call_has_json_arguments(parsed: object, arguments: str) -> None:
+    """Whatever form the parser left them in, and always text that has a UTF-8."""
+    call = parsed_call(parsed)
+    assert (call.name, call.arguments) == ("f", arguments)
+    call.arguments.encode()
+
+
+@pytest.mark.parametrize(
+    "parsed",
+    [
+        None,
+        "f",
+        {},
+        {"name": 1},
+        {"name": ""},
+        {"name": "f", "arguments": [1]},
+        {"name": "f", "arguments": "[1]"},
+        {"name": "f", "arguments": "{"},
+        {"name": "f", "arguments": "[" * 100_000},
+        {"name": "f", "arguments": {"a": float("nan")}},
+        {"name": "f", "arguments": {"a": {1, 2}}},
+        {"name": "f", "arguments": {(1, 2): 3}},
+        {"name": "f", "arguments": 5},
+    ],
+)
+def test_what_is_no_call_is_a_value_error(parsed: object) -> None:
+    """The one way to fail."""
+    with pytest.raises(ValueError):  # noqa: PT011 - its words are for nobody
+        parsed_call(parsed)
+
+
+@pytest.mark.parametrize(
+    "failure", [KeyError("x"), SyntaxError(), AttributeError(), RecursionError(), MemoryError()]
+)
+def test_parsers_have_one_way_to_fail(failure: Exception) -> None:
+    """mlx-lm's raise whatever comes to hand."""
+
+    def parse(_text: str, _tools: object) -> object:
+        raise failure
+
+    with pytest.raises(ValueError, match="no call"):
+        MarkedChatFormat(parse=parse).parse_tool_calls("x", [])
+    with pytest.raises(ValueError, match="no call"):
+        MarkedChatFormat(parse=lambda _text, _tools: []).parse_tool_calls("x", [])
+
+
+def test_prompted_calls_are_json_whatever_the_model_would_do() -> None:
+    """A model whose template shows no tools is told how to write them."""
+    base = MarkedChatFormat(
+        reasoning_markers=("<think>", "</think>"),
+        tool_format="mistral",
+        tool_markers=("[TOOL_CALLS]", ""),
+    )
+    told = base.with_json_calls()
+    assert told.tool_markers == JSON_TOOL_MARKERS
+    assert told.reasoning_markers == base.reasoning_markers
+    (call,) = told.parse_tool_calls('\n{"name": "f", "arguments": {}}\n', [])
+    assert call.name == "f"
+
+
+def test_special_tokens_come_out_where_they_are_asked_for() -> None:
+    """Markers that are special tokens reach the reader, and other special tokens never do."""
+    tokenizer = _tokenizer("", special=("<|call|>", "<|other|>"), plain=("<plain>",))
+    text = "a<|call|>b<|other|><plain>c"
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    for keeps, expected in (
+        ((), "ab<plain>c"),
+        (("<|call|>",), "a<|call|>b<plain>c"),
+        (("<|call|>thought", "no token"), "a<|call|>b<plain>c"),
+    ):
+        detokenizer = tokenizer.detokenizer(keeps=keeps)
+        out = "".join(detokenizer.push(one) for one in token_ids) + detokenizer.finish()
+        assert out == expected
+
+
+def test_other_decoders_keep_markers_too() -> None:
+    """A vocabulary whose joints only its decoder knows, through the window."""
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - only here
+
+    vocabulary = {"[UNK]": 0, "green": 1, "##house": 2, "plant": 3, "[END]": 4}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["<call>", "<other>"])
+    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="[END]")
+    import_mlx_lm()
+    from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: PLC0415 - after import_mlx_lm()
+
+    tokenizer = MlxTokenizer(TokenizerWrapper(inner), chat=False)
+    assert not tokenizer.knows_token_bytes
+    token_ids = [1, 2, 5, 3, 6, 3, 4]
+    detokenizer = tokenizer.detokenizer(keeps=("<call>",))
+    out = "".join(detokenizer.push(one) for one in token_ids) + detokenizer.finish()
+    assert out == "greenhouse <call> plant plant"
+    assert tokenizer.decode(token_ids) == "greenhouse plant plant"
+
+
+MESSAGES: list[dict[str, object]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "I thi"},
+]
+
+
+def test_a_final_message_is_continued_where_it_stops() -> None:
+    """No end of turn after it, no new turn."""
+    tokenizer = _tokenizer(THINKING_TEMPLATE)
+    text = tokenizer.render_chat(MESSAGES, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("assistant: I thi")
+
+
+def test_a_final_message_that_a_template_hides_is_not_quoted() -> None:
+    """The library's own words hold the conversation; ours do not."""
+    template = "{% for message in messages[:-1] %}{{ message.content }}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match="cannot be continued") as caught:
+        _tokenizer(template).render_chat(
+            MESSAGES, add_generation_prompt=False, continue_final_message=True
+        )
+    assert "I thi" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 1 // (messages | length - 1) }}",
+    ],
+)
+def test_a_template_that_runs_away_is_the_requests_failure(template: str) -> None:
+    """Endless recursion and arithmetic are 400s with a constant text."""
+    with pytest.raises(InvalidRequestError, match=r"RecursionError|ZeroDivisionError"):
+        _tokenizer(template).render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_tools_and_variables_reach_the_template() -> None:
+    """And an empty list of tools is none."""
+    tokenizer = _tokenizer("{{ tools is none }} {{ tools | tojson }} {{ mood }}")
+    user: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(user, variables={"mood": "good"}) == "True null good"
+    assert '"name": "f"' in tokenizer.render_chat(user, tools=[{"function": {"name": "f"}}])
+
+
+def test_mlx_lms_own_renderers_get_arguments_as_text() -> None:
+    """They parse the JSON themselves, where templates want the object."""
+    seen: list[object] = []
+
+    def render(messages: list[dict[str, object]], **_options: object) -> str:
+        seen.extend(messages)
+        return "text"
+
+    tokenizer = _tokenizer(THINKING_TEMPLATE)
+    tokenizer.wrapped._chat_template = render
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    message: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert tokenizer.render_chat([message]) == "text"
+    (rendered,) = seen
+    assert isinstance(rendered, dict)
+    assert json.loads(rendered["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
+    assert call["function"] == {"name": "f", "arguments": {"a": 1}}
+
+
+def test_the_fakes_lines() -> None:
+    """Plain conversations as ever; tools, calls and thinking on lines of their own."""
+    fake = FakeTokenizer()
+    user: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+    assert fake.render_chat(user) == "user: hi\nassistant: "
+    assert fake.render_chat(user, variables={"enable_thinking": True}).endswith(
+        "assistant: <think>"
+    )
+    call = {"function": {"name": "f", "arguments": {}}}
+    text = fake.render_chat(
+        [*user, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        tools=[{"function": {"name": "f"}}],
+        add_generation_prompt=False,
+    )
+    assert text.splitlines() == [
+        'tools: [{"function": {"name": "f"}}]',
+        "user: hi",
+        'assistant calls: {"name": "f", "arguments": {}}',
+    ]
+    continued = fake.render_chat(MESSAGES, add_generation_prompt=False, continue_final_message=True)
+    assert continued.endswith("assistant: I thi")
