@@ -18,14 +18,13 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import (
+from machd.engine.protocol.engine import DiskReading, Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import (
     DecodeRow,
-    DiskReading,
-    Engine,
     Lane,
     PrefillChunk,
     SampledToken,
-    SamplingParams,
     StepPlan,
     StepResult,
 )

@@ -23,7 +23,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import (
+from machd.engine.protocol.step import (
     DecodeRow,
     DraftOutcome,
     PrefillChunk,

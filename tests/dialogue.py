@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from machd.engine.fake.engine import Script, lettered, spelled
-from machd.engine.protocol.engine import SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
 
 __all__ = ["chat", "completion", "sse_data", "sse_text", "told"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine.protocol.engine import StepPlan, StepResult
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 
 __all__ = ["GatedEngine"]

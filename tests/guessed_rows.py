@@ -10,14 +10,8 @@ from parity import differences
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    PrefillChunk,
-    SampledToken,
-    StepPlan,
-    StepResult,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan, StepResult
 from machd_probes.play import DraftSchedule, Join, play
 from machd_probes.scripts import Script
 

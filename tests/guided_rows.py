@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from machd.api.constraint import Constraint, ConstraintKind
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    Grammar,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import Grammar, SamplingParams
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 
 __all__ = ["Run", "grammar_of", "many_readings", "run_rows", "schema_grammar"]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.engine import ProposerKind, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.speculation import drafting
 from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import Proposer, RowProposer

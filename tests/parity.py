@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from machd.engine.protocol.engine import Engine, SampledToken, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import SampledToken
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import Script
 

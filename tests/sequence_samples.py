@@ -8,14 +8,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import (
-    Engine,
-    Lane,
-    PrefillChunk,
-    RowFault,
-    SampledToken,
-    SamplingParams,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToken
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import Event

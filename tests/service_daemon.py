@@ -28,7 +28,7 @@ from polling import CEILING_S
 from machd.cli.commands import leave
 from machd.daemon import Daemon
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 from machd.errors import MachdError
 from machd.serving.notify import forget_service_variables
 from machd.settings.sources import LoadedSettings, SettingsSources, process_environ

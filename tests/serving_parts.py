@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.protocol.engine import SampledToken
+from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
 from machd.scheduler.events import (
     DecodeMode,

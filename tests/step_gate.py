@@ -8,7 +8,7 @@ from typing import Self
 
 from polling import CEILING_S, wait_until
 
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 
 __all__ = ["StepGate", "at_decode", "at_prefill"]
 

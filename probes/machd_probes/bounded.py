@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from machd.clock import Clock
-from machd.engine.protocol.engine import Engine, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.forwarding import ForwardingEngine
+from machd.engine.protocol.step import StepPlan, StepResult
 
 __all__ = [
     "Deadline",

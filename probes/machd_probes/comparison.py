@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from machd.capabilities.evidence import Evidence
-from machd.engine.protocol.engine import SampledToken
+from machd.engine.protocol.step import SampledToken
 
 __all__ = ["compared", "largest_difference", "margin", "tolerated"]
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    Lane,
-    PrefillChunk,
-    SampledToken,
-    SamplingParams,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, SampledToken, StepPlan
 
 __all__ = ["GREEDY", "DraftSchedule", "Join", "no_drafts", "play"]
 

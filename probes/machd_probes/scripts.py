@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from machd.engine.protocol.engine import Engine, Lane, SampledToken, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import Lane, SampledToken
 from machd_probes.play import GREEDY, Join, play
 
 __all__ = ["LENGTHS", "MIXED", "Script", "random_prompt", "scripts"]

@@ -10,13 +10,9 @@ from mlx.nn.layers.base import Module
 
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import LayerCacheFacts
-from machd.engine.protocol.engine import (
-    Engine,
-    Lane,
-    ModelDescription,
-    SampledToken,
-    SamplingParams,
-)
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import Lane, SampledToken
 from machd_probes.bounded import (
     OutOfTimeError,
     ReplaceableWatch,

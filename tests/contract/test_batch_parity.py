@@ -18,7 +18,8 @@ from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.kv import row_positions
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.engine import Engine, Lane
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts

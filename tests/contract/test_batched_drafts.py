@@ -13,7 +13,7 @@ from tiny_models import TinyKind
 
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.cache_marks import CacheMarks
-from machd.engine.protocol.engine import ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.step.decode_pass import Passes
 from machd_probes.play import Join

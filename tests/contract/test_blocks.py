@@ -28,14 +28,9 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    Lane,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oracle import eager
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 from machd_probes.play import DraftSchedule, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts
 

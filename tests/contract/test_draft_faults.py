@@ -21,7 +21,8 @@ from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.protocol.engine import Lane, ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import Lane, ProposerKind
 from machd.engine.speculation.proposer import RowProposer
 from machd.engine.step import sampling
 from machd.engine.step.decode_pass import DecodePass

@@ -20,7 +20,9 @@ from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.protocol.engine import Engine, Lane, SamplingParams, Thinking
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams, Thinking
+from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt

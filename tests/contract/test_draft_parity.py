@@ -16,7 +16,7 @@ from oracle import Answers, Oracle, WatchedEngine, eager
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 from machd_probes.play import Join, play
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
 

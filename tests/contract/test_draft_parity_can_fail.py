@@ -17,9 +17,9 @@ from machd.api.constraint import ConstraintKind
 from machd.engine.kv import cache_marks
 from machd.engine.kv.batch_caches import BatchCaches, SingleCaches
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.protocol.engine import Lane, SampledToken
-from machd.engine.speculation import verification
+from machd.engine.protocol.step import Lane, SampledToken
 from machd.engine.speculation.drafting import RowDrafting
+from machd.engine.step import verification
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling

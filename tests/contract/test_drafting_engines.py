@@ -14,14 +14,14 @@ from tiny_models import TinyKind
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.blocks import DropBlocks, StoreBlock
-from machd.engine.protocol.engine import (
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import (
     DecodeRow,
-    Engine,
     Lane,
     PrefillChunk,
     ProposerKind,
     SampledToken,
-    SamplingParams,
     StepPlan,
     StepResult,
 )

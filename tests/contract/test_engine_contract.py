@@ -13,14 +13,9 @@ from dataclasses import replace
 import pytest
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    PrefillChunk,
-    SampledToken,
-    SamplingParams,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=7)

@@ -12,13 +12,8 @@ from tiny_engines import alone, loaded
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.kv.row_planes import innermost
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan, StepResult
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step import decoder
 from machd.engine.step.mlx_engine import MlxEngine

@@ -15,7 +15,8 @@ from machd.api.constraint import ConstraintKind
 from machd.engine.grammar.guide import RowGuide
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.kv.slab import RowPositions
-from machd.engine.protocol.engine import Engine, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step.decoder import Decoder
 
 Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]

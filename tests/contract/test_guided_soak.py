@@ -10,14 +10,8 @@ from guided_rows import run_rows, schema_grammar
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Grammar,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-    Thinking,
-)
+from machd.engine.protocol.sampling import Grammar, SamplingParams, Thinking
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 
 SCHEMAS: tuple[dict[str, object], ...] = (

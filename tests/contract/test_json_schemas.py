@@ -22,7 +22,8 @@ from json_schema_cases import (
 from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS
 from machd.engine.grammar.grammar import compiled
 from machd.engine.grammar.guide import guide_of
-from machd.engine.protocol.engine import Engine, Grammar, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.errors import GrammarError
 
 _MAX_TOKENS = 96

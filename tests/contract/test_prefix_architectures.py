@@ -16,7 +16,7 @@ from probing import without_compilation
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
 from machd.engine.protocol.blocks import DropBlocks, LoadBlock, SaveBlock
-from machd.engine.protocol.engine import DecodeRow, Lane, SampledToken, StepPlan
+from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt

@@ -24,7 +24,7 @@ from machd.engine.prefix_blocks import arrays as block_arrays
 from machd.engine.prefix_blocks import memory_tier as block_store
 from machd.engine.prefix_blocks.arrays import BlockArrays
 from machd.engine.protocol.blocks import LoadBlock, SaveBlock
-from machd.engine.protocol.engine import DecodeRow, Lane, SampledToken, StepPlan
+from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import (
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import (
     DecodeRow,
-    Engine,
     PrefillChunk,
     PromptLogprob,
     SampledToken,
-    SamplingParams,
     StepPlan,
 )
 

@@ -13,7 +13,7 @@ from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.engine import Lane, PrefillChunk, StepPlan
+from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts

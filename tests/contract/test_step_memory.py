@@ -11,15 +11,9 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    Lane,
-    PrefillChunk,
-    SamplingParams,
-    StepMemoryError,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepMemoryError, StepPlan
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.mlx_engine import MlxEngine
 

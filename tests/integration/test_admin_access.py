@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 
 from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError
 
 _KEY = "public-key-0123456789"

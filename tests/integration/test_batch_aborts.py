@@ -23,7 +23,8 @@ from step_gate import StepGate
 from structlog.testing import capture_logs
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import Engine, StepPlan
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import StepPlan
 from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import Event
 from machd.serving.inbox import Abort, Inbox, Message

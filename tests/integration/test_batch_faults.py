@@ -21,7 +21,10 @@ from structlog.testing import capture_logs
 
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.slab import SlabCache
-from machd.engine.protocol.engine import Detokenizer, Engine, SamplingParams, StepPlan
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.tokenizer import Detokenizer
 from machd.engine.step import sampling
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine

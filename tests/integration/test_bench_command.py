@@ -21,7 +21,7 @@ from machd.bench.staggered import Arrivals
 from machd.cli.bench import bench, forwarded_arguments
 from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 from machd.errors import EngineFaultError, StartupError
 from machd.settings.sources import load_settings
 

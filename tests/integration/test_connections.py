@@ -21,7 +21,7 @@ from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError
 from machd.http.file_limit import SPARE_CONNECTIONS
 

@@ -20,7 +20,7 @@ from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"

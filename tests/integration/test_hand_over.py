@@ -21,7 +21,9 @@ from scraping import scrape
 from step_gate import StepGate
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine.protocol.engine import Engine, ProposerKind, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.speculation import drafting
 from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd.engine.step.mlx_engine import MlxEngine

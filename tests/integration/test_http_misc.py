@@ -21,7 +21,7 @@ from step_gate import StepGate, at_decode, at_prefill
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 
 _CHAT = "/v1/chat/completions"
 Phase = Callable[[StepPlan], bool]

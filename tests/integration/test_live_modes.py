@@ -19,7 +19,8 @@ from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine, lettered
-from machd.engine.protocol.engine import Engine, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from machd.engine.loading.loader import LoadedModel  # imports mlx

@@ -20,7 +20,8 @@ from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.grammar import grammar
-from machd.engine.protocol.engine import Detokenizer, StepPlan
+from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.tokenizer import Detokenizer
 from machd.http.admin.gate import AdminGate
 from machd.http.failures import always_answered
 from machd.http.stream import GenerationResponse

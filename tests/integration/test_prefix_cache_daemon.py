@@ -24,7 +24,7 @@ from polling import CEILING_S, wait_until
 from tiny_checkpoint import write_tiny_llama
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 
 ALICE = "k-alice-0123456789abcdef"
 BOB = "k-bob-0123456789abcdef"

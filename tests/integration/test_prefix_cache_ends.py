@@ -16,7 +16,8 @@ from tiny_checkpoint import write_tiny_llama
 
 from machd.engine.fake.engine import FakeEngine, spelled
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import Engine, StepPlan
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import StepPlan
 from machd.scheduler.protocol import Scheduler
 from machd.serving.inbox import Inbox, Message, Stop
 from machd.serving.loop import EngineLoop

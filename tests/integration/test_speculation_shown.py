@@ -21,7 +21,7 @@ from scraping import scrape
 from structlog.testing import capture_logs
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import StepPlan
+from machd.engine.protocol.step import StepPlan
 
 _CHAT = "/v1/chat/completions"
 _LONG_TOKENS = 3000

@@ -25,14 +25,9 @@ from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.serve import mode_lines
 from machd.daemon import Daemon
 from machd.engine.fake.engine import FakeEngine, FakeFaults
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    ModelDescription,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import EngineFaultError
 from machd.scheduler.events import DecodeMode

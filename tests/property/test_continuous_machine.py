@@ -25,11 +25,11 @@ from sequence_samples import LateFirstToken
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.engine import (
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import (
     Lane,
     PrefillChunk,
     SampledToken,
-    SamplingParams,
     StepPlan,
     StepResult,
     slab_rows,

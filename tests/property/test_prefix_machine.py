@@ -36,7 +36,9 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import MemoryReading, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.continuous import continuous

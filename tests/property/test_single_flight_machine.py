@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.engine import SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

@@ -43,7 +43,7 @@ from machd.settings.sources import LoadedSettings, process_environ
 
 if TYPE_CHECKING:
     from machd.engine.ceiling import BareLoop
-    from machd.engine.protocol.engine import Tokenizer
+    from machd.engine.protocol.tokenizer import Tokenizer
     from machd.engine.static_batch import StaticBatch
 
 __all__ = ["ceiling_process"]

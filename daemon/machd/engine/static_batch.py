@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import batch_generate
 
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 
 __all__ = ["StaticBatch", "StaticReading"]
 

@@ -26,7 +26,8 @@ from machd.api.chat_request import ChatCompletionRequest
 from machd.api.logprobs import ChatLogprobs, PromptTokenLogprobs
 from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
-from machd.engine.protocol.engine import SampledToken, Tokenizer
+from machd.engine.protocol.step import SampledToken
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.http.chat_pieces import ContentGaps, chat_deltas, chat_message
 from machd.http.context import ServerContext

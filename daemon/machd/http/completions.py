@@ -16,8 +16,8 @@ from machd.api.completion import Completion, CompletionChoice
 from machd.api.completion_request import CompletionRequest
 from machd.api.logprobs import CompletionChoiceLogprobs, PromptTokenLogprobs
 from machd.api.usage import Usage
-from machd.engine.protocol.engine import Tokenizer
 from machd.engine.protocol.fill_format import FillFormat
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError, MachdError
 from machd.http.context import ServerContext
 from machd.http.failures import error_json

@@ -21,7 +21,8 @@ from machd.api.capabilities import (
 )
 from machd.api.openapi import openapi_document
 from machd.capabilities.wire import wire_capabilities
-from machd.engine.protocol.engine import LEAST_BATCHED_GAIN, ProposerKind, Tokenizer
+from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.cache_stats import cache_stats
 from machd.http.context import ServerContext
 from machd.scheduler.draft_reading import DraftReading

@@ -13,13 +13,8 @@ from machd.api.logprobs import (
     PromptTokenLogprobs,
     wire_logprob,
 )
-from machd.engine.protocol.engine import (
-    Detokenizer,
-    PromptLogprob,
-    SampledToken,
-    Tokenizer,
-    TokenLogprob,
-)
+from machd.engine.protocol.step import PromptLogprob, SampledToken, TokenLogprob
+from machd.engine.protocol.tokenizer import Detokenizer, Tokenizer
 
 __all__ = [
     "TextOffsets",

@@ -27,7 +27,8 @@ from machd.api.ollama_request import (
     OllamaRequest,
     OllamaShowRequest,
 )
-from machd.engine.protocol.engine import ModelDescription, Tokenizer
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.generations import identify, read_generation, respond

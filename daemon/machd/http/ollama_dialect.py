@@ -19,7 +19,8 @@ from machd.api.ollama_answer import (
     OllamaGenerateLine,
     OllamaLine,
 )
-from machd.engine.protocol.engine import SampledToken, Tokenizer
+from machd.engine.protocol.step import SampledToken
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.http.chat_pieces import ContentGaps
 from machd.http.failures import ollama_error_json

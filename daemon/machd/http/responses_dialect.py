@@ -40,7 +40,7 @@ from machd.api.responses_tools import (
     SchemaTextFormat,
 )
 from machd.clock import Clock
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError, MachdError, UnavailableError
 from machd.http.logprobs import chat_logprobs
 from machd.http.responses_growing import EventFrames

@@ -18,7 +18,7 @@ from machd.api.server_info import (
     Slot,
     Welcome,
 )
-from machd.engine.protocol.engine import ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.errors import UnavailableError
 from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext

@@ -17,7 +17,7 @@ from machd.api.tokenization import (
     TokenizerInfoResponse,
 )
 from machd.api.tools import template_tool
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.logprobs import token_text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from machd.engine.protocol.engine import Lane, slab_rows
+from machd.engine.protocol.step import Lane, slab_rows
 from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
 __all__ = ["Batching", "KvBudget", "KvPolicy", "Promised", "check_budget"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from machd.engine.protocol.engine import SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
 from machd.scheduler.decode import Decode
 from machd.scheduler.sequence import SequenceRequest
 

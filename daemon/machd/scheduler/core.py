@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from machd.engine.protocol.engine import (
-    Lane,
-    MemoryReading,
-    PrefillChunk,
-    SampledToken,
-    StepPlan,
-    StepResult,
-)
+from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.step import Lane, PrefillChunk, SampledToken, StepPlan, StepResult
 from machd.errors import (
     KvBudgetExceededError,
     MachdError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd.engine.protocol.blocks import ReusedPrefix
-from machd.engine.protocol.engine import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 
 __all__ = ["PRIORITY_DELAY_S", "Decode"]

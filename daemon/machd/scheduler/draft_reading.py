@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.engine.protocol.engine import StepResult
+from machd.engine.protocol.step import StepResult
 
 __all__ = ["DraftCounts", "DraftReading"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol.engine import PromptLogprob, SampledToken
+from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import MachdError
 
 __all__ = [

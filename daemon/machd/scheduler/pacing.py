@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 
 __all__ = ["PREFILL_CHUNK_TOKENS", "PrefillPace"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from machd.engine.protocol.engine import Lane, PrefillChunk, StepPlan
+from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
 from machd.scheduler.decode import Decode
 from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.pacing import PrefillPace

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
-from machd.engine.protocol.engine import StepPlan, StepResult
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
 from machd.scheduler.decode import Decode
 from machd.scheduler.kept_blocks import KeptBlocks, RowStand

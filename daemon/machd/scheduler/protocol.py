@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Protocol
 
-from machd.engine.protocol.engine import MemoryReading, StepPlan, StepResult
+from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import MachdError
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode, Event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 from machd.scheduler.admission import KvBudget, Promised, check_budget
 from machd.scheduler.decode import Decode
 from machd.scheduler.slots import Slots

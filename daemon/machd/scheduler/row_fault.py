@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machd.engine.protocol.engine import RowFault
+from machd.engine.protocol.step import RowFault
 from machd.errors import MachdError, RequestError, RowFaultError
 
 __all__ = ["error_of"]

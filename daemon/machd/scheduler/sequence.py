@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol.engine import SampledToken, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
 from machd.scheduler.events import FinishReason, SequenceFinished
 

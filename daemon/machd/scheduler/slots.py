@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 from machd.scheduler.decode import Decode
 
 __all__ = ["Slots"]

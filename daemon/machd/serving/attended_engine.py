@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from machd.engine.protocol.engine import Engine, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.forwarding import ForwardingEngine
+from machd.engine.protocol.step import StepPlan, StepResult
 
 __all__ = ["AttendedEngine", "Interruption"]
 

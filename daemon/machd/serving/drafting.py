@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import ModelVerdicts
-from machd.engine.protocol.engine import ModelDescription, ProposerKind
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.settings.speculation import SpeculationSettings
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from machd.engine.protocol.engine import PromptLogprob, SampledToken
+from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
 from machd.scheduler.events import (
     FinishReason,

@@ -15,12 +15,8 @@ import structlog
 
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
-from machd.engine.protocol.engine import (
-    Engine,
-    ModelDescription,
-    StepMemoryError,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.step import StepMemoryError, StepPlan
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
 from machd.scheduler.events import (
     EngineFaulted,

@@ -18,13 +18,9 @@ from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.options import GenerationOptions
 from machd.clock import Clock
-from machd.engine.protocol.engine import (
-    Engine,
-    Grammar,
-    ModelDescription,
-    SamplingParams,
-    Tokenizer,
-)
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.sampling import Grammar, SamplingParams
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from machd.capabilities.verdicts import ModelVerdicts
-from machd.engine.protocol.engine import ModelDescription, ProposerKind
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.step import ProposerKind
 from machd.serving.drafting import draft_policy
 from machd.settings.speculation import SpeculationSettings
 

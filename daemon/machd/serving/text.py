@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from machd.engine.protocol.engine import Detokenizer
+from machd.engine.protocol.tokenizer import Detokenizer
 
 __all__ = ["CompletionText"]
 

@@ -16,7 +16,7 @@ from machd.api.bounded_schema import bounded_schema
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.schema_bounds import check_constraint, check_schemas
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
 
 __all__ = ["CallSpelling", "answer_or_calls", "arguments_alone", "forced_calls"]

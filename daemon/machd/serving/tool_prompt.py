@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from machd.engine.protocol.engine import ChatMessages
+from machd.engine.protocol.tokenizer import ChatMessages
 from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS
 
 __all__ = ["write_tools"]

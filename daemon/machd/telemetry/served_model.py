@@ -9,7 +9,8 @@ import structlog
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
-from machd.engine.protocol.engine import ModelDescription, ProposerKind
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.events import DecodeMode
 from machd.serving.configuration import Configuration
 from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode

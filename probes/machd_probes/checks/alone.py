@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from machd.engine.protocol.engine import SampledToken
+from machd.engine.protocol.step import SampledToken
 from machd_probes.finding import Finding
 from machd_probes.passes import Logprobs
 from machd_probes.play import Join

@@ -6,7 +6,7 @@ from machd.capabilities.evidence import Evidence
 from machd.capabilities.rules import Support, batched_specdec
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.engine import StepPlan, StepResult
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.bounded import Watch, WatchedEngine
 from machd_probes.comparison import compared

@@ -9,7 +9,7 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
-from machd.engine.protocol.engine import ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.http.inspection import _with_gain
 from machd.scheduler.draft_reading import DraftReading
 from machd.serving.speculation_mode import SpeculationDecision

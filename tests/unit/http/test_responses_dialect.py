@@ -21,7 +21,7 @@ from machd.api.responses_answer import OutputItem
 from machd.api.responses_request import ResponsesRequest
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.protocol.engine import SampledToken, TokenLogprob
+from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.errors import (
     DrainDeadlineError,
     GrammarError,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 from machd.scheduler.admission import (
     KvBudget,

@@ -15,7 +15,7 @@ from sequence_samples import (
 )
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.engine import SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

@@ -11,7 +11,7 @@ import pytest
 from sequence_samples import LIMITS, LateFirstToken, batching_of, only, request_of, run_step
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.engine import Lane, StepPlan
+from machd.engine.protocol.step import Lane, StepPlan
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sequence_samples import decode_of, running_decode_of, sequence_of
 
-from machd.engine.protocol.engine import DecodeRow, Lane, SampledToken
+from machd.engine.protocol.step import DecodeRow, Lane, SampledToken
 from machd.scheduler.decode import PRIORITY_DELAY_S
 from machd.scheduler.sequence import Priority, SequenceState
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sequence_samples import LIMITS, batching_of, only, request_of
 
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import Lane, StepPlan
+from machd.engine.protocol.step import Lane, StepPlan
 from machd.scheduler.continuous import ContinuousScheduler
 from machd.scheduler.events import SequenceAdmitted, TokenGenerated
 from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace

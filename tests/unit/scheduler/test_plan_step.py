@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequence_samples import decode_of
 
-from machd.engine.protocol.engine import DecodeRow, Lane, PrefillChunk, StepPlan
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.plan import plan_step
 from machd.scheduler.slots import Slots

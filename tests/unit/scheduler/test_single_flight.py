@@ -9,7 +9,8 @@ import pytest
 from sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol.engine import SampledToken, SamplingParams, StepPlan, StepResult
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

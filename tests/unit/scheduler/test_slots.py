@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sequence_samples import decode_of
 
-from machd.engine.protocol.engine import Lane
+from machd.engine.protocol.step import Lane
 from machd.scheduler.slots import Slots
 
 

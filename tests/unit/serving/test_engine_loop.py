@@ -24,7 +24,8 @@ from structlog.typing import EventDict
 
 from machd.clock import ManualClock, SystemClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol.engine import Engine, MemoryReading, StepPlan, StepResult
+from machd.engine.protocol.engine import Engine, MemoryReading
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     DrainDeadlineError,

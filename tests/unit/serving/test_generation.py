@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from serving_parts import OpenGeneration, admitted, finished, token, tokens
 
-from machd.engine.protocol.engine import PromptLogprob, SampledToken
+from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import (
     ClientDisconnectedError,
     ClientStalledError,

@@ -19,7 +19,9 @@ from structlog.typing import EventDict
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.clock import Clock, ManualClock, SystemClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.engine import Engine, SamplingParams, StepPlan
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import StepPlan
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,

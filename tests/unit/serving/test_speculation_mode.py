@@ -9,7 +9,8 @@ import pytest
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.engine.fake.engine import FakeEngine
-from machd.engine.protocol.engine import ModelDescription, ProposerKind
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.step import ProposerKind
 from machd.serving.drafting import draft_policy
 from machd.serving.speculation_mode import decide_speculation
 from machd.settings.speculation import SpeculationSettings

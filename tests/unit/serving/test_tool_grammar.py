@@ -12,7 +12,7 @@ from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler, compiled
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput

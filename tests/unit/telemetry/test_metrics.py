@@ -13,7 +13,7 @@ from polling import CEILING_S
 from prometheus_client import ProcessCollector
 from scraping import Page
 
-from machd.engine.protocol.engine import SampledToken
+from machd.engine.protocol.step import SampledToken
 from machd.errors import (
     EngineFaultError,
     MachdError,

@@ -12,7 +12,7 @@ from installed_programs import needs_programs, path_of
 from polling import CEILING_S
 from prometheus_client.parser import text_string_to_metric_families
 
-from machd.engine.protocol.engine import SampledToken
+from machd.engine.protocol.step import SampledToken
 from machd.scheduler.events import DecodeMode, StepCompleted, TokenGenerated
 from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS

@@ -23,18 +23,17 @@ from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeToke
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.guide import RowGuide, guide_of
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import (
+from machd.engine.protocol.engine import MemoryReading, ModelDescription
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import (
     DecodeRow,
     DraftFault,
     DraftOutcome,
-    MemoryReading,
-    ModelDescription,
     PrefillChunk,
     PromptLogprob,
     ProposerKind,
     RowFault,
     SampledToken,
-    SamplingParams,
     StepMemoryError,
     StepPlan,
     StepResult,

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from machd.engine.protocol.engine import ChatMessages, TokenizerInfo
 from machd.engine.protocol.fill_format import FillFormat, FillTokens
+from machd.engine.protocol.tokenizer import ChatMessages, TokenizerInfo
 from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS, MarkedChatFormat
 
 __all__ = ["END_OF_TEXT", "FAKE_FILL_TOKENS", "VOCABULARY_TOKENS", "FakeTokenizer"]

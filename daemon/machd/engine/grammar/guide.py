@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from machd.clock import thread_cpu_s
 from machd.engine.grammar.grammar import MAX_CERTAIN_TOKENS, compiled
-from machd.engine.protocol.engine import SamplingParams, Thinking
+from machd.engine.protocol.sampling import SamplingParams, Thinking
 from machd.errors import GrammarError
 
 __all__ = ["SLOW_MASK_S", "RowGuide", "guide_of"]

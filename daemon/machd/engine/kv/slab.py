@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from machd.engine.kv.format import PLAIN, FoldedKv, KvFormat, KvWidths
 from machd.engine.kv.row_positions import RowPositions, Span
-from machd.engine.protocol.engine import slab_rows
+from machd.engine.protocol.step import slab_rows
 
 __all__ = ["RowPositions", "SlabCache", "Span"]
 

@@ -39,7 +39,8 @@ from machd.engine.loading.precision import (
 )
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
-from machd.engine.protocol.engine import ModelDescription, Tokenizer
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import ModelError, ModelFormatError, SettingsError
 
 __all__ = ["LoadedModel", "describe_model", "load_model"]

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import (
-    Engine,
-    GrammarCompiler,
-    MemoryReading,
-    ModelDescription,
-    StepPlan,
-    StepResult,
-    Tokenizer,
-)
+from machd.engine.protocol.engine import Engine, GrammarCompiler, MemoryReading, ModelDescription
+from machd.engine.protocol.step import StepPlan, StepResult
+from machd.engine.protocol.tokenizer import Tokenizer
 
 __all__ = ["ForwardingEngine"]
 

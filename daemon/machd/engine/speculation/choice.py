@@ -11,7 +11,7 @@ from machd.capabilities.rules import Support, speculation
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import resolve_model
-from machd.engine.protocol.engine import ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
 from machd.engine.speculation.draft_model import DraftModelProposer

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from machd.engine.protocol.engine import ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import RowDraws, drawn_tokens
 
 __all__ = ["BlockDraft", "BlockReader", "DFlashProposer"]

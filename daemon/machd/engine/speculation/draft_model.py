@@ -19,7 +19,8 @@ from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.kv.cache_marks import CacheMarks, can_be_marked
 from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.engine import ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import RowDraws, drawn_tokens
 
 __all__ = ["DraftModelProposer"]

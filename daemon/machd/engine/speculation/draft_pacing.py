@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from machd.engine.protocol.engine import LEAST_BATCHED_GAIN
+from machd.engine.protocol.step import LEAST_BATCHED_GAIN
 from machd.engine.speculation.pass_costs import PassCosts, RecentTimes
 
 __all__ = ["DraftPacing", "RowPacing"]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from machd.clock import Clock
-from machd.engine.protocol.engine import ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import Proposer, RowProposer
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.protocol.engine import SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step.sampling import RowSampling, Sampler, Selection
 
 __all__ = ["RowDraws", "drawn_tokens"]

@@ -14,7 +14,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from machd.engine.protocol.engine import ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 
 __all__ = ["NgramProposer", "NgramRow"]
 

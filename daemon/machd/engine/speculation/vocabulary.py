@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import SettingsError
 
 __all__ = ["check_vocabulary"]

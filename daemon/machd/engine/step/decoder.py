@@ -22,7 +22,7 @@ import mlx.core as mx
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.kv.batch_caches import PrefilledRow, RowCaches
 from machd.engine.kv.row_planes import StandingRow
-from machd.engine.protocol.engine import DraftFault, DraftOutcome, RowFault, SampledToken
+from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, SampledToken
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.step.certain_tokens import certain_tokens, worthwhile_tokens
 from machd.engine.step.decode_pass import Chunk, DecodePass, Forward, Passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from machd.engine.protocol.engine import DraftFault, DraftOutcome, RowFault, SampledToken
+from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, SampledToken
 from machd.engine.speculation.drafting import RowDrafting
 from machd.engine.step.sampling import RowSampling
 
@@ -49,7 +49,7 @@ class DecoderRow:
 
 @dataclass(slots=True)
 class Decoded:
-    """What one step of a lane made; see :class:`machd.engine.protocol.engine.StepResult`."""
+    """What one step of a lane made; see :class:`machd.engine.protocol.step.StepResult`."""
 
     tokens: list[SampledToken] = field(default_factory=list)
     faults: list[RowFault] = field(default_factory=list)

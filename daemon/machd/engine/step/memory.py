@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from machd.clock import Clock
-from machd.engine.protocol.engine import StepMemoryError
+from machd.engine.protocol.step import StepMemoryError
 
 __all__ = ["StepMemory", "StepNeed"]
 

@@ -28,20 +28,18 @@ from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import BlockStore, SecondTier
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import (
-    GrammarCompiler,
+from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import (
     Lane,
-    MemoryReading,
-    ModelDescription,
     PrefillChunk,
     PromptLogprob,
     ProposerKind,
     RowFault,
-    SamplingParams,
     StepPlan,
     StepResult,
-    Tokenizer,
 )
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.speculation.draft_pacing import DraftPacing
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.speculation.proposer import Proposer

@@ -15,7 +15,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_caches import PrefilledRow, padded_caches
 from machd.engine.kv.format import KvFormat
 from machd.engine.kv.row_planes import StandingRow
-from machd.engine.protocol.engine import PrefillChunk, PromptLogprob
+from machd.engine.protocol.step import PrefillChunk, PromptLogprob
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.prompt_scores import PromptScores
 

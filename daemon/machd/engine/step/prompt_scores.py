@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.protocol.engine import PromptLogprob, TokenLogprob
+from machd.engine.protocol.step import PromptLogprob, TokenLogprob
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.sampling import likeliest
 

@@ -19,7 +19,8 @@ import mlx.core as mx
 
 from machd.engine.grammar.guide import RowGuide, guide_of
 from machd.engine.grammar.masks import TokenMasks
-from machd.engine.protocol.engine import SampledToken, SamplingParams, TokenLogprob
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import SampledToken, TokenLogprob
 
 __all__ = ["RowSampling", "Sampler", "Selection", "likeliest", "uniform_draw"]
 

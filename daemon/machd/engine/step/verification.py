@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from machd.engine.grammar.masks import TokenMasks
-from machd.engine.protocol.engine import SampledToken
+from machd.engine.protocol.step import SampledToken
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import GrammarError
 

@@ -55,7 +55,7 @@ def _parse_json(text: str, _tools: list[Mapping[str, object]]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class MarkedChatFormat:
-    """A :class:`machd.engine.protocol.engine.ChatFormat` whose states change at markers in the text.
+    """A :class:`machd.engine.protocol.chat_format.ChatFormat` whose states change at markers in the text.
 
     Attributes:
         structural_markers: What frames plain text and is no part of it.

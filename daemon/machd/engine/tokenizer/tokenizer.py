@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from machd.engine.backend.untyped import Backend, WrappedTokenizer
-from machd.engine.protocol.engine import ChatMessages, Detokenizer, TokenizerInfo
 from machd.engine.protocol.fill_format import FillFormat, find_fill_tokens
+from machd.engine.protocol.tokenizer import ChatMessages, Detokenizer, TokenizerInfo
 from machd.engine.tokenizer.chat_format import MarkedChatFormat, read_chat_format
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder

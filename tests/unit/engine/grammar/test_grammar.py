@@ -16,7 +16,8 @@ from machd.api.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled
 from machd.engine.grammar.guide import guide_of
-from machd.engine.protocol.engine import Engine, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
 from machd.errors import GrammarError
 
 

@@ -9,7 +9,7 @@ from machd.api.constraint import ConstraintKind
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import END_OF_TEXT
 from machd.engine.grammar.guide import RowGuide, guide_of
-from machd.engine.protocol.engine import Grammar, SamplingParams, Thinking
+from machd.engine.protocol.sampling import Grammar, SamplingParams, Thinking
 from machd.errors import GrammarError
 
 START, END = tuple(b"<think>"), tuple(b"</think>")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tiny_models import TinyKind, tiny_model
 
-from machd.engine.protocol.engine import DecodeRow, Lane, PrefillChunk, SamplingParams, StepPlan
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 

@@ -7,7 +7,7 @@ import pytest
 
 from machd.engine.kv import row_positions
 from machd.engine.kv.slab import RowPositions, SlabCache
-from machd.engine.protocol.engine import slab_rows
+from machd.engine.protocol.step import slab_rows
 
 _HEADS, _HEAD_DIM = 2, 4
 

@@ -38,7 +38,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import DecodeRow, Lane, StepPlan
+from machd.engine.protocol.step import DecodeRow, Lane, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 

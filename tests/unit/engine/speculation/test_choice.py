@@ -14,7 +14,7 @@ from machd.capabilities.rules import speculation
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.open import _engine
-from machd.engine.protocol.engine import ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation import choice
 from machd.engine.speculation.choice import ProposerChoice, choose_proposer
 from machd.errors import ModelError, ModelFormatError, ModelNotFoundError, SettingsError

@@ -15,7 +15,8 @@ from mlx.utils import tree_flatten, tree_map
 from tiny_engines import loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind
 
-from machd.engine.protocol.engine import ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
 from machd.engine.speculation.proposer import Proposer

@@ -11,7 +11,9 @@ from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.engine import Engine, ProposerKind, SamplingParams
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draft_model import DraftModelProposer
 from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd_probes.play import GREEDY, Join, play

@@ -10,7 +10,8 @@ import pytest
 from oracle import EagerPacing, eager
 
 from machd.clock import ManualClock
-from machd.engine.protocol.engine import ProposerKind, SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.speculation.proposer import RowProposer
 

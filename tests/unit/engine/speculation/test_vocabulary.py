@@ -10,7 +10,7 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel, load_model
-from machd.engine.protocol.engine import Tokenizer
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.speculation.vocabulary import check_vocabulary
 from machd.errors import SettingsError
 

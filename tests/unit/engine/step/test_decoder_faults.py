@@ -14,15 +14,9 @@ from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.slab import SlabCache
-from machd.engine.protocol.engine import (
-    DecodeRow,
-    Engine,
-    PrefillChunk,
-    RowFault,
-    SampledToken,
-    SamplingParams,
-    StepPlan,
-)
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
 from machd.engine.step import sampling
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine

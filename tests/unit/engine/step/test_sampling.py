@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from machd.engine.protocol.engine import SamplingParams
+from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step import sampling as sampling_module
 from machd.engine.step.sampling import RowSampling, Sampler, uniform_draw
 

@@ -20,7 +20,7 @@ from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.gguf_tokenizer import GgufVocabulary, build_tokenizer
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
-from machd.engine.protocol.engine import Detokenizer
+from machd.engine.protocol.tokenizer import Detokenizer
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.token_table import TokenForm, TokenTable
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
