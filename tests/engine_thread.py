@@ -15,10 +15,10 @@ from machd.clock import Clock, ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.errors import DrainDeadlineError, MachdError
+from machd.scheduler.config import single_flight
 from machd.scheduler.events import Event, SequenceFinished
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import SequenceRequest
-from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.inbox import Abort, Submit
 from machd.serving.loop import EngineLoop
 from machd.serving.startup_guard import Probe
@@ -109,7 +109,7 @@ class Thread:
 
 def single_flight_of(_engine: Engine) -> Scheduler:
     """One at a time, in short chunks."""
-    return SingleFlightScheduler(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS)
+    return Scheduler(single_flight(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToke
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import Event
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 

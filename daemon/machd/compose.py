@@ -27,14 +27,11 @@ from machd.http.model_names import ModelNames
 from machd.http.switch import AppSwitch
 from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
-from machd.scheduler.continuous import continuous
-from machd.scheduler.core import SchedulerCore
+from machd.scheduler.config import Arrangement, continuous, single_flight
 from machd.scheduler.events import DecodeMode, Event
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
-from machd.scheduler.protocol import Scheduler
-from machd.scheduler.shape import Arrangement
-from machd.scheduler.single_flight import single_flight
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
 from machd.serving.drafting import draft_policy
@@ -122,7 +119,7 @@ class Parts:
         )
         self.loop = EngineLoop(
             load=load,
-            make_scheduler=lambda engine: SchedulerCore(
+            make_scheduler=lambda engine: Scheduler(
                 self._arrangement(engine), self._prefixes(engine)
             ),
             publish=fanout.publish,

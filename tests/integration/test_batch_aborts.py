@@ -25,8 +25,8 @@ from structlog.testing import capture_logs
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
-from machd.scheduler.core import SchedulerCore
 from machd.scheduler.events import Event
+from machd.scheduler.scheduler import Scheduler
 from machd.serving.inbox import Abort, Inbox, Message
 
 _PATH = "/v1/completions"
@@ -411,15 +411,15 @@ def _lose_in_the_inbox(patch: pytest.MonkeyPatch) -> None:
 
 def _lose_in_the_scheduler(patch: pytest.MonkeyPatch, number: int) -> None:
     """One abort, counted from 0, has no effect."""
-    abort = SchedulerCore.abort
+    abort = Scheduler.abort
     aborts = 0
 
-    def forgetful_abort(scheduler: SchedulerCore, *args: Any) -> list[Event]:
+    def forgetful_abort(scheduler: Scheduler, *args: Any) -> list[Event]:
         nonlocal aborts
         aborts += 1
         return [] if aborts == number + 1 else abort(scheduler, *args)
 
-    patch.setattr(SchedulerCore, "abort", forgetful_abort)
+    patch.setattr(Scheduler, "abort", forgetful_abort)
 
 
 @pytest.mark.parametrize("phase", _PHASES, ids=str)

@@ -28,7 +28,7 @@ from structlog.testing import capture_logs
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.serving.inbox import Inbox, Message, Submit
 from machd.serving.loop import EngineLoop
 

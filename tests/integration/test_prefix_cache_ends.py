@@ -18,7 +18,7 @@ from machd.engine.fake.engine import FakeEngine, spelled
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.serving.inbox import Inbox, Message, Stop
 from machd.serving.loop import EngineLoop
 

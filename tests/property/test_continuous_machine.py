@@ -47,10 +47,9 @@ from machd.errors import (
 )
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
-from machd.scheduler.continuous import ContinuousScheduler, continuous
+from machd.scheduler.config import NO_DRAFTS, Arrangement, DraftPolicy, continuous, single_flight
 from machd.scheduler.decode import Decode
 from machd.scheduler.draft_reading import DraftReading
-from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
@@ -68,9 +67,8 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.reservations import Reservations
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
-from machd.scheduler.shape import Arrangement
-from machd.scheduler.single_flight import single_flight
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 LIMITS = QueueLimits(max_queue=5, max_queue_tokens=40, queue_timeout_s=10.0, request_timeout_s=25.0)
@@ -164,7 +162,7 @@ GUESSES = st.sampled_from([1, 2, 3, 3, 4])
 class ContinuousMachine(RuleBasedStateMachine):
     """The serving loop's verbs in any order."""
 
-    scheduler_class: ClassVar[type[ContinuousScheduler]] = ContinuousScheduler
+    scheduler_class: ClassVar[type[Scheduler]] = Scheduler
 
     def __init__(self) -> None:
         """Nothing yet; the first rule chooses the configuration."""
@@ -200,7 +198,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _start(self, limits: QueueLimits) -> None:
         """A new scheduler, which has seen no guesses."""
-        self.scheduler = self.scheduler_class(limits, self.batching)
+        self.scheduler = self.scheduler_class(continuous(limits, self.batching))
         self.scheduler._shape = replace(self.scheduler._shape, drafts=self.drafts)
         self.mode = self.scheduler._step_mode = self._mode_of(0)
         self.verified, self.fallbacks = [], 0
@@ -844,13 +842,15 @@ class _NeverGivesBack(Reservations):
         del slot_index
 
 
-class ForgetsToGiveBack(ContinuousScheduler):
+class ForgetsToGiveBack(Scheduler):
     """What an ended decode was promised stays promised."""
 
-    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, batching)
-        self._reservations = _NeverGivesBack(batching.kv, max_rows=batching.max_b)
+        super().__init__(arrangement)
+        self._reservations = _NeverGivesBack(
+            arrangement.shape.kv, max_rows=arrangement.shape.slot_count
+        )
 
 
 class _IgnoresPadding(Reservations):
@@ -859,13 +859,15 @@ class _IgnoresPadding(Reservations):
         return Lane.BATCH if lane is Lane.SERIAL else lane
 
 
-class ForgetsThePadding(ContinuousScheduler):
+class ForgetsThePadding(Scheduler):
     """Takes everybody into the batch whose own reservation fits."""
 
-    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, batching)
-        self._reservations = _IgnoresPadding(batching.kv, max_rows=batching.max_b)
+        super().__init__(arrangement)
+        self._reservations = _IgnoresPadding(
+            arrangement.shape.kv, max_rows=arrangement.shape.slot_count
+        )
 
 
 class _TurnedAround(WaitingQueue):
@@ -874,13 +876,13 @@ class _TurnedAround(WaitingQueue):
         return list(iter(self))[-1]
 
 
-class LastComeFirstServed(ContinuousScheduler):
+class LastComeFirstServed(Scheduler):
     """Seats whoever came last."""
 
-    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, batching)
-        self._waiting = _TurnedAround(limits, slot_count=batching.max_b)
+        super().__init__(arrangement)
+        self._waiting = _TurnedAround(arrangement.limits, slot_count=arrangement.shape.slot_count)
 
 
 class _Careless(CoalescingIndex):
@@ -889,13 +891,13 @@ class _Careless(CoalescingIndex):
         return next(iter(self._decodes.values()), None)
 
 
-class SharesWithAnybody(ContinuousScheduler):
+class SharesWithAnybody(Scheduler):
     """Lets a sequence read a decode of something else."""
 
-    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, batching)
-        self._index = _Careless(is_on=batching.coalesce)
+        super().__init__(arrangement)
+        self._index = _Careless(is_on=arrangement.shape.coalesce)
 
 
 class _NeverForgets(CoalescingIndex):
@@ -906,23 +908,23 @@ class _NeverForgets(CoalescingIndex):
         del decode
 
 
-class LetsJoinTheDead(ContinuousScheduler):
+class LetsJoinTheDead(Scheduler):
     """A decode that has ended can still be joined."""
 
-    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, batching)
-        self._index = _NeverForgets(is_on=batching.coalesce)
+        super().__init__(arrangement)
+        self._index = _NeverForgets(is_on=arrangement.shape.coalesce)
 
 
-class ForgetsToReplay(ContinuousScheduler):
+class ForgetsToReplay(Scheduler):
     """Who joins late never hears what it missed."""
 
     def _taken_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
         return super()._taken_in(sequence, decode, now_s)[:1]
 
 
-class LeaderTakesAllAlong(ContinuousScheduler):
+class LeaderTakesAllAlong(Scheduler):
     """When the leader leaves, its followers are forgotten."""
 
     def _end(
@@ -944,7 +946,7 @@ class LeaderTakesAllAlong(ContinuousScheduler):
         )
 
 
-class StarvesTheSerialRow(ContinuousScheduler):
+class StarvesTheSerialRow(Scheduler):
     """The batch always has the turn."""
 
     def plan(self) -> StepPlan:
@@ -953,7 +955,7 @@ class StarvesTheSerialRow(ContinuousScheduler):
         return super().plan()
 
 
-class DecodesHalfABatch(ContinuousScheduler):
+class DecodesHalfABatch(Scheduler):
     """Leaves a row out."""
 
     def plan(self) -> StepPlan:
@@ -962,14 +964,14 @@ class DecodesHalfABatch(ContinuousScheduler):
         return replace(plan, decode=plan.decode[:-1] if len(plan.decode) > 1 else plan.decode)
 
 
-class QueuesWithoutBounds(ContinuousScheduler):
+class QueuesWithoutBounds(Scheduler):
     """Takes in everything."""
 
     def _check_room(self, new: tuple[Decode, ...]) -> None:
         del new
 
 
-class NeverWakes(ContinuousScheduler):
+class NeverWakes(Scheduler):
     """Says that nothing is due while somebody waits for company."""
 
     def wait_s(self, now_s: float) -> float | None:
@@ -978,21 +980,21 @@ class NeverWakes(ContinuousScheduler):
         return None
 
 
-class AdmitsWhileHeld(ContinuousScheduler):
+class AdmitsWhileHeld(Scheduler):
     """Does not wait for what runs to end."""
 
     def hold_admission(self) -> None:
         """Hold nothing."""
 
 
-class HoldsForGood(ContinuousScheduler):
+class HoldsForGood(Scheduler):
     """Never gives anybody a slot after a switch."""
 
     def resume_admission(self) -> None:
         """Hold on."""
 
 
-class KeepsTheUnfit(ContinuousScheduler):
+class KeepsTheUnfit(Scheduler):
     """One that can never run goes on standing before all others."""
 
     def _end_unfit(self, decode: Decode, now_s: float) -> list[SequenceFinished]:
@@ -1000,7 +1002,7 @@ class KeepsTheUnfit(ContinuousScheduler):
         return []
 
 
-class TurnsAwayAtASwitch(ContinuousScheduler):
+class TurnsAwayAtASwitch(Scheduler):
     """Whoever is too many under the new limits is ended."""
 
     def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
@@ -1012,7 +1014,7 @@ class TurnsAwayAtASwitch(ContinuousScheduler):
         return events
 
 
-class ReordersAtASwitch(ContinuousScheduler):
+class ReordersAtASwitch(Scheduler):
     """Whoever waits stands elsewhere afterwards."""
 
     def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
@@ -1029,16 +1031,16 @@ class _SharesForGood(CoalescingIndex):
         self.is_on = is_on
 
 
-class SharesAfterItIsSwitchedOff(ContinuousScheduler):
+class SharesAfterItIsSwitchedOff(Scheduler):
     """Lets newcomers join what waits although nobody is to share any more."""
 
-    def __init__(self, limits: QueueLimits, batching: Batching) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, batching)
-        self._index = _SharesForGood(is_on=batching.coalesce)
+        super().__init__(arrangement)
+        self._index = _SharesForGood(is_on=arrangement.shape.coalesce)
 
 
-class KeepsTheOldSlots(ContinuousScheduler):
+class KeepsTheOldSlots(Scheduler):
     """As many run together as before."""
 
     def _take_on(self, arrangement: Arrangement) -> None:
@@ -1048,7 +1050,7 @@ class KeepsTheOldSlots(ContinuousScheduler):
             self._slots = slots
 
 
-class GuessesForAll(ContinuousScheduler):
+class GuessesForAll(Scheduler):
     """Whoever decodes is guessed for, however many others do."""
 
     def plan(self) -> StepPlan:
@@ -1060,7 +1062,7 @@ class GuessesForAll(ContinuousScheduler):
         )
 
 
-class NeverGuessesAgain(ContinuousScheduler):
+class NeverGuessesAgain(Scheduler):
     """Once two have decoded together, nobody is guessed for."""
 
     def plan(self) -> StepPlan:
@@ -1072,7 +1074,7 @@ class NeverGuessesAgain(ContinuousScheduler):
         return replace(plan, decode=tuple(replace(one, max_draft_tokens=0) for one in plan.decode))
 
 
-class LosesGuesses(ContinuousScheduler):
+class LosesGuesses(Scheduler):
     """Of a step's tokens only the first of each row is heard."""
 
     def commit(
@@ -1084,7 +1086,7 @@ class LosesGuesses(ContinuousScheduler):
         return super().commit(plan, result, now_s, duration_s=duration_s)
 
 
-class GoesOnBehindTheEnd(ContinuousScheduler):
+class GoesOnBehindTheEnd(Scheduler):
     """What comes behind a stop token is said as well."""
 
     def _take(self, token: SampledToken, now_s: float) -> list[Event]:
@@ -1096,7 +1098,7 @@ class GoesOnBehindTheEnd(ContinuousScheduler):
         return [*events, *(TokenGenerated(one, token, now_s) for one in readers)]
 
 
-class CountsNoGuesses(ContinuousScheduler):
+class CountsNoGuesses(Scheduler):
     """Does not listen to what came of guesses."""
 
     @property
@@ -1105,7 +1107,7 @@ class CountsNoGuesses(ContinuousScheduler):
         return DraftReading()
 
 
-class StartsInSilence(ContinuousScheduler):
+class StartsInSilence(Scheduler):
     """Nobody is told that a sequence starts."""
 
     def commit(
@@ -1116,14 +1118,14 @@ class StartsInSilence(ContinuousScheduler):
         return [one for one in events if not isinstance(one, SequenceStarted)]
 
 
-class StartsInAnotherMode(ContinuousScheduler):
+class StartsInAnotherMode(Scheduler):
     """The mode at the first token is that of a step with those who are left after it."""
 
     def _started(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceStarted:
         return SequenceStarted(reader.sequence_id, self._mode_of(decode, self.step_mode), now_s)
 
 
-class ChangesInSilence(ContinuousScheduler):
+class ChangesInSilence(Scheduler):
     """A change of mode is told a step late."""
 
     def _changed_mode(self) -> list[DecodeModeChanged]:
@@ -1163,7 +1165,7 @@ class ChangesInSilence(ContinuousScheduler):
         NeverWakes,
     ],
 )
-def test_the_machine_notices_a_broken_scheduler(broken: type[ContinuousScheduler]) -> None:
+def test_the_machine_notices_a_broken_scheduler(broken: type[Scheduler]) -> None:
     """Each way of being wrong breaks an invariant, so a green machine means something."""
 
     class Broken(ContinuousMachine):

@@ -41,10 +41,8 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.scheduler.block_tree import Block, BlockTree, Walk
-from machd.scheduler.continuous import continuous
-from machd.scheduler.core import SchedulerCore
+from machd.scheduler.config import NO_DRAFTS, Arrangement, DraftPolicy, continuous
 from machd.scheduler.decode import Decode
-from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.events import (
     Event,
     FinishReason,
@@ -57,8 +55,8 @@ from machd.scheduler.kept_blocks import KeptBlocks
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape, _Row
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import SequenceRequest
-from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 
 Text = tuple[int, ...]
@@ -185,7 +183,7 @@ class PrefixMachine(RuleBasedStateMachine):
         tier = self.cache._kept.second_tier
         tier.max_loads = tier.max_saves = self.moved
         self.cache._kept.find_saved(saved)
-        self.core = SchedulerCore(self.arrangement, self.cache)
+        self.core = Scheduler(self.arrangement, self.cache)
         self.opened = self.hits = self.prefix_hits = 0
 
     # Rules

@@ -33,6 +33,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.scheduler.config import Arrangement, single_flight
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     DecodeMode,
@@ -44,8 +45,8 @@ from machd.scheduler.events import (
     SequenceStarted,
     TokenGenerated,
 )
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import SequenceRequest
-from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.scheduler.slots import Slots
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
@@ -80,7 +81,7 @@ class Record:
 class SingleFlightMachine(RuleBasedStateMachine):
     """The serving loop's verbs in any order."""
 
-    scheduler_class: ClassVar[type[SingleFlightScheduler]] = SingleFlightScheduler
+    scheduler_class: ClassVar[type[Scheduler]] = Scheduler
 
     def __init__(self) -> None:
         """Start idle."""
@@ -89,7 +90,9 @@ class SingleFlightMachine(RuleBasedStateMachine):
         self.faults = FakeFaults()
         self.step_error: Exception | None = None
         self.engine = FakeEngine(faults=self.faults, before_step=self._before_step)
-        self.scheduler = self.scheduler_class(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS)
+        self.scheduler = self.scheduler_class(
+            single_flight(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS)
+        )
         self.records: dict[str, Record] = {}
 
     @rule(
@@ -363,16 +366,16 @@ class _ForgetfulSlots(Slots):
         del self._occupied[slot_index]
 
 
-class ForgetsToRelease(SingleFlightScheduler):
+class ForgetsToRelease(Scheduler):
     """The engine never learns that a slot was left."""
 
-    def __init__(self, limits: QueueLimits, *, prefill_chunk_tokens: int) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, prefill_chunk_tokens=prefill_chunk_tokens)
+        super().__init__(arrangement)
         self._slots = _ForgetfulSlots(1)
 
 
-class KeepsFinishedInSlot(SingleFlightScheduler):
+class KeepsFinishedInSlot(Scheduler):
     """A decode that nobody reads goes on holding its slot."""
 
     def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
@@ -380,7 +383,7 @@ class KeepsFinishedInSlot(SingleFlightScheduler):
             super()._retire(decode, now_s, is_sound=is_sound)
 
 
-class LosesWhoIsAbortedWhileWaiting(SingleFlightScheduler):
+class LosesWhoIsAbortedWhileWaiting(Scheduler):
     """An abort in the queue answers nobody."""
 
     def abort(
@@ -400,16 +403,16 @@ class _TurnedAround(WaitingQueue):
         return list(iter(self))[-1]
 
 
-class LastComeFirstServed(SingleFlightScheduler):
+class LastComeFirstServed(Scheduler):
     """Seats whoever came last."""
 
-    def __init__(self, limits: QueueLimits, *, prefill_chunk_tokens: int) -> None:
+    def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
-        super().__init__(limits, prefill_chunk_tokens=prefill_chunk_tokens)
-        self._waiting = _TurnedAround(limits)
+        super().__init__(arrangement)
+        self._waiting = _TurnedAround(arrangement.limits)
 
 
-class DeliversStopTokens(SingleFlightScheduler):
+class DeliversStopTokens(Scheduler):
     """Lets the token that ends a completion into its text."""
 
     def commit(
@@ -424,7 +427,7 @@ class DeliversStopTokens(SingleFlightScheduler):
         return events
 
 
-class CountsOneTokenTooMany(SingleFlightScheduler):
+class CountsOneTokenTooMany(Scheduler):
     """Tells a wrong number at the end."""
 
     def commit(
@@ -439,7 +442,7 @@ class CountsOneTokenTooMany(SingleFlightScheduler):
         ]
 
 
-class NeverTimesOut(SingleFlightScheduler):
+class NeverTimesOut(Scheduler):
     """Lets everybody wait for ever."""
 
     def _expire(self, now_s: float) -> list[SequenceFinished]:
@@ -447,7 +450,7 @@ class NeverTimesOut(SingleFlightScheduler):
         return []
 
 
-class FailsInSilence(SingleFlightScheduler):
+class FailsInSilence(Scheduler):
     """Answers nobody after an engine fault."""
 
     def fail(
@@ -458,7 +461,7 @@ class FailsInSilence(SingleFlightScheduler):
         return []
 
 
-class QueuesWithoutBounds(SingleFlightScheduler):
+class QueuesWithoutBounds(Scheduler):
     """Takes in everything."""
 
     def _check_room(self, new: tuple[Decode, ...]) -> None:
@@ -479,7 +482,7 @@ class QueuesWithoutBounds(SingleFlightScheduler):
         QueuesWithoutBounds,
     ],
 )
-def test_the_machine_notices_a_broken_scheduler(broken: type[SingleFlightScheduler]) -> None:
+def test_the_machine_notices_a_broken_scheduler(broken: type[Scheduler]) -> None:
     """Each way of being wrong breaks an invariant, so a green machine means something."""
 
     class Broken(SingleFlightMachine):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
+from machd.scheduler.config import NO_DRAFTS, DraftPolicy
 from machd.scheduler.decode import Decode
-from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.slots import Slots

@@ -9,7 +9,7 @@ from machd.capabilities.rules import Support
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
-from machd.scheduler.drafting import NO_DRAFTS, DraftPolicy
+from machd.scheduler.config import NO_DRAFTS, DraftPolicy
 from machd.settings.speculation import SpeculationSettings
 
 __all__ = ["draft_policy"]

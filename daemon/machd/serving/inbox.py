@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from machd.engine.protocol.engine import Engine
 from machd.errors import MachdError
+from machd.scheduler.config import Arrangement
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.sequence import SequenceRequest
-from machd.scheduler.shape import Arrangement
 from machd.scheduler.waiting import QueueLimits
 
 __all__ = [

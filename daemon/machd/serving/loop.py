@@ -18,6 +18,7 @@ from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import StepMemoryError, StepPlan
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
+from machd.scheduler.config import Arrangement
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -26,8 +27,7 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.scheduler.prefix_limits import PrefixLimits
-from machd.scheduler.protocol import Scheduler
-from machd.scheduler.shape import Arrangement
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
 from machd.serving.idle_probe import IdleProbe

@@ -11,7 +11,7 @@ from machd.engine.protocol.engine import Engine, MemoryReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_reading import PrefixReading
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 
 __all__ = ["LoopSnapshot", "Snapshots"]
 

@@ -15,9 +15,9 @@ import structlog
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
+from machd.scheduler.config import Arrangement
 from machd.scheduler.events import Event
-from machd.scheduler.protocol import Scheduler
-from machd.scheduler.shape import Arrangement
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.inbox import (
     Abort,

@@ -25,7 +25,7 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.coalesce import key_of
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.config import continuous
 from machd.scheduler.events import (
     Event,
     FinishReason,
@@ -35,6 +35,7 @@ from machd.scheduler.events import (
     SequenceQueued,
     TokenGenerated,
 )
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, SequenceRequest
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -59,12 +60,12 @@ def _request(
     )
 
 
-def _scheduler(*, max_b: int = 2, is_on: bool = True, max_queue: int = 8) -> ContinuousScheduler:
+def _scheduler(*, max_b: int = 2, is_on: bool = True, max_queue: int = 8) -> Scheduler:
     limits = replace(LIMITS, max_queue=max_queue)
-    return ContinuousScheduler(limits, batching_of(max_b=max_b, coalesce=is_on))
+    return Scheduler(continuous(limits, batching_of(max_b=max_b, coalesce=is_on)))
 
 
-def _running(steps: int = 3) -> tuple[ContinuousScheduler, FakeEngine]:
+def _running(steps: int = 3) -> tuple[Scheduler, FakeEngine]:
     """A sequence "a" that has run for some steps, a token a step."""
     scheduler, engine = _scheduler(), FakeEngine()
     scheduler.submit((_request("a"),), 0.0)
@@ -73,7 +74,7 @@ def _running(steps: int = 3) -> tuple[ContinuousScheduler, FakeEngine]:
     return scheduler, engine
 
 
-def _run_to_end(scheduler: ContinuousScheduler, engine: FakeEngine) -> list[Event]:
+def _run_to_end(scheduler: Scheduler, engine: FakeEngine) -> list[Event]:
     events: list[Event] = []
     while scheduler.running_count + scheduler.waiting_count or not scheduler.plan().is_empty:
         events += run_step(scheduler, engine, now_s=0.0)

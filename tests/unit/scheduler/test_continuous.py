@@ -21,7 +21,7 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.admission import KvPolicy
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.config import continuous
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -31,12 +31,11 @@ from machd.scheduler.events import (
     SequenceQueued,
     TokenGenerated,
 )
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, SequenceRequest
 
 
-def _submit(
-    scheduler: ContinuousScheduler, *requests: SequenceRequest, now_s: float = 0.0
-) -> list[Event]:
+def _submit(scheduler: Scheduler, *requests: SequenceRequest, now_s: float = 0.0) -> list[Event]:
     """Each a request of its own."""
     return [event for one in requests for event in scheduler.submit((one,), now_s)]
 
@@ -45,7 +44,7 @@ def _admitted(events: list[Event]) -> list[str]:
     return [one.sequence_id for one in only(SequenceAdmitted, events)]
 
 
-def _run_to_end(scheduler: ContinuousScheduler, engine: FakeEngine) -> list[Event]:
+def _run_to_end(scheduler: Scheduler, engine: FakeEngine) -> list[Event]:
     events: list[Event] = []
     for _ in range(1000):
         events += run_step(scheduler, engine, now_s=0.0)
@@ -66,7 +65,7 @@ def _text(events: list[Event], sequence_id: str) -> list[int]:
 
 def test_idle_scheduler_has_nothing_to_do() -> None:
     """Nothing runs, nothing waits, nothing is promised and nothing is planned."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=4))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=4)))
     assert (scheduler.mode, scheduler.slot_count) == (DecodeMode.BATCHED, 4)
     assert (scheduler.running_count, scheduler.waiting_count, scheduler.active_loops) == (0, 0, 0)
     assert (scheduler.kv_budget_bytes, scheduler.kv_reserved_bytes) == (1_000_000, 0)
@@ -78,7 +77,7 @@ def test_idle_scheduler_has_nothing_to_do() -> None:
 
 def test_sequences_share_steps_up_to_the_number_of_slots() -> None:
     """``max_b`` sequences decode in one step, the next one waits, and joins when a slot is free."""
-    scheduler, engine = ContinuousScheduler(LIMITS, batching_of(max_b=2)), FakeEngine()
+    scheduler, engine = Scheduler(continuous(LIMITS, batching_of(max_b=2))), FakeEngine()
     _submit(
         scheduler, request_of("a", max_tokens=3), *(request_of(one, max_tokens=9) for one in "bc")
     )
@@ -98,7 +97,7 @@ def test_sequences_share_steps_up_to_the_number_of_slots() -> None:
 @pytest.mark.parametrize("make_engine", [FakeEngine, LateFirstToken])
 def test_each_sequence_gets_its_own_tokens(make_engine: Callable[[], FakeEngine]) -> None:
     """Whoever shares the steps, and whether the first token comes early or late."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=3))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=3)))
     requests = [
         request_of(name, prompt_tokens=1 + index, max_tokens=2 + index)
         for index, name in enumerate("abcdef")
@@ -118,7 +117,7 @@ def test_each_sequence_gets_its_own_tokens(make_engine: Callable[[], FakeEngine]
 def test_a_queue_is_served_by_priority_and_nobody_starves() -> None:
     """A better priority goes first, but a batch request only waits out its minute."""
     limits = replace(LIMITS, queue_timeout_s=1000.0, request_timeout_s=1000.0)
-    scheduler, engine = ContinuousScheduler(limits, batching_of(max_b=1)), FakeEngine()
+    scheduler, engine = Scheduler(continuous(limits, batching_of(max_b=1))), FakeEngine()
     _submit(scheduler, request_of("batch", max_tokens=1, priority=Priority.BATCH))
     order: list[str] = []
     for second in range(0, 100, 5):
@@ -132,7 +131,7 @@ def test_a_queue_is_served_by_priority_and_nobody_starves() -> None:
 
 def test_the_queue_is_bounded_behind_the_slots() -> None:
     """Free slots are no queue: ``max_b`` and ``max_queue`` together are taken in, not one more."""
-    scheduler = ContinuousScheduler(replace(LIMITS, max_queue=1), batching_of(max_b=2))
+    scheduler = Scheduler(continuous(replace(LIMITS, max_queue=1), batching_of(max_b=2)))
     events = _submit(scheduler, *(request_of(one) for one in "abcd"))
     assert [type(one) for one in events] == [SequenceQueued] * 3 + [SequenceFinished]
     (refused,) = only(SequenceFinished, events)
@@ -141,7 +140,7 @@ def test_the_queue_is_bounded_behind_the_slots() -> None:
 
 def test_an_abort_ends_one_row_and_frees_its_slot_first() -> None:
     """The others go on in the same plan that frees it, and the newcomer takes its place."""
-    scheduler, engine = ContinuousScheduler(LIMITS, batching_of(max_b=2)), FakeEngine()
+    scheduler, engine = Scheduler(continuous(LIMITS, batching_of(max_b=2))), FakeEngine()
     _submit(scheduler, *(request_of(one, max_tokens=9) for one in "abc"))
     run_step(scheduler, engine, now_s=0.0)
     (finished,) = only(SequenceFinished, scheduler.abort(("a",), None, now_s=0.0))
@@ -156,7 +155,7 @@ def test_an_abort_ends_one_row_and_frees_its_slot_first() -> None:
 
 def test_the_last_slot_is_released_at_once() -> None:
     """When nobody runs any more one plan frees the rows, and then there is nothing to do."""
-    scheduler, engine = ContinuousScheduler(LIMITS, batching_of()), FakeEngine()
+    scheduler, engine = Scheduler(continuous(LIMITS, batching_of())), FakeEngine()
     _submit(scheduler, request_of("a", max_tokens=1))
     run_step(scheduler, engine, now_s=0.0)
     assert scheduler.plan() == StepPlan(release=(0,))
@@ -167,7 +166,7 @@ def test_the_last_slot_is_released_at_once() -> None:
 
 def test_a_row_fault_ends_its_sequence_only() -> None:
     """The row's neighbours finish with their own tokens."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of())
+    scheduler = Scheduler(continuous(LIMITS, batching_of()))
     engine = FakeEngine(faults=FakeFaults(row_errors={(1, 2): ValueError("planted")}))
     _submit(scheduler, *(request_of(one) for one in "abc"))
     ends = {one.sequence_id: one for one in only(SequenceFinished, _run_to_end(scheduler, engine))}
@@ -178,7 +177,7 @@ def test_a_row_fault_ends_its_sequence_only() -> None:
 
 def test_an_engine_fault_ends_all_rows_and_gives_back_what_they_held() -> None:
     """Slots and reservations are free at once, nothing is released, and who waits runs next."""
-    scheduler, engine = ContinuousScheduler(LIMITS, batching_of(max_b=2)), FakeEngine()
+    scheduler, engine = Scheduler(continuous(LIMITS, batching_of(max_b=2))), FakeEngine()
     _submit(scheduler, *(request_of(one) for one in "abc"))
     run_step(scheduler, engine, now_s=0.0)
     events = scheduler.fail(EngineFaultError("broken"), now_s=0.0)
@@ -194,7 +193,7 @@ def test_an_engine_fault_ends_all_rows_and_gives_back_what_they_held() -> None:
 
 def test_an_idle_scheduler_waits_for_company() -> None:
     """From the first submission on, until the window ends; the wait is told exactly."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(window_s=0.5))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(window_s=0.5)))
     _submit(scheduler, request_of("a"), now_s=1.0)
     assert scheduler.admit(1.2) == []
     assert scheduler.plan().is_empty
@@ -208,7 +207,7 @@ def test_an_idle_scheduler_waits_for_company() -> None:
 
 def test_a_full_batch_waits_for_nobody() -> None:
     """As soon as ``max_b`` sequences wait, the window is over."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=2, window_s=60.0))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=2, window_s=60.0)))
     _submit(scheduler, request_of("a"))
     assert scheduler.admit(0.0) == []
     _submit(scheduler, request_of("b"))
@@ -217,7 +216,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
 
 def test_a_running_batch_is_never_delayed() -> None:
     """Who comes while somebody runs joins at the next step."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(window_s=5.0))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(window_s=5.0)))
     _submit(scheduler, request_of("a"))
     scheduler.admit(5.0)
     _submit(scheduler, request_of("b"), now_s=5.0)
@@ -226,7 +225,7 @@ def test_a_running_batch_is_never_delayed() -> None:
 
 def test_a_window_does_not_outlast_a_timeout() -> None:
     """The thread is woken for who has waited too long as well."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(window_s=50.0))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(window_s=50.0)))
     _submit(scheduler, request_of("a"))
     assert scheduler.wait_s(4.0) == pytest.approx(LIMITS.queue_timeout_s - 4.0)
     (finished,) = only(SequenceFinished, scheduler.admit(LIMITS.queue_timeout_s))
@@ -239,7 +238,7 @@ def test_a_window_does_not_outlast_a_timeout() -> None:
 
 def test_defer_waits_in_strict_order() -> None:
     """The head of the queue waits until it fits, and a small one behind it does not overtake."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(budget_tokens=20))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(budget_tokens=20)))
     engine = FakeEngine()
     _submit(
         scheduler,
@@ -256,7 +255,7 @@ def test_defer_waits_in_strict_order() -> None:
 
 def test_reject_answers_at_once() -> None:
     """What runs and waits is counted; the refusal is a 429 that says when to come back."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(budget_tokens=20, policy=KvPolicy.REJECT))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(budget_tokens=20, policy=KvPolicy.REJECT)))
     assert only(SequenceQueued, _submit(scheduler, request_of("a"), request_of("b")))
     (refused,) = only(SequenceFinished, _submit(scheduler, request_of("c")))
     assert isinstance(refused.error, KvBudgetSpentError)
@@ -270,7 +269,7 @@ def test_reject_answers_at_once() -> None:
 @pytest.mark.parametrize("policy", list(KvPolicy))
 def test_what_can_never_fit_is_refused_with_its_numbers(policy: KvPolicy) -> None:
     """An idle daemon says 400 with the bytes needed and the bytes there are; nothing queues."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(budget_tokens=20, policy=policy))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(budget_tokens=20, policy=policy)))
     names = "ab" if policy is KvPolicy.DEFER else "a"
     requests = tuple(request_of(name, prompt_tokens=18) for name in names)
     events = scheduler.submit(requests, 0.0)
@@ -285,9 +284,9 @@ def test_what_can_never_fit_is_refused_with_its_numbers(policy: KvPolicy) -> Non
 # Lanes
 
 
-def _with_a_serial_row() -> tuple[ContinuousScheduler, FakeEngine, list[Event]]:
+def _with_a_serial_row() -> tuple[Scheduler, FakeEngine, list[Event]]:
     """Two short sequences in the batch and a long one beside it."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(budget_tokens=100))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(budget_tokens=100)))
     _submit(
         scheduler,
         request_of("a", max_tokens=16),
@@ -326,7 +325,7 @@ def test_lanes_take_turns() -> None:
 
 def test_chunks_name_their_lane() -> None:
     """A chunk of a row beside the batch names the serial lane, the others the batch."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(budget_tokens=100))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(budget_tokens=100)))
     _submit(scheduler, request_of("a"), request_of("long", prompt_tokens=50, max_tokens=20))
     scheduler.admit(0.0)
     assert [chunk.lane for chunk in scheduler.plan().prefill] == [Lane.BATCH, Lane.SERIAL]
@@ -337,7 +336,7 @@ def test_chunks_name_their_lane() -> None:
 
 def test_a_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check at idle moments finds what a broken release leaves behind."""
-    scheduler, engine = ContinuousScheduler(LIMITS, batching_of()), FakeEngine()
+    scheduler, engine = Scheduler(continuous(LIMITS, batching_of())), FakeEngine()
     _submit(scheduler, request_of("a", max_tokens=1))
     monkeypatch.setattr(scheduler._reservations, "release", lambda _slot_index: None)
     run_step(scheduler, engine, now_s=0.0)
@@ -347,7 +346,7 @@ def test_a_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.Mon
 
 def test_a_sequence_that_nobody_computes_is_noticed() -> None:
     """A decode that is lost between queue and slots would be a client that waits for ever."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of())
+    scheduler = Scheduler(continuous(LIMITS, batching_of()))
     _submit(scheduler, request_of("a"))
     scheduler._waiting.remove(scheduler._waiting.first)
     with pytest.raises(AssertionError, match="open sequences"):

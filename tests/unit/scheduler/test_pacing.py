@@ -15,9 +15,10 @@ from sequence_samples import LIMITS, batching_of, only, request_of
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import Lane, StepPlan
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.config import continuous
 from machd.scheduler.events import SequenceAdmitted, TokenGenerated
 from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace
+from machd.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _latencies_s(
 ) -> tuple[list[float], list[float], int]:
     """Inter-token latencies of streams that run, before and while a long prompt comes in."""
     batching = batching_of(max_b=streams + 1, prefill_chunk_tokens=None)
-    scheduler, engine, random = ContinuousScheduler(LIMITS, batching), FakeEngine(), Random(1)
+    scheduler, engine, random = Scheduler(continuous(LIMITS, batching)), FakeEngine(), Random(1)
     scheduler.submit(
         tuple(request_of(f"s{one}", max_tokens=3000, stop_token_ids=()) for one in range(streams)),
         0.0,
@@ -269,7 +270,7 @@ def test_a_short_request_beside_a_long_prompt_waits_two_steps_at_most(at_token: 
     """It comes right after a step has begun, with a slot free, and is admitted when that ends."""
     cost = _Attending()
     limits = replace(LIMITS, queue_timeout_s=1000.0, request_timeout_s=1000.0)
-    scheduler = ContinuousScheduler(limits, batching_of(prefill_chunk_tokens=None))
+    scheduler = Scheduler(continuous(limits, batching_of(prefill_chunk_tokens=None)))
     engine = FakeEngine()
     now_s = 0.0
     scheduler.submit((request_of("long", prompt_tokens=6223, max_tokens=4),), now_s)

@@ -14,13 +14,13 @@ from machd.engine.protocol.step import StepPlan
 from machd.errors import EngineFaultError
 from machd.scheduler import prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
-from machd.scheduler.continuous import continuous
-from machd.scheduler.core import SchedulerCore
+from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, PromptReused, SequenceFinished, TokenGenerated
 from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, SequenceRequest
 
 PLENTY = PrefixLimits(100_000)
@@ -54,7 +54,7 @@ class Daemon:
         batching = batching_of(max_b=max_b, prefill_chunk_tokens=chunk_tokens)
         pace = PrefillPace(beside_decode=chunk_tokens, alone=chunk_tokens)
         arrangement = replace(continuous(LIMITS, batching), pace=pace)
-        self.core = SchedulerCore(arrangement, self.cache)
+        self.core = Scheduler(arrangement, self.cache)
         self.events: list[Event] = []
         self.plans: list[StepPlan] = []
         self.count = 0

@@ -8,11 +8,9 @@ from sequence_samples import LIMITS, batching_of, only, request_of, run_step
 from machd.engine.fake.engine import FakeEngine
 from machd.errors import KvBudgetExceededError, QueueFullError, QueueTimeoutError
 from machd.scheduler.admission import KvPolicy
-from machd.scheduler.continuous import continuous
-from machd.scheduler.core import SchedulerCore
+from machd.scheduler.config import Arrangement, continuous, single_flight
 from machd.scheduler.events import DecodeMode, SequenceAdmitted, SequenceFinished, SequenceQueued
-from machd.scheduler.shape import Arrangement
-from machd.scheduler.single_flight import single_flight
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 
 SINGLE = single_flight(LIMITS)
@@ -39,16 +37,16 @@ def _batched(
     )
 
 
-def _holding(arrangement: Arrangement, *sequence_ids: str) -> SchedulerCore:
+def _holding(arrangement: Arrangement, *sequence_ids: str) -> Scheduler:
     """A scheduler that holds admission, before which these wait."""
-    core = SchedulerCore(arrangement)
+    core = Scheduler(arrangement)
     core.hold_admission()
     for sequence_id in sequence_ids:
         core.submit((request_of(sequence_id),), 0.0)
     return core
 
 
-def _admitted(core: SchedulerCore, now_s: float = 0.0) -> list[str]:
+def _admitted(core: Scheduler, now_s: float = 0.0) -> list[str]:
     return [one.sequence_id for one in only(SequenceAdmitted, core.admit(now_s))]
 
 
@@ -62,7 +60,7 @@ def test_held_admission_seats_nobody_and_resumes_in_order() -> None:
 
 def test_held_admission_ends_nothing_that_runs() -> None:
     """A running decode comes to its end, and then the scheduler is at rest."""
-    core, engine = SchedulerCore(_batched()), FakeEngine()
+    core, engine = Scheduler(_batched()), FakeEngine()
     core.submit((request_of("a", max_tokens=2),), 0.0)
     core.admit(0.0)
     core.hold_admission()
@@ -76,7 +74,7 @@ def test_held_admission_ends_nothing_that_runs() -> None:
 
 def test_a_row_that_the_engine_has_to_free_is_no_rest() -> None:
     """An aborted decode's row is still in the engine until the next step."""
-    core, engine = SchedulerCore(_batched()), FakeEngine()
+    core, engine = Scheduler(_batched()), FakeEngine()
     core.submit((request_of("a"),), 0.0)
     run_step(core, engine, 0.0)
     core.abort(("a",), None, 0.0)
@@ -89,7 +87,7 @@ def test_a_row_that_the_engine_has_to_free_is_no_rest() -> None:
 
 def test_a_newcomer_may_join_a_decode_that_runs_while_admission_is_held() -> None:
     """It takes no slot and prolongs nothing."""
-    core, engine = SchedulerCore(_batched(coalesce=True)), FakeEngine()
+    core, engine = Scheduler(_batched(coalesce=True)), FakeEngine()
     core.submit((request_of("a"),), 0.0)
     run_step(core, engine, 0.0)
     core.hold_admission()
@@ -123,7 +121,7 @@ def test_waiting_for_a_switch_counts_as_waiting_for_company() -> None:
     core = _holding(SINGLE, "a")
     core.rearrange(_batched(window_s=1.0), 2.0)
     assert _admitted(core, 2.0) == ["a"]
-    idle = SchedulerCore(SINGLE)
+    idle = Scheduler(SINGLE)
     idle.rearrange(_batched(window_s=1.0), 2.0)
     idle.submit((request_of("b", arrived_s=2.0),), 2.0)
     assert _admitted(idle, 2.5) == []
@@ -156,7 +154,7 @@ def test_smaller_limits_turn_away_newcomers_alone() -> None:
 
 def test_limits_alone_may_change_while_rows_run() -> None:
     """A shorter timeout holds for those that wait already."""
-    core = SchedulerCore(SINGLE)
+    core = Scheduler(SINGLE)
     core.submit((request_of("a"),), 0.0)
     core.submit((request_of("b"),), 0.0)
     core.admit(0.0)

@@ -19,6 +19,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.scheduler.config import single_flight
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -29,14 +30,13 @@ from machd.scheduler.events import (
     SequenceQueued,
     TokenGenerated,
 )
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import SequenceRequest
-from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.scheduler.waiting import QueueLimits
 
 
-def _scheduler(limits: QueueLimits = LIMITS, *, chunk_tokens: int = 512) -> SingleFlightScheduler:
-    return SingleFlightScheduler(limits, prefill_chunk_tokens=chunk_tokens)
+def _scheduler(limits: QueueLimits = LIMITS, *, chunk_tokens: int = 512) -> Scheduler:
+    return Scheduler(single_flight(limits, prefill_chunk_tokens=chunk_tokens))
 
 
 def _running(
@@ -373,7 +373,7 @@ def test_committing_nothing_changes_nothing() -> None:
 
 def test_a_started_request_does_not_time_out_in_the_queue() -> None:
     """Once one of its sequences was admitted, only the whole request's time is limited."""
-    scheduler = SingleFlightScheduler(LIMITS)
+    scheduler = Scheduler(single_flight(LIMITS))
     scheduler.submit(
         (request_of("a/0", group_id="a"), request_of("a/1", group_id="a"), request_of("b")), 0.0
     )

@@ -11,8 +11,7 @@ from machd.engine.fake.blocks import BYTES_PER_TOKEN
 from machd.engine.fake.engine import FakeEngine, lettered
 from machd.engine.protocol.engine import MemoryReading
 from machd.errors import EngineFaultError, MachdError, OverloadedError
-from machd.scheduler.continuous import ContinuousScheduler
-from machd.scheduler.core import SchedulerCore
+from machd.scheduler.config import continuous, single_flight
 from machd.scheduler.events import (
     Event,
     FinishReason,
@@ -22,15 +21,14 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
-from machd.scheduler.protocol import MemoryYield
-from machd.scheduler.single_flight import single_flight
+from machd.scheduler.scheduler import MemoryYield, Scheduler
 
 _READING = MemoryReading(0, 0, 0, 0)
 
 
-def _running(*sequence_ids: str, max_b: int = 4, prompt_tokens: int = 40) -> ContinuousScheduler:
+def _running(*sequence_ids: str, max_b: int = 4, prompt_tokens: int = 40) -> Scheduler:
     """A scheduler whose decodes have slots and no tokens."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=max_b, prefill_chunk_tokens=8))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=max_b, prefill_chunk_tokens=8)))
     for index, sequence_id in enumerate(sequence_ids):
         request = request_of(sequence_id, arrived_s=index / 100, prompt_tokens=prompt_tokens)
         scheduler.submit((request,), 0.0)
@@ -121,7 +119,7 @@ def test_a_smaller_batch_runs_after_an_allocation_failed(error: MachdError, admi
 
 def test_admission_beside_others_waits_for_memory() -> None:
     """A decode is promised what it may come to hold: it waits while that is not left."""
-    scheduler = ContinuousScheduler(LIMITS, batching_of(max_b=4))
+    scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=4)))
     for sequence_id in "abc":
         scheduler.submit((request_of(sequence_id, prompt_tokens=40, max_tokens=10),), 0.0)
     # 50 positions of 10 bytes each: one decode fits, and one runs whatever is left.
@@ -136,7 +134,7 @@ def test_yield_memory_evicts_cached_blocks_first() -> None:
     """No request pays for a shortage while blocks of the prefix cache can be dropped."""
     shape = PrefixShape(b"fake", 8, BlockCosts(BYTES_PER_TOKEN))
     prefixes = PrefixCache(shape, PrefixLimits(max_bytes=1_000_000))
-    scheduler, engine = SchedulerCore(single_flight(LIMITS), prefixes), FakeEngine()
+    scheduler, engine = Scheduler(single_flight(LIMITS), prefixes), FakeEngine()
     scheduler.submit((request_of("a", prompt_tokens=40, max_tokens=1),), 0.0)
     while scheduler.running_count + scheduler.waiting_count or not scheduler.plan().is_empty:
         run_step(scheduler, engine, 0.0)

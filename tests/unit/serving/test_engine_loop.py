@@ -34,7 +34,7 @@ from machd.errors import (
     ModelFormatError,
     RowFaultError,
 )
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.config import continuous, single_flight
 from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     EngineFaulted,
@@ -48,13 +48,13 @@ from machd.scheduler.events import (
     StepCompleted,
     TokenGenerated,
 )
-from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.scheduler.scheduler import Scheduler
 
 _NEVER_S = 3600.0
 """Longer than any test waits: what happens nevertheless has not waited for it."""
 
 
-class _BrokenScheduler(SingleFlightScheduler):
+class _BrokenScheduler(Scheduler):
     """Its state is corrupt: neither committing nor failing works any more."""
 
     def commit(
@@ -326,7 +326,7 @@ def test_a_reset_that_fails_ends_the_thread() -> None:
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
 
 
-class _Contradiction(SingleFlightScheduler):
+class _Contradiction(Scheduler):
     """Its books never add up."""
 
     def check_invariants(self, *, is_whole: bool = True) -> None:
@@ -345,14 +345,16 @@ class _LeakyEngine(FakeEngine):
 
 def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
     """A scheduler that contradicts itself is a bug, and a test may not run on."""
-    with running_thread(make_scheduler=lambda _engine: _Contradiction(LIMITS)) as thread:
+    with running_thread(
+        make_scheduler=lambda _engine: _Contradiction(single_flight(LIMITS))
+    ) as thread:
         thread.submit(request_of("a", max_tokens=1))
         fault = thread.fault()
         assert isinstance(fault, AssertionError)
         assert thread.loop.join(CEILING_S)
 
 
-class _ForgetsASlot(SingleFlightScheduler):
+class _ForgetsASlot(Scheduler):
     """Nobody reads the decode any more, and it goes on."""
 
     def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
@@ -370,7 +372,7 @@ def test_books_are_looked_through_while_steps_run() -> None:
 
     forgetful = running_thread(
         FakeEngine(before_step=before_step),
-        make_scheduler=lambda _engine: _ForgetsASlot(LIMITS),
+        make_scheduler=lambda _engine: _ForgetsASlot(single_flight(LIMITS)),
         clock=clock,
         gate=gate,
     )
@@ -387,7 +389,8 @@ def test_books_are_looked_through_while_steps_run() -> None:
 def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -> None:
     """Outside tests it is an event and a line in the log, each idle moment, and answers go on."""
     with running_thread(
-        make_scheduler=lambda _engine: _Contradiction(LIMITS), strict_invariants=False
+        make_scheduler=lambda _engine: _Contradiction(single_flight(LIMITS)),
+        strict_invariants=False,
     ) as thread:
         for number in range(2):
             thread.submit(request_of(f"s{number}", max_tokens=1))
@@ -412,7 +415,9 @@ def test_kv_that_is_left_over_is_a_broken_invariant() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_thread_never_ends_in_silence() -> None:
     """Even when ending everybody fails too, ``finished`` tells that the thread is gone."""
-    with running_thread(make_scheduler=lambda _engine: _BrokenScheduler(LIMITS)) as thread:
+    with running_thread(
+        make_scheduler=lambda _engine: _BrokenScheduler(single_flight(LIMITS))
+    ) as thread:
         thread.submit(request_of("a"))
         assert thread.loop.join(CEILING_S)
         assert thread.loop.finished.done(), "nobody learns that the engine is dead"
@@ -427,7 +432,7 @@ def test_an_idle_thread_waits_for_company_and_no_longer(monkeypatch: pytest.Monk
     monkeypatch.setattr("machd.serving.loop._IDLE_WAIT_S", _NEVER_S)
     clock, looks = ManualClock(), 0
 
-    class _Counting(ContinuousScheduler):
+    class _Counting(Scheduler):
         def admit(self, now_s: float) -> list[Event]:
             nonlocal looks
             looks += 1
@@ -435,7 +440,7 @@ def test_an_idle_thread_waits_for_company_and_no_longer(monkeypatch: pytest.Monk
 
     batching = batching_of(window_s=0.05)
     with running_thread(
-        make_scheduler=lambda _engine: _Counting(LIMITS, batching), clock=clock
+        make_scheduler=lambda _engine: _Counting(continuous(LIMITS, batching)), clock=clock
     ) as thread:
         thread.submit(request_of("a", max_tokens=1, arrived_s=clock.monotonic_s()))
         wait_until(lambda: looks >= 3, "the thread comes back to look")
@@ -448,7 +453,7 @@ def test_a_thread_that_waits_does_not_spin() -> None:
     """While a window is open the thread sleeps: it looks at the scheduler a few times, no more."""
     looks = 0
 
-    class _Counting(ContinuousScheduler):
+    class _Counting(Scheduler):
         def admit(self, now_s: float) -> list[Event]:
             nonlocal looks
             looks += 1
@@ -457,7 +462,7 @@ def test_a_thread_that_waits_does_not_spin() -> None:
     clock = SystemClock()
     batching = batching_of(window_s=0.2)
     with running_thread(
-        make_scheduler=lambda _engine: _Counting(LIMITS, batching), clock=clock
+        make_scheduler=lambda _engine: _Counting(continuous(LIMITS, batching)), clock=clock
     ) as thread:
         thread.submit(request_of("a", max_tokens=1, arrived_s=clock.monotonic_s()))
         thread.published.wait_for(SequenceAdmitted)
@@ -470,7 +475,7 @@ def test_rows_of_a_batch_decode_in_one_step() -> None:
     batching = batching_of(max_b=2, window_s=60.0)
     with running_thread(
         FakeEngine(before_step=gate),
-        make_scheduler=lambda _engine: ContinuousScheduler(LIMITS, batching),
+        make_scheduler=lambda _engine: Scheduler(continuous(LIMITS, batching)),
         gate=gate,
     ) as thread:
         thread.submit(request_of("a"), request_of("b", max_tokens=8))

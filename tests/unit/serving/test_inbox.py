@@ -9,7 +9,7 @@ from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, request_of
 
 from machd.errors import DrainDeadlineError
-from machd.scheduler.single_flight import single_flight
+from machd.scheduler.config import single_flight
 from machd.serving.inbox import Abort, Inbox, Message, Rearrange, Stop, Submit
 
 _LONG_S = 3600.0

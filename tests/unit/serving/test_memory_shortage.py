@@ -15,9 +15,9 @@ from machd.engine.fake.blocks import BYTES_PER_TOKEN
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.engine import Engine
 from machd.errors import OverloadedError
-from machd.scheduler.continuous import ContinuousScheduler
+from machd.scheduler.config import continuous
 from machd.scheduler.events import EngineFaulted, FinishReason, TokenGenerated
-from machd.scheduler.protocol import Scheduler
+from machd.scheduler.scheduler import Scheduler
 
 _PROMPT_TOKENS, _MAX_TOKENS = 20, 5
 _REQUESTS = 24
@@ -34,7 +34,7 @@ def _batched(_engine: Engine) -> Scheduler:
     limits = LIMITS.__class__(
         max_queue=64, max_queue_tokens=100_000, queue_timeout_s=1e6, request_timeout_s=1e6
     )
-    return ContinuousScheduler(limits, batching_of(max_b=8, prefill_chunk_tokens=8))
+    return Scheduler(continuous(limits, batching_of(max_b=8, prefill_chunk_tokens=8)))
 
 
 def test_a_load_that_exceeds_memory_is_answered_in_smaller_batches(

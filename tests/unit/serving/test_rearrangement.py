@@ -29,8 +29,7 @@ from machd.errors import (
     QueueFullError,
     QueueTimeoutError,
 )
-from machd.scheduler.continuous import continuous
-from machd.scheduler.core import SchedulerCore
+from machd.scheduler.config import Arrangement, continuous, single_flight
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -40,9 +39,8 @@ from machd.scheduler.events import (
     SequenceQueued,
     TokenGenerated,
 )
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import SequenceRequest
-from machd.scheduler.shape import Arrangement
-from machd.scheduler.single_flight import SingleFlightScheduler, single_flight
 from machd.serving.loop_snapshot import LoopSnapshot
 from machd.serving.startup_guard import Results
 
@@ -97,11 +95,11 @@ class _SteppingProbe(_ScriptedProbe):
 
 @contextlib.contextmanager
 def _measuring(
-    probe: _ScriptedProbe, scheduler: SchedulerCore | None = None, clock: Clock | None = None
+    probe: _ScriptedProbe, scheduler: Scheduler | None = None, clock: Clock | None = None
 ) -> Iterator[tuple[Thread, Future[None]]]:
     """A thread that measures until the block has ended, or longer than it."""
     probe.may_end.clear()
-    scheduler = scheduler or SchedulerCore(single_flight(LIMITS))
+    scheduler = scheduler or Scheduler(single_flight(LIMITS))
     with running_thread(probe=probe, clock=clock, make_scheduler=lambda _: scheduler) as thread:
         done = _rearrange(thread, _batched(), measure=True)
         assert probe.is_reached.wait(CEILING_S)
@@ -182,7 +180,7 @@ def test_nobody_is_admitted_while_rows_run_although_slots_are_free() -> None:
     with running_thread(
         FakeEngine(before_step=gate),
         gate=gate,
-        make_scheduler=lambda _engine: SchedulerCore(_batched(4)),
+        make_scheduler=lambda _engine: Scheduler(_batched(4)),
     ) as thread:
         thread.submit(request_of("a", max_tokens=20))
         gate.wait_until_held()
@@ -342,7 +340,7 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
     with running_thread(
         FakeEngine(before_step=gate),
         gate=gate,
-        make_scheduler=lambda _engine: SchedulerCore(_batched(4)),
+        make_scheduler=lambda _engine: Scheduler(_batched(4)),
     ) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
@@ -367,7 +365,7 @@ def test_a_change_that_is_taken_back_brings_its_limits() -> None:
     with running_thread(
         FakeEngine(before_step=gate),
         gate=gate,
-        make_scheduler=lambda _engine: SchedulerCore(single_flight(LIMITS)),
+        make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
     ) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
@@ -395,7 +393,7 @@ def test_what_is_not_in_force_or_to_be_measured_is_not_taken_back(
         FakeEngine(before_step=gate),
         gate=gate,
         probe=probe,
-        make_scheduler=lambda _engine: SchedulerCore(single_flight(LIMITS)),
+        make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
     ) as thread:
         thread.submit(request_of("a", max_tokens=20))
         gate.wait_until_held()
@@ -482,7 +480,7 @@ def test_a_stop_answers_who_asked_while_the_thread_hangs() -> None:
 def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
     """The thread ends with it, as at any other time."""
 
-    class _Broken(SchedulerCore):
+    class _Broken(Scheduler):
         def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
             del requests, now_s
             raise ArithmeticError("planted")
@@ -561,7 +559,7 @@ def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
 
     class _Leaves(_ScriptedProbe):
         def remeasure(self, engine: Engine) -> tuple[ProbeResult, ...]:
-            chunk = SingleFlightScheduler(LIMITS)
+            chunk = Scheduler(single_flight(LIMITS))
             chunk.submit((request_of("probe"),), 0.0)
             chunk.admit(0.0)
             engine.run(chunk.plan())

@@ -11,7 +11,8 @@ from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.errors import FaultError
-from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.scheduler.config import single_flight
+from machd.scheduler.scheduler import Scheduler
 from machd.serving.startup_guard import Measure, Measures, OnStart, StartupGuard, nothing_known
 
 FOUND = (ProbeResult("batch_parity", Outcome.PASSED),)
@@ -46,7 +47,7 @@ def test_a_failure_is_told_logged_and_leaves_no_rows(error: BaseException) -> No
     """Who asked gets a machd error; a probe that broke off leaves nothing in the engine."""
 
     def measure(engine: Engine) -> tuple[ProbeResult, ...]:
-        scheduler = SingleFlightScheduler(LIMITS)
+        scheduler = Scheduler(single_flight(LIMITS))
         scheduler.submit((request_of("probe"),), 0.0)
         scheduler.admit(0.0)
         engine.run(scheduler.plan())

@@ -27,9 +27,10 @@ from machd.errors import (
     NotReadyError,
     QueueFullError,
 )
+from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, SequenceRequest
-from machd.scheduler.single_flight import SingleFlightScheduler
 from machd.serving.fanout import MAX_PENDING_EVENTS, Fanout
 from machd.serving.generation import Generation
 from machd.serving.inbox import Abort, Message, Submit
@@ -61,7 +62,7 @@ class _Serving:
         self.fanout = Fanout(asyncio.get_running_loop())
         self.loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: SingleFlightScheduler(LIMITS),
+            make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
             publish=self.fanout.publish,
             clock=self.clock,
         )

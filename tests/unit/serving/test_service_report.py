@@ -11,7 +11,8 @@ from polling import wait_until
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
-from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.scheduler.config import single_flight
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
 from machd.serving.fanout import Fanout
@@ -37,7 +38,9 @@ class _Reported:
         fanout = Fanout(asyncio.get_running_loop())
         loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: SingleFlightScheduler(QueueLimits(1, 100, 60.0, 60.0)),
+            make_scheduler=lambda _engine: Scheduler(
+                single_flight(QueueLimits(1, 100, 60.0, 60.0))
+            ),
             publish=fanout.publish,
             clock=self.clock,
         )

@@ -12,8 +12,9 @@ from sequence_samples import LIMITS
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import DiskReading, MemoryReading
+from machd.scheduler.config import single_flight
 from machd.scheduler.prefix_reading import PrefixReading
-from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.serving.loop_snapshot import LoopSnapshot
@@ -52,7 +53,7 @@ class _Watched:
         self.metrics = Metrics()
         self.loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: SingleFlightScheduler(LIMITS),
+            make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
             publish=lambda _events: None,
             clock=clock,
         )

@@ -11,8 +11,9 @@ from sequence_samples import LIMITS
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
+from machd.scheduler.config import single_flight
 from machd.scheduler.draft_reading import DraftReading
-from machd.scheduler.single_flight import SingleFlightScheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.serving.loop_snapshot import LoopSnapshot
@@ -41,7 +42,7 @@ class _Watched:
         self.metrics = Metrics()
         self.loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: SingleFlightScheduler(LIMITS),
+            make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
             publish=lambda _events: None,
             clock=clock,
         )

@@ -1,9 +1,10 @@
-"""The scheduler: one implementation, of which single flight is the narrowest configuration."""
+"""The scheduler: waiting and running sequences, and the verbs that change them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from enum import StrEnum
 
 from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.step import Lane, PrefillChunk, SampledToken, StepPlan, StepResult
@@ -15,6 +16,7 @@ from machd.errors import (
     UnavailableError,
 )
 from machd.scheduler.coalesce import CoalescingIndex, is_shareable
+from machd.scheduler.config import Arrangement
 from machd.scheduler.decode import Decode
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
@@ -35,23 +37,36 @@ from machd.scheduler.plan import plan_step
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
-from machd.scheduler.protocol import MemoryYield
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.row_fault import error_of
 from machd.scheduler.sequence import Sequence, SequenceRequest
-from machd.scheduler.shape import Arrangement
 from machd.scheduler.slots import Slots
 from machd.scheduler.timeouts import overdue
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
-__all__ = ["SchedulerCore"]
-
-
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 
 
-class SchedulerCore:
-    """A queue of decodes, slots they run in, and sequences that read them."""
+class MemoryYield(StrEnum):
+    """What the scheduler gave up for a step that lacked memory."""
+
+    BLOCKS = "blocks"
+    """Blocks of the prefix cache."""
+
+    REQUEUED = "requeued"
+    """A decode without a token, which waits again."""
+
+    ENDED = "ended"
+    """A decode, whose subscribers got OverloadedError."""
+
+
+class Scheduler:
+    """A queue of decodes, slots they run in, and sequences that read them.
+
+    Changed only by its verbs; time comes in as ``now_s``. One step is ``admit``, ``plan``, the
+    engine's ``run``, ``commit``. ``plan`` changes nothing, so a run that fails leaves the state it
+    was planned from. Single flight is the narrowest configuration.
+    """
 
     def __init__(self, arrangement: Arrangement, prefixes: PrefixCache | None = None) -> None:
         """Start idle.
@@ -84,7 +99,7 @@ class SchedulerCore:
 
     @property
     def draft_reading(self) -> DraftReading:
-        """What came of guesses."""
+        """What came of guesses since the start."""
         return self._drafts.reading
 
     @property
@@ -99,36 +114,36 @@ class SchedulerCore:
 
     @property
     def waiting_count(self) -> int:
-        """Sequences that wait, those that share a decode included."""
+        """Sequences that wait for a slot, those that share a decode included."""
         return self._waiting.reader_count
 
     @property
     def active_loops(self) -> int:
-        """Occupied slots."""
+        """Generation loops that are running: occupied slots."""
         return len(self._slots)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the engine has no row, nor one to free."""
+        """Whether the engine has no row of a sequence, nor one that it has yet to free."""
         return not self._slots and not self._slots.released
 
     def is_arranged_as(self, arrangement: Arrangement) -> bool:
-        """Whether it would schedule as it does now, limits aside."""
+        """Whether :meth:`rearrange` would change nothing but the limits."""
         return self._shape == arrangement.shape and self._pace.is_made_as(arrangement.pace)
 
     @property
     def kv_budget_bytes(self) -> int | None:
-        """What running decodes may take together; None for no limit."""
+        """What running decodes may take of the KV cache together; None for no limit."""
         return self._reservations.budget_bytes
 
     @property
     def kv_reserved_bytes(self) -> int:
-        """What they were promised."""
+        """What they were promised of it."""
         return self._reservations.reserved_bytes
 
     @property
     def prefix_reading(self) -> PrefixReading | None:
-        """What the prefix cache holds; None without one."""
+        """What the prefix cache holds and has done; None without one."""
         return self._prefixes.reading if self._prefixes is not None else None
 
     def observe_memory(self, reading: MemoryReading) -> None:
@@ -144,6 +159,7 @@ class SchedulerCore:
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
         """Give memory back for a step that lacks ``missing_bytes``.
 
+        The next plan frees it. Each call gives something, so that calls come to an end.
         Blocks of the prefix cache go first. Where there are none, the youngest decode leaves its
         slot. Without a token and beside others it is queued again, else it ends with
         OverloadedError. One decode fewer runs from then on; each that finishes allows one more.
@@ -176,13 +192,20 @@ class SchedulerCore:
             self._prefixes.set_limits(limits)
 
     def clear_prefixes(self, *, is_disk_included: bool) -> int:
-        """Forget every block that no running sequence holds; returns how many."""
+        """Forget every block that no running sequence holds, in memory and perhaps on disk.
+
+        Returns:
+            How many.
+        """
         if self._prefixes is None:
             return 0
         return self._prefixes.clear(is_disk_included=is_disk_included)
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
-        """Queue all sequences of one request or let them join, or finish each with the error."""
+        """Queue all sequences of one request, or none: then each finishes with the error.
+
+        One that joins a running decode is admitted here and now, and told what it has missed.
+        """
         sequences = [Sequence(request) for request in requests]
         decodes = {
             sequence: self._decode_for(sequence, len(sequences), now_s) for sequence in sequences
@@ -206,7 +229,7 @@ class SchedulerCore:
     def abort(
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
     ) -> list[Event]:
-        """End sequences wherever they are; unknown ids are no fault."""
+        """End sequences wherever they are. Ids that are unknown or finished are no fault."""
         events: list[Event] = []
         for sequence_id in sequence_ids:
             decode = self._open.get(sequence_id)
@@ -234,7 +257,11 @@ class SchedulerCore:
         return events
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until ``admit`` has something to do, or None: see the protocol."""
+        """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
+
+        0 or more while sequences wait although no step can run (for company, for their timeout, or
+        because admission is held); None when there is nothing to wait for, or a step can run.
+        """
         if self._slots or self._slots.released or not self._waiting:
             return None
         due_s = self._waiting.next_expiry_s()
@@ -250,7 +277,7 @@ class SchedulerCore:
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
     ) -> list[Event]:
-        """Take in the step's tokens and faults, and what it cost."""
+        """Take in what the engine made of ``plan``, and how long its ``run`` took."""
         self._slots.confirm_released(plan.release)
         self._observe(plan, duration_s)
         whole = self._take_prompts(plan, result)
@@ -290,11 +317,19 @@ class SchedulerCore:
         return events
 
     def end_all(self, error: MachdError, now_s: float) -> list[Event]:
-        """End every sequence with ``error``; the next plans free its slots and keep its blocks."""
+        """End every sequence with ``error``, on an engine that works.
+
+        The plans that follow free the slots and see to what is kept of the rows; then they are
+        empty.
+        """
         return self._end_with(error, [*self._slots, *self._waiting], now_s, is_sound=True)
 
     def hold_admission(self) -> None:
-        """Give nobody a slot until told otherwise; what runs goes on."""
+        """From now on nobody is given a slot, so that what runs comes to an end.
+
+        All else goes on: sequences are queued, aborted, turned away when they have waited too long,
+        and may still join a decode that runs.
+        """
         self._is_held = True
 
     def resume_admission(self) -> None:
@@ -302,12 +337,19 @@ class SchedulerCore:
         self._is_held = False
 
     def set_limits(self, limits: QueueLimits) -> None:
-        """Hold whoever comes, waits or runs against other limits."""
+        """Hold whoever comes, waits or runs against other limits.
+
+        Who waits is not turned away because there is less room now.
+        """
         self._limits = limits
         self._waiting.set_bounds(limits, slot_count=self.slot_count)
 
     def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
-        """Go on in another way with everybody who waits, and give them slots again."""
+        """Schedule in another way, at rest, and go on giving slots to who waits.
+
+        They stand where they stood. Only one that the new KV budget can never hold is ended, with
+        KvBudgetExceededError.
+        """
         assert self.is_at_rest, "rows that run keep the arrangement that they were admitted under"
         self._take_on(arrangement)
         self.set_limits(arrangement.limits)
@@ -316,7 +358,15 @@ class SchedulerCore:
         return [event for one in tuple(self._waiting) for event in self._end_unfit(one, now_s)]
 
     def check_invariants(self, *, is_whole: bool = True) -> None:
-        """Assert that slots, queue, sequences, reservations and coalescing agree."""
+        """Assert that slots, queue, sequences and what was promised agree.
+
+        Args:
+            is_whole: Whether to look at all that the prefix cache keeps, too, and not only at what
+                running sequences hold of it. That takes long where it keeps much: at idle moments.
+
+        Raises:
+            AssertionError: They do not; its text says which.
+        """
         check_sequences(self._slots, self._waiting, self._open)
         self._reservations.check_invariants(self._slots)
         self._index.check_invariants([*self._slots, *self._waiting])
