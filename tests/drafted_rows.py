@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow, RowCaches, SingleCaches
-from machd.engine.kv.format import PLAIN, KvFormat
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.format import PLAIN
+from machd.engine.kv.planes import KvFormat
+from machd.engine.kv.row_caches import PrefilledRow, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import make_row_caches
 from machd_probes.scripts import random_prompt
 

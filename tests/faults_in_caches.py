@@ -12,7 +12,8 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv import slab
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.coded_cache import CodedCache
-from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 from machd.engine.step.mlx_engine import MlxEngine
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine

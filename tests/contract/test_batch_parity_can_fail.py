@@ -11,7 +11,8 @@ from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
 from machd.engine.kernels import mixed
-from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 from machd.engine.step import sampling
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts

@@ -14,7 +14,8 @@ from probing import without_compilation
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import Support, batched_specdec, speculation
 from machd.engine.backend.untyped import LanguageModel
-from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow, SingleCaches
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.row_caches import PrefilledRow, SingleCaches
 from machd.engine.kv.row_planes import make_row_caches
 from machd_probes.prober import tiny_loaded
 

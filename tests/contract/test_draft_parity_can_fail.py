@@ -15,7 +15,8 @@ from tiny_models import TinyKind
 
 from machd.api.constraint import ConstraintKind
 from machd.engine.kv import cache_marks
-from machd.engine.kv.batch_caches import BatchCaches, SingleCaches
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.row_caches import SingleCaches
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import Lane, SampledToken
 from machd.engine.speculation.drafting import RowDrafting

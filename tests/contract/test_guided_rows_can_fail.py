@@ -14,7 +14,7 @@ from guided_rows import Run, grammar_of, run_rows, schema_grammar
 from machd.api.constraint import ConstraintKind
 from machd.engine.grammar.guide import RowGuide
 from machd.engine.grammar.masks import TokenMasks
-from machd.engine.kv.slab import RowPositions
+from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step.decoder import Decoder

@@ -19,8 +19,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from machd.clock import Clock, SystemClock
 from machd.engine.step.decode_pass import Forward
 
-__all__ = ["BareLoop", "CeilingReading", "equal_lengths"]
-
 _WARM_UP_STEPS = 2
 
 

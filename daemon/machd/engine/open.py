@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from machd.engine.loading.loader import LoadedModel  # imports mlx
     from machd.engine.speculation.proposer import Proposer
 
-__all__ = ["engine_loader"]
-
 
 def engine_loader(
     settings: Settings,

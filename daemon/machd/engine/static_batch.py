@@ -13,8 +13,6 @@ from mlx_lm.generate import batch_generate
 
 from machd.engine.protocol.tokenizer import Tokenizer
 
-__all__ = ["StaticBatch", "StaticReading"]
-
 _MLX_LM_WIDTH = 32
 """Rows that ``batch_generate`` decodes together unless it is told otherwise."""
 

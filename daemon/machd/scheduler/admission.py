@@ -9,8 +9,6 @@ from enum import StrEnum
 from machd.engine.protocol.step import Lane, slab_rows
 from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
-__all__ = ["Batching", "KvBudget", "KvPolicy", "Promised", "check_budget"]
-
 
 class KvPolicy(StrEnum):
     """What happens to a sequence when the budget is spent."""

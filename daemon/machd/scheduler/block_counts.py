@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from machd.scheduler.block_tree import Block
 
-__all__ = ["BlockCounts"]
-
 
 class BlockCounts:
     """Counts of the blocks in memory.

@@ -12,8 +12,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Block", "BlockTree", "Walk", "common_tokens"]
-
 _DIGEST_BYTES = 16
 
 _SLICE_TOKENS = 1024

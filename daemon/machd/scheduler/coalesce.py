@@ -9,8 +9,6 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.scheduler.decode import Decode
 from machd.scheduler.sequence import SequenceRequest
 
-__all__ = ["CoalescingIndex", "CoalescingKey", "is_shareable", "key_of"]
-
 _GREEDY = SamplingParams(temperature=0.0)
 
 

@@ -6,8 +6,6 @@ from machd.engine.protocol.blocks import ReusedPrefix
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 
-__all__ = ["PRIORITY_DELAY_S", "Decode"]
-
 PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
 """How much later than it did a request counts as having come.
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from machd.engine.protocol.step import StepResult
 
-__all__ = ["DraftCounts", "DraftReading"]
-
 
 @dataclass(frozen=True, slots=True)
 class DraftReading:

@@ -8,23 +8,6 @@ from enum import StrEnum
 from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import MachdError
 
-__all__ = [
-    "DecodeMode",
-    "DecodeModeChanged",
-    "EngineFaulted",
-    "Event",
-    "FinishReason",
-    "InvariantBroken",
-    "PromptReused",
-    "PromptScored",
-    "SequenceAdmitted",
-    "SequenceFinished",
-    "SequenceQueued",
-    "SequenceStarted",
-    "StepCompleted",
-    "TokenGenerated",
-]
-
 
 class DecodeMode(StrEnum):
     """How a sequence's tokens are made, as ``X-Decode-Mode`` spells it."""

@@ -15,8 +15,6 @@ from collections.abc import Collection
 from machd.scheduler.block_tree import Block
 from machd.scheduler.prefix_limits import BlockCosts
 
-__all__ = ["EvictionOrder"]
-
 _MAX_USES = 32
 """More do not make a block worth more: what was popular once has to go some day."""
 

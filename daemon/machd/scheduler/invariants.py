@@ -9,8 +9,6 @@ from machd.scheduler.sequence import Sequence, SequenceState
 from machd.scheduler.slots import Slots
 from machd.scheduler.waiting import WaitingQueue
 
-__all__ = ["check_sequences"]
-
 
 def check_sequences(slots: Slots, waiting: WaitingQueue, is_open: Mapping[str, Decode]) -> None:
     """Assert that slots, queue and sequences agree."""

@@ -26,8 +26,6 @@ from machd.scheduler.eviction import EvictionOrder
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.second_tier import SecondTier
 
-__all__ = ["KeptBlocks", "RowStand"]
-
 _Digest = bytes
 
 

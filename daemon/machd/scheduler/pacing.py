@@ -13,8 +13,6 @@ from statistics import median
 
 from machd.engine.protocol.step import Lane
 
-__all__ = ["PREFILL_CHUNK_TOKENS", "PrefillPace"]
-
 PREFILL_CHUNK_TOKENS = 512
 """The most prompt tokens between two looks at the inbox."""
 

@@ -11,8 +11,6 @@ from machd.scheduler.pacing import PrefillPace
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.slots import Slots
 
-__all__ = ["plan_step"]
-
 
 def plan_step(
     slots: Slots,

@@ -22,8 +22,6 @@ from machd.scheduler.kept_blocks import KeptBlocks, RowStand
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 
-__all__ = ["PrefixCache", "PrefixShape"]
-
 _MIN_GAIN_TOKENS = 16
 
 _MAX_PARTINGS = 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BYTES_PER_FILE", "MIN_BLOCK_BYTES", "BlockCosts", "PrefixLimits"]
-
 MIN_BLOCK_BYTES = 4096
 """A block counts as so much at least, for what the tree and the engine keep about it: or a limit in
 bytes would not bound blocks that have no positions and no state."""

@@ -10,8 +10,6 @@ from machd.scheduler.admission import KvBudget, Promised, check_budget
 from machd.scheduler.decode import Decode
 from machd.scheduler.slots import Slots
 
-__all__ = ["Reservations"]
-
 
 class Reservations:
     """The books of the KV budget, one entry a slot."""

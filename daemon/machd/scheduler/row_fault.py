@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.engine.protocol.step import RowFault
 from machd.errors import MachdError, RequestError, RowFaultError
 
-__all__ = ["error_of"]
-
 
 def error_of(fault: RowFault) -> MachdError:
     """The client's own mistake where it was one, else nothing of the cause."""

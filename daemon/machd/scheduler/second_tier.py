@@ -15,8 +15,6 @@ from machd.engine.protocol.blocks import BlockChange, ForgetSaved, LoadBlock, Sa
 from machd.scheduler.block_tree import Block, BlockTree
 from machd.scheduler.prefix_limits import BlockCosts
 
-__all__ = ["SecondTier"]
-
 _MAX_LOADS = 32
 _MAX_SAVES = 32
 """Blocks that a step reads and writes at the most. Each takes a millisecond or some, in which no

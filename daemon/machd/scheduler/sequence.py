@@ -10,8 +10,6 @@ from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
 from machd.scheduler.events import FinishReason, SequenceFinished
 
-__all__ = ["Priority", "Sequence", "SequenceRequest", "SequenceState"]
-
 
 class Priority(StrEnum):
     """Who goes first when requests wait; see ``WaitingQueue`` for what it is worth in seconds."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from machd.engine.protocol.step import Lane
 from machd.scheduler.decode import Decode
 
-__all__ = ["Slots"]
-
 
 class Slots:
     """A fixed number of places; the lowest free one is given out first."""

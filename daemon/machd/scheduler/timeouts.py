@@ -7,8 +7,6 @@ from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
-__all__ = ["overdue"]
-
 
 def overdue(
     limits: QueueLimits, waiting: WaitingQueue, slots: Slots, now_s: float

@@ -10,8 +10,6 @@ from machd.errors import QueueFullError
 from machd.scheduler.decode import Decode
 from machd.scheduler.sequence import Sequence
 
-__all__ = ["QueueLimits", "WaitingQueue"]
-
 _MAX_RETRY_AFTER_S = 600
 _SERVICE_TIME_WEIGHT = 0.2
 """How much the newest decode counts in the moving average of service times."""

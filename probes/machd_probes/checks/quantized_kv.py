@@ -16,7 +16,8 @@ from mlx_lm.models.cache import CacheList, KVCache
 from machd.capabilities.evidence import Outcome
 from machd.engine.backend.untyped import Cache
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.kv.format import KvWidths, kv_format_named
+from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.planes import KvWidths
 from machd.engine.kv.row_planes import format_of, innermost, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.step.mlx_engine import MlxEngine

@@ -20,8 +20,6 @@ from machd.clock import Clock, SystemClock
 from machd.errors import StartupError
 from machd.settings.problems import shortened
 
-__all__ = ["BlasChoice", "BlasReport", "choose_blas", "measure_blas"]
-
 _AUTO = "auto"
 _OFF = "off"
 

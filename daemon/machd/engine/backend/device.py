@@ -11,15 +11,6 @@ import psutil
 
 from machd.engine.backend.heap import trim_heap
 
-__all__ = [
-    "available_memory_bytes",
-    "backend_name",
-    "computing_memory_bytes",
-    "device_memory_bytes",
-    "give_memory_back",
-    "has_process_limit",
-]
-
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _STATM = Path("/proc/self/statm")
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import psutil
 
-__all__ = ["find_heap_trim", "map_large_arrays", "resident_bytes", "trim_heap"]
-
 _MAPPED_BYTES = 1 << 20
 """Allocations of at least this size get a mapping of their own."""
 

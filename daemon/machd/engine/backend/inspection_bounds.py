@@ -20,8 +20,6 @@ import psutil
 from machd.engine.backend.model_files import shortened
 from machd.errors import MachdError, ModelFormatError
 
-__all__ = ["bounded", "check_counts", "printable"]
-
 _LAYER_COUNT = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|layers|depth|block_count")
 _PART_COUNT = re.compile(r"(\w+_)?(experts?|heads?|groups?)")
 _MAX_PARTS = 1 << 16

@@ -12,8 +12,6 @@ import resource
 import sys
 from types import ModuleType
 
-__all__ = ["import_mlx_lm", "import_mlx_lm_without_tokenizers"]
-
 
 def import_mlx_lm() -> None:
     """Import mlx-lm and leave the limit of open files alone. Call it before any other import of it.

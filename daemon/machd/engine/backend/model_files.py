@@ -13,20 +13,6 @@ from machd import regular_files
 from machd.errors import ModelFormatError, ModelNotFoundError, SettingsError
 from machd.settings.problems import shortened as shortened_value
 
-__all__ = [
-    "MAX_TEMPLATE_BYTES",
-    "NO_CHAT",
-    "NO_TEMPLATE",
-    "check_tokenizer_files",
-    "open_regular",
-    "own_code_files",
-    "read_bytes",
-    "read_object",
-    "read_template",
-    "read_text",
-    "shortened",
-]
-
 NO_CHAT = "none"
 """The value of ``model.chat_template`` that serves without chat."""
 

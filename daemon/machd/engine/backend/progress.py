@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["LoadProgress", "SilentProgress"]
-
 
 class LoadProgress(Protocol):
     """Told about stages of loading or fetching, on the thread that does the work."""

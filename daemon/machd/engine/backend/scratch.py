@@ -14,8 +14,6 @@ from pathlib import Path
 
 from machd.errors import StartupError
 
-__all__ = ["private_scratch_directory", "use_scratch_directory"]
-
 _NAME = "scratch"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["Backend", "Cache", "HfTokenizer", "LanguageModel", "Layer", "WrappedTokenizer"]
-
 LanguageModel: TypeAlias = Any
 """A model of mlx-lm's: called with token ids (rows, tokens) and ``cache``, it gives logits."""
 

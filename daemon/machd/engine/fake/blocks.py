@@ -19,15 +19,6 @@ from machd.engine.protocol.blocks import (
 )
 from machd.engine.protocol.engine import DiskReading
 
-__all__ = [
-    "BYTES_PER_STATE",
-    "BYTES_PER_TOKEN",
-    "FakeBlock",
-    "FakeBlocks",
-    "FakeDisk",
-    "FakeDiskFaults",
-]
-
 BYTES_PER_TOKEN = 1024
 BYTES_PER_STATE = 4096
 

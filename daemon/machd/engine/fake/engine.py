@@ -40,8 +40,6 @@ from machd.engine.protocol.step import (
     TokenLogprob,
 )
 
-__all__ = ["FakeEngine", "FakeFaults", "Guesses", "Script", "lettered", "spelled"]
-
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
 """What a row says where its grammar does not allow what the script says."""
 

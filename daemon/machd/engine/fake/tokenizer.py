@@ -11,8 +11,6 @@ from machd.engine.protocol.fill_format import FillFormat, FillTokens
 from machd.engine.protocol.tokenizer import ChatMessages, TokenizerInfo
 from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS, MarkedChatFormat
 
-__all__ = ["END_OF_TEXT", "FAKE_FILL_TOKENS", "VOCABULARY_TOKENS", "FakeTokenizer"]
-
 END_OF_TEXT = 256
 VOCABULARY_TOKENS = 257
 

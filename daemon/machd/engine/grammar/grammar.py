@@ -29,8 +29,6 @@ from machd.panics import PanicError, panics_as_errors
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers only
 
-__all__ = ["MAX_CERTAIN_TOKENS", "CompiledGrammar", "LlguidanceCompiler", "compiled"]
-
 _MAX_GRAMMARS = 256
 _MAX_KEPT_BYTES = 64_000_000
 """Estimated memory of the compiled grammars that are kept, together."""

@@ -16,9 +16,6 @@ from machd.engine.grammar.grammar import MAX_CERTAIN_TOKENS, compiled
 from machd.engine.protocol.sampling import SamplingParams, Thinking
 from machd.errors import GrammarError
 
-__all__ = ["SLOW_MASK_S", "RowGuide", "guide_of"]
-
-
 SLOW_MASK_S = 0.02
 """What finding out a row's next tokens may take, in processor time; usual ones take 0.1 ms."""
 

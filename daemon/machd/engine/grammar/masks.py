@@ -17,8 +17,6 @@ from llguidance import LLExecutor
 from machd.clock import Clock
 from machd.engine.grammar.guide import SLOW_MASK_S, RowGuide
 
-__all__ = ["TokenMasks"]
-
 _WORD_BITS = 32
 
 _Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]

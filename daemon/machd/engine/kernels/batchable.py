@@ -22,8 +22,6 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 
-__all__ = ["make_batchable"]
-
 Positions = int | mx.array
 """Where a pass begins: for all rows, or int32 [rows]."""
 

@@ -13,10 +13,9 @@ from collections.abc import Iterable
 import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
-from machd.engine.kv.format import FoldedKv, KvFormat
-from machd.engine.kv.slab import SlabCache, Span
-
-__all__ = ["attend", "attend_rows"]
+from machd.engine.kv.planes import FoldedKv, KvFormat
+from machd.engine.kv.row_positions import Span
+from machd.engine.kv.slab import SlabCache
 
 _BLOCK_SCORES = 256 * 1024
 """Scores computed at once: with the temporaries of their exponentials they stay near the core."""

@@ -10,8 +10,6 @@ import math
 
 import mlx.core as mx
 
-__all__ = ["MIN_EXPONENT", "exp2", "silu_product"]
-
 MIN_EXPONENT = -126.0
 """Below this a power of two is no normal float32 any more."""
 

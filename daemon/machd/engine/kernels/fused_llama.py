@@ -19,8 +19,6 @@ from machd.engine.kernels.exponential import silu_product
 from machd.engine.kernels.mixed import MixedCache
 from machd.engine.kv.slab import SlabCache
 
-__all__ = ["fuse_layers", "takes_mixed_caches"]
-
 _ROTATION_TOLERANCE = 1e-5
 """How far a rotation from a table may be from the layer's own, for numbers around one."""
 

@@ -14,8 +14,6 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kv.slab import SlabCache
 
-__all__ = ["MixedCache", "mixed_caches"]
-
 
 class MixedCache:
     """One layer's caches of both: what rows decode in, and what the chunk's prompt is filled into.

@@ -13,8 +13,6 @@ import mlx.core as mx
 
 from machd.engine.kv.planes import VectorsFormat
 
-__all__ = ["AffineFormat"]
-
 _GROUP = 64
 _GROUPS = (32, 64, 128)
 """What ``mx.quantize`` knows."""

@@ -13,12 +13,12 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.cache_marks import CacheMarks, can_be_marked, straighten
-from machd.engine.kv.format import PLAIN, KvFormat
-from machd.engine.kv.row_caches import PrefilledRow, RowCaches, SingleCaches, held_bytes
+from machd.engine.kv.format import PLAIN
+from machd.engine.kv.planes import KvFormat
+from machd.engine.kv.row_caches import PrefilledRow, held_bytes
 from machd.engine.kv.row_planes import format_of, innermost, planes_of
-from machd.engine.kv.slab import RowPositions, SlabCache
-
-__all__ = ["BatchCaches", "PrefilledRow", "RowCaches", "SingleCaches", "padded_caches"]
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 
 
 class BatchCaches:

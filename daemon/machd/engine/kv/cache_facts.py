@@ -21,18 +21,10 @@ from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.format import PLAIN, KvFormat
+from machd.engine.kv.format import PLAIN
+from machd.engine.kv.planes import KvFormat
 from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
 from machd.errors import ModelArchitectureError
-
-__all__ = [
-    "MeasuredModel",
-    "TracedModel",
-    "cache_facts",
-    "layer_facts",
-    "measure_model",
-    "trace_model",
-]
 
 _PROMPT_TOKENS = 8
 

@@ -21,8 +21,6 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.coded_cache import CodedCache
 from machd.engine.kv.state import CacheState
 
-__all__ = ["CacheMarks", "can_be_marked", "straighten"]
-
 
 def can_be_marked(cache: Cache, rows: int = 1) -> bool:
     """Whether it is known how tokens are taken out of an innermost cache.

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv.format import KvFormat, KvWidths
-
-__all__ = ["CodedCache"]
+from machd.engine.kv.planes import KvFormat, KvWidths
 
 _STEP_TOKENS = 256
 """Columns are added in multiples of this, as mlx-lm's caches do."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from machd.engine.kv.affine import AffineFormat
-from machd.engine.kv.planes import FoldedKv, FoldedVectors, KvFormat, KvWidths, PlainFormat
+from machd.engine.kv.planes import KvFormat, PlainFormat
 from machd.engine.kv.turboquant import TurboQuantFormat
-
-__all__ = ["PLAIN", "FoldedKv", "FoldedVectors", "KvFormat", "KvWidths", "kv_format_named"]
 
 PLAIN = PlainFormat()
 

@@ -13,9 +13,6 @@ from typing import Protocol
 
 import mlx.core as mx
 
-__all__ = ["FoldedKv", "FoldedVectors", "KvFormat", "KvWidths", "PlainFormat", "VectorsFormat"]
-
-
 _SHARED = 2
 """Planes of keys and values that share them."""
 

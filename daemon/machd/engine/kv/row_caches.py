@@ -10,8 +10,6 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.cache_marks import CacheMarks, can_be_marked
 from machd.engine.kv.row_planes import innermost
 
-__all__ = ["STEP_TOKENS", "PrefilledRow", "RowCaches", "SingleCaches", "held_bytes"]
-
 STEP_TOKENS = 256
 """Positions by which mlx-lm's caches grow."""
 

@@ -13,17 +13,9 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.coded_cache import CodedCache
-from machd.engine.kv.format import PLAIN, KvFormat
+from machd.engine.kv.format import PLAIN
+from machd.engine.kv.planes import KvFormat
 from machd.engine.kv.slab import SlabCache
-
-__all__ = [
-    "StandingRow",
-    "fill_planes",
-    "format_of",
-    "innermost",
-    "make_row_caches",
-    "planes_of",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv.format import PLAIN, FoldedKv, KvFormat, KvWidths
+from machd.engine.kv.format import PLAIN
+from machd.engine.kv.planes import FoldedKv, KvFormat, KvWidths
 from machd.engine.kv.row_positions import RowPositions, Span
 from machd.engine.protocol.step import slab_rows
-
-__all__ = ["RowPositions", "SlabCache", "Span"]
 
 _TOKENS_STEP = 256
 """Columns are allocated in multiples of this, as mlx-lm's caches do."""

@@ -15,16 +15,6 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 
-__all__ = [
-    "ArrayShape",
-    "CacheState",
-    "arrays_in",
-    "copied",
-    "is_like",
-    "row_state",
-    "shape_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from machd.engine.kv.planes import VectorsFormat
 
-__all__ = ["TurboQuantFormat", "codebook", "rotation"]
-
 _SEED = b"machd turboquant 1"
 _WORD_BITS = 32
 _BYTE_BITS = 8

@@ -11,8 +11,6 @@ from types import ModuleType
 from machd.engine.backend.untyped import LanguageModel
 from machd.errors import ModelArchitectureError
 
-__all__ = ["architecture_name", "check_architecture", "import_architecture"]
-
 _MODULE_NAME = re.compile(r"\w[\w-]*")
 _PACKAGE = "mlx_lm.models."
 _ASKED_FOR = {"olmo": "hf_olmo"}

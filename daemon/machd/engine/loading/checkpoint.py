@@ -15,8 +15,6 @@ from machd.engine.backend.model_files import read_object, shortened
 from machd.engine.loading.safetensors_header import read_safetensors_header
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError
 
-__all__ = ["Checkpoint", "read_checkpoint"]
-
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from machd.errors import SettingsError
 
-__all__ = ["UNBOUNDED_CONTEXT_TOKENS", "context_tokens"]
-
 UNBOUNDED_CONTEXT_TOKENS = 32_768
 """For a model that names no limit, as recurrent ones need none: what a request may take unless
 ``model.max_context_tokens`` says otherwise."""

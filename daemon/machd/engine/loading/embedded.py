@@ -25,15 +25,6 @@ from typing import IO
 from machd.engine.backend.progress import LoadProgress, SilentProgress
 from machd.errors import ModelDownloadError
 
-__all__ = [
-    "EMBEDDED_MODEL_ID",
-    "EMBEDDED_SHA256",
-    "EMBEDDED_SIZE_BYTES",
-    "locate",
-    "pull",
-    "user_cache_directory",
-]
-
 EMBEDDED_MODEL_ID = "smollm2-135m-instruct"
 EMBEDDED_SIZE_BYTES = 98_362_432
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

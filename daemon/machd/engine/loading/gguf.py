@@ -20,15 +20,6 @@ from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.gguf_header import GgufHeader
 from machd.errors import ModelArchitectureError, ModelFormatError
 
-__all__ = [
-    "GGUF_GROUP_SIZE",
-    "GgufWeights",
-    "check_gguf",
-    "lazy_llama_weights",
-    "llama_config",
-    "load_llama_weights",
-]
-
 GGUF_GROUP_SIZE = 32
 """Weights that share a scale in every type that mlx keeps quantised."""
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from machd.engine.backend.model_files import open_regular, shortened
 from machd.errors import ModelFormatError, ModelNotFoundError
 
-__all__ = ["GgufHeader", "GgufTensor", "MetadataValue", "read_gguf_header"]
-
 MetadataValue = bool | int | float | str | list["MetadataValue"]
 """What a metadata key holds: a scalar, a text, or a list of one of them."""
 

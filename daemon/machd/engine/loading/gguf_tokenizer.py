@@ -16,8 +16,6 @@ from machd.engine.backend.untyped import Backend
 from machd.engine.loading.gguf_header import GgufHeader
 from machd.errors import ModelFormatError
 
-__all__ = ["GgufVocabulary", "build_tokenizer"]
-
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 """Token types of ggml; unknown (2), unused (5) and byte (6) tokens need nothing done."""
 

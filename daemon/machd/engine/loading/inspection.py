@@ -47,8 +47,6 @@ from machd.engine.loading.template_abilities import (
 )
 from machd.errors import ModelCodeError, ModelError, ModelFormatError
 
-__all__ = ["ModelInspection", "inspect_model"]
-
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
 _MAX_NOTE_CHARS = 300

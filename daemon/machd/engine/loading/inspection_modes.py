@@ -6,8 +6,6 @@ import mlx.core as mx
 
 from machd.engine.loading.precision import Quantization
 
-__all__ = ["MODES", "native_modes"]
-
 MODES = (
     Quantization("affine", 4, 64),
     Quantization("mxfp4", 4, 32),

@@ -22,7 +22,8 @@ from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.cache_facts import layer_facts, measure_model
-from machd.engine.kv.format import PLAIN, KvFormat
+from machd.engine.kv.format import PLAIN
+from machd.engine.kv.planes import KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.checkpoint import Checkpoint, read_checkpoint
 from machd.engine.loading.context import context_tokens
@@ -42,8 +43,6 @@ from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_token
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import ModelError, ModelFormatError, SettingsError
-
-__all__ = ["LoadedModel", "describe_model", "load_model"]
 
 
 @dataclass(frozen=True, slots=True)

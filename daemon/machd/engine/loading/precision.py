@@ -17,18 +17,6 @@ from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.untyped import Layer
 from machd.errors import ModelMemoryError
 
-__all__ = [
-    "Quantization",
-    "choose_dtype",
-    "computed_dtype",
-    "describe_quantization",
-    "hold_in",
-    "materialise",
-    "quantization_of",
-    "refuse_if_too_big",
-    "weights_bytes",
-]
-
 _DTYPES: Mapping[str, mx.Dtype] = {
     "float32": mx.float32,
     "float16": mx.float16,

@@ -15,8 +15,6 @@ from pathlib import Path
 from machd.engine.backend.model_files import open_regular, shortened
 from machd.errors import ModelFormatError, ModelNotFoundError
 
-__all__ = ["SafetensorsHeader", "read_safetensors_header"]
-
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The limit of the safetensors library itself."""

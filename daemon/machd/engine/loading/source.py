@@ -14,8 +14,6 @@ from machd.engine.loading import embedded
 from machd.errors import ModelDownloadError, ModelNotFoundError
 from machd.settings.problems import shortened
 
-__all__ = ["ModelSource", "SourceKind", "list_hub_models", "resolve_model"]
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 _HUB_FILES = (

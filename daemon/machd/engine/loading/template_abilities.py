@@ -36,8 +36,6 @@ from machd.engine.tokenizer.template_renderer import RenderBounds, TemplateRende
 from machd.errors import InvalidRequestError, ModelFormatError, TemplateLimitError
 from machd.panics import ENDINGS
 
-__all__ = ["TemplateAbilities", "directory_abilities", "gguf_abilities"]
-
 _RENDER_LIMIT_S = 5.0
 _RENDER_MEMORY_BYTES = 256 << 20
 _BUILD_LIMIT_S = 15.0

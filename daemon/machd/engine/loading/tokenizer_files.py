@@ -28,8 +28,6 @@ from machd.errors import (
 )
 from machd.panics import ENDINGS
 
-__all__ = ["check_growth", "check_template_sizes", "directory_tokenizer", "gguf_tokenizer"]
-
 _MAX_GROWTH = 100
 """Real normalizers add a space or two."""
 

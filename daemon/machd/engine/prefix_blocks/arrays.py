@@ -15,8 +15,6 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow, fill_planes, innermost, planes_of
 from machd.engine.kv.state import CacheState, arrays_in, copied, row_state
 
-__all__ = ["BlockArrays", "BlockLayout", "PlaneShape", "copy_of_row", "fill_caches"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlaneShape:

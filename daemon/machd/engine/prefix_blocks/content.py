@@ -8,8 +8,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["BlockContent", "PlainArray"]
-
 PlainArray = NDArray[Any]
 """An array of numpy's, of a type that safetensors has: floats, integers, booleans."""
 

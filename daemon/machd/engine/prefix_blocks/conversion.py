@@ -16,8 +16,6 @@ from machd.engine.kv.state import CacheState, is_like, shape_of
 from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout
 from machd.engine.prefix_blocks.content import BlockContent, PlainArray
 
-__all__ = ["BlockForm", "content_of"]
-
 _DTYPES = {
     str(dtype).rpartition(".")[2]: dtype
     for dtype in (

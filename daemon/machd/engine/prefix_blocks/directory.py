@@ -18,8 +18,6 @@ from pathlib import Path
 from machd.engine.prefix_blocks.key_directory import KeyDirectory
 from machd.errors import SettingsError
 
-__all__ = ["BlockDirectory", "check_block_directory"]
-
 _SETTING = "cache.disk_dir"
 _LOCK = "lock"
 _KEY = re.compile(r"(?:[0-9a-f]{2}){1,64}")

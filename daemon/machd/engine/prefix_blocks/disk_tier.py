@@ -25,8 +25,6 @@ from machd.engine.prefix_blocks.writer import BlockWriter, WrittenBlock
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import DiskReading
 
-__all__ = ["BlockFiles"]
-
 _REPORT_INTERVAL_S = 60.0
 
 

@@ -20,18 +20,6 @@ from safetensors.numpy import load, save
 from machd.engine.prefix_blocks.content import BlockContent
 from machd.engine.protocol.blocks import SavedBlock
 
-__all__ = [
-    "BLOCK_VERSION",
-    "FIRST_BYTES",
-    "MAX_BLOCK_BYTES",
-    "MAX_HEADER_BYTES",
-    "decode_block",
-    "encode_block",
-    "header_stop",
-    "is_of",
-    "read_head",
-]
-
 BLOCK_VERSION = 1
 """To be raised with every change of what is in a file, or of what its arrays mean."""
 

@@ -19,8 +19,6 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.errors import ModelNotFoundError
 from machd.installed import installed_version
 
-__all__ = ["block_key"]
-
 _KEY_BYTES = 16
 _SAMPLE_BYTES = 64 << 10
 """Of a file's beginning, where its header is, and of its end."""

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["BlockFile", "KeyDirectory", "NotAFileError"]
-
 _BLOCK = re.compile(r"((?:[0-9a-f]{2}){1,64})\.safetensors")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{2,128}\.[0-9a-f]{16}\.tmp")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

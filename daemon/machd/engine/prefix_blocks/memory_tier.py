@@ -35,8 +35,6 @@ from machd.engine.protocol.blocks import (
 )
 from machd.engine.protocol.engine import DiskReading
 
-__all__ = ["BlockOutcome", "BlockStore", "FindRow", "SecondTier"]
-
 _CLOSE_WITHIN_S = 10.0
 """For writing what is not written yet."""
 

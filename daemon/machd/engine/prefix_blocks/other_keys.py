@@ -14,8 +14,6 @@ from machd.engine.prefix_blocks.key_directory import BlockFile
 from machd.engine.prefix_blocks.scan import files_by_worth
 from machd.errors import SettingsError
 
-__all__ = ["OtherKeys"]
-
 
 class OtherKeys:
     """What a directory has of all keys but one. Used by one thread at a time."""

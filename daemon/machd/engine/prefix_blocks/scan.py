@@ -15,14 +15,6 @@ from machd.engine.prefix_blocks.encoding import (
 from machd.engine.prefix_blocks.key_directory import BlockFile, KeyDirectory, NotAFileError
 from machd.engine.protocol.blocks import SavedBlock
 
-__all__ = [
-    "MAX_FOUND_FILES",
-    "MAX_FOUND_TOKENS",
-    "FoundBlocks",
-    "files_by_worth",
-    "find_blocks",
-]
-
 MAX_FOUND_FILES = 100_000
 """Files that are taken over, those last used first; the others are deleted."""
 

@@ -20,8 +20,6 @@ from machd.engine.prefix_blocks.key_directory import KeyDirectory
 from machd.engine.protocol.blocks import SavedBlock
 from machd.errors import SettingsError
 
-__all__ = ["MAX_QUEUED_BYTES", "BlockWriter", "WrittenBlock"]
-
 MAX_QUEUED_BYTES = 256_000_000
 """Blocks that wait for a slow disk; those that come on top of them are not written. One that is larger
 alone has to find the queue empty."""

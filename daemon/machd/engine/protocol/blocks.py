@@ -12,19 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "BlockChange",
-    "DropBlocks",
-    "ForgetSaved",
-    "HeldBlock",
-    "LoadBlock",
-    "ReusedPrefix",
-    "SaveBlock",
-    "SavedBlock",
-    "SplitBlock",
-    "StoreBlock",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreBlock:

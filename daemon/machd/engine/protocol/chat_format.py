@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-__all__ = ["ChatFormat", "ParsedToolCall", "TextSplitter", "TextState"]
-
 
 class TextState(StrEnum):
     """What a stretch of a chat completion's text is."""

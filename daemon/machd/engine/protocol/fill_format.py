@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from machd.errors import InvalidRequestError
 
-__all__ = ["ContextFile", "FillFormat", "FillTokens", "find_fill_tokens"]
-
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:

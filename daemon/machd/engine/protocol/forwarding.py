@@ -7,8 +7,6 @@ from machd.engine.protocol.engine import Engine, GrammarCompiler, MemoryReading,
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 
-__all__ = ["ForwardingEngine"]
-
 
 class ForwardingEngine:
     """Does what the other engine does."""

@@ -21,8 +21,6 @@ from machd.engine.speculation.vocabulary import check_vocabulary
 from machd.errors import ModelError
 from machd.settings.model import Settings
 
-__all__ = ["ProposerChoice", "choose_proposer"]
-
 _EMPTY_TEMPLATE = "none"
 """A draft model is never told messages."""
 

@@ -18,8 +18,6 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import RowDraws, drawn_tokens
 
-__all__ = ["BlockDraft", "BlockReader", "DFlashProposer"]
-
 _FEW_TOKENS = 16
 """Beyond so many it reads without guessing, as who has a prompt to read."""
 

@@ -23,8 +23,6 @@ from machd.engine.loading.loader import LoadedModel
 from machd.engine.speculation.dflash import BlockDraft, BlockReader
 from machd.errors import ModelFormatError, SettingsError
 
-__all__ = ["dflash_obstacle", "known_draft", "load_block_draft"]
-
 _TRIAL = (1, 2, 3, 4)
 """Tokens that a draft is tried with."""
 

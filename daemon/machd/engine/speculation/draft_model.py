@@ -23,8 +23,6 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import RowDraws, drawn_tokens
 
-__all__ = ["DraftModelProposer"]
-
 _CHUNK_TOKENS = 256
 """Read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""
 

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN
 from machd.engine.speculation.pass_costs import PassCosts, RecentTimes
 
-__all__ = ["DraftPacing", "RowPacing"]
-
 _FIRST_ALLOWANCE_PASSES = 0.5
 _MAX_ALLOWANCE_PASSES = 2.0
 """An old success pays for two passes in vain, and not for a long slow tail."""

@@ -15,8 +15,6 @@ from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import Proposer, RowProposer
 
-__all__ = ["Drafting", "RowDrafting"]
-
 
 class RowDrafting:
     """One row's guesses.

@@ -16,8 +16,6 @@ import mlx.core as mx
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step.sampling import RowSampling, Sampler, Selection
 
-__all__ = ["RowDraws", "drawn_tokens"]
-
 
 class RowDraws:
     """One row's, from what it has said on."""

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 
-__all__ = ["NgramProposer", "NgramRow"]
-
 _MAX_LOOKS = 48
 """Earlier places of the last two tokens that are looked at, the latest first."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["PassCosts", "RecentTimes"]
-
 _PRIOR_TOKENS = 20.0
 """What a pass costs before its first token, in tokens of one row: 52 ms against 2.6 ms on the CPU
 (docs/internals/performance.md)."""

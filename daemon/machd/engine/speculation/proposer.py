@@ -12,8 +12,6 @@ from typing import Protocol
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 
-__all__ = ["Proposer", "RowProposer"]
-
 
 class RowProposer(Protocol):
     """Guesses for one row. Used on the engine thread."""

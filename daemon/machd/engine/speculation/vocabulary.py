@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import SettingsError
 
-__all__ = ["check_vocabulary"]
-
 _SAMPLES = (
     "The quick brown fox jumps over the lazy dog.",
     "  def area(radius: float) -> float:\n\treturn 3.14159 * radius ** 2  # m\u00b2\n",

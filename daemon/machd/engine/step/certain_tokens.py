@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from machd.engine.step.sampling import RowSampling
 
-__all__ = ["certain_tokens", "worthwhile_tokens"]
-
 _PASS_TOKENS = 20
 """What a pass costs before its first token, in tokens of one row: 52 ms against 2.6 ms on the CPU
 (docs/internals/performance.md). Elsewhere it is more, and more tokens would be worth while."""

@@ -13,11 +13,9 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels.mixed import mixed_caches
-from machd.engine.kv.batch_caches import RowCaches
+from machd.engine.kv.row_caches import RowCaches
 from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.verification import Draft
-
-__all__ = ["Chunk", "DecodePass", "Forward", "Passes"]
 
 Forward = Callable[[mx.array, list[Any]], mx.array]
 """Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from machd.engine.grammar.masks import TokenMasks
-from machd.engine.kv.batch_caches import PrefilledRow, RowCaches
+from machd.engine.kv.row_caches import PrefilledRow, RowCaches
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, SampledToken
 from machd.engine.speculation.drafting import Drafting
@@ -29,8 +29,6 @@ from machd.engine.step.decode_pass import Chunk, DecodePass, Forward, Passes
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.sampling import Sampler, Selection
 from machd.engine.step.verification import Draft, Verdict, draft_of, verify
-
-__all__ = ["Decoder", "SeeLeaving"]
 
 SeeLeaving = Callable[[int, StandingRow], None]
 """Told a slot whose row is about to leave by itself, while its caches are still there."""

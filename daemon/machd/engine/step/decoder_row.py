@@ -8,8 +8,6 @@ from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, Sampl
 from machd.engine.speculation.drafting import RowDrafting
 from machd.engine.step.sampling import RowSampling
 
-__all__ = ["Decoded", "DecoderRow"]
-
 
 @dataclass(slots=True, eq=False)
 class DecoderRow:

@@ -14,8 +14,6 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.prefix_blocks.arrays import copy_of_row, fill_caches
 
-__all__ = ["LeftRows"]
-
 
 class LeftRows:
     """Copies of rows, by slot."""

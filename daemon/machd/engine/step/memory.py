@@ -15,8 +15,6 @@ import mlx.core as mx
 from machd.clock import Clock
 from machd.engine.protocol.step import StepMemoryError
 
-__all__ = ["StepMemory", "StepNeed"]
-
 _RESERVED_SHARE = 0.05
 _MIN_RESERVED_BYTES = 128 << 20
 _MAX_RESERVED_BYTES = 1 << 30

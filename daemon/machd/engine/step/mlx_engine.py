@@ -21,8 +21,8 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.kernels.fused_llama import fuse_layers, takes_mixed_caches
-from machd.engine.kv.batch_caches import BatchCaches, RowCaches, SingleCaches
-from machd.engine.kv.row_caches import STEP_TOKENS
+from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.key import block_key
@@ -51,8 +51,6 @@ from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.prefill import Prefill, fill_together, padded_groups
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.sampling import RowSampling
-
-__all__ = ["MlxEngine"]
 
 _WARM_UP_TOKENS = 8
 

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.batch_caches import PrefilledRow, padded_caches
-from machd.engine.kv.format import KvFormat
+from machd.engine.kv.batch_caches import padded_caches
+from machd.engine.kv.planes import KvFormat
+from machd.engine.kv.row_caches import PrefilledRow
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.protocol.step import PrefillChunk, PromptLogprob
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.prompt_scores import PromptScores
-
-__all__ = ["Prefill", "fill_together", "padded_groups"]
 
 _PADDING_TOKENS = 16
 """Padding up to which sharing a call is cheaper than a call of one's own."""

@@ -17,8 +17,6 @@ from machd.engine.protocol.step import PromptLogprob, TokenLogprob
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.sampling import likeliest
 
-__all__ = ["PromptScores", "scoring_bytes"]
-
 _PASS_TOKENS = 128
 """Prompt tokens in one pass at the most. Each pass reads all weights, so fewer cost time."""
 

@@ -22,8 +22,6 @@ from machd.engine.grammar.masks import TokenMasks
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 
-__all__ = ["RowSampling", "Sampler", "Selection", "likeliest", "uniform_draw"]
-
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""
 

@@ -22,8 +22,6 @@ from machd.engine.protocol.step import SampledToken
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import GrammarError
 
-__all__ = ["Draft", "Verdict", "draft_of", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class Draft:

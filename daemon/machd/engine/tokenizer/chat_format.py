@@ -15,8 +15,6 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.untyped import WrappedTokenizer
 from machd.engine.protocol.chat_format import ParsedToolCall, TextSplitter, TextState
 
-__all__ = ["JSON_TOOLS", "JSON_TOOL_MARKERS", "MarkedChatFormat", "parsed_call", "read_chat_format"]
-
 JSON_TOOLS = "json_tools"
 """mlx-lm's name for calls that are JSON objects between markers."""
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 
 from machd.engine.tokenizer.token_table import TokenTable
 
-__all__ = ["ByteDetokenizer", "WindowDetokenizer", "decode_bytes"]
-
 _REPLACEMENT = "\ufffd"
 
 

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 from machd.engine.backend.untyped import Backend
 from machd.panics import panics_as_errors
 
-__all__ = ["PlainTextEncoder"]
-
 _Step: TypeAlias = dict[str, Any] | None
 """One step of a tokenizer's pipeline, as its file writes it."""
 

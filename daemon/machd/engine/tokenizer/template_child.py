@@ -25,24 +25,6 @@ from machd.engine.backend.inspection_bounds import bounded
 from machd.engine.backend.model_files import shortened
 from machd.errors import ModelFormatError
 
-__all__ = [
-    "CANNOT_RENDER",
-    "HEADER",
-    "READY",
-    "REFUSED",
-    "RENDERED",
-    "REQUEST",
-    "TOO_MUCH",
-    "UNABLE",
-    "RenderRequest",
-    "as_bytes",
-    "as_text",
-    "read_exactly",
-    "refusal_message",
-    "render_text",
-    "send_frame",
-]
-
 HEADER = struct.Struct(">cQ")
 """Before each message: its kind, and the bytes that follow."""
 

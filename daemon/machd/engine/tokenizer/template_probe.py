@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MARK", "SYSTEM", "TOOL", "USER"]
-
 MARK = "zq7marker"
 """A word that no template contains by itself."""
 

@@ -38,8 +38,6 @@ from machd.engine.tokenizer.template_child import (
 )
 from machd.errors import InvalidRequestError, OverloadedError, TemplateLimitError
 
-__all__ = ["RenderBounds", "TemplateRenderer", "is_known_template"]
-
 _KNOWN_TEMPLATES = frozenset(
     {
         # SmolLM2-135M-Instruct, the embedded model.

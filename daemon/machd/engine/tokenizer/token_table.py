@@ -8,8 +8,6 @@ from enum import Enum
 
 from machd.engine.backend.untyped import Backend
 
-__all__ = ["TokenForm", "TokenTable"]
-
 _SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

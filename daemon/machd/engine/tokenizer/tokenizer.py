@@ -26,8 +26,6 @@ from machd.errors import (
 )
 from machd.panics import panics_as_errors
 
-__all__ = ["MlxTokenizer"]
-
 
 class MlxTokenizer:
     """Wraps mlx-lm's ``TokenizerWrapper`` around a transformers tokenizer.

@@ -10,7 +10,8 @@ import pytest
 from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kv import row_positions
-from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 
 _HEAD_DIM = 16
 _SCALE = _HEAD_DIM**-0.5

@@ -9,10 +9,11 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.kv import cache_marks
-from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow, SingleCaches
+from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.cache_marks import CacheMarks, can_be_marked, straighten
 from machd.engine.kv.coded_cache import CodedCache
 from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.row_caches import PrefilledRow, SingleCaches
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 

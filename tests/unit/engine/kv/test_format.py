@@ -11,12 +11,15 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.engine.kernels.cpu_attention import attend, attend_rows
-from machd.engine.kv.batch_caches import BatchCaches, PrefilledRow
+from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.cache_facts import measure_model
 from machd.engine.kv.coded_cache import CodedCache
-from machd.engine.kv.format import PLAIN, KvFormat, KvWidths, kv_format_named
+from machd.engine.kv.format import PLAIN, kv_format_named
+from machd.engine.kv.planes import KvFormat, KvWidths
+from machd.engine.kv.row_caches import PrefilledRow
 from machd.engine.kv.row_planes import fill_planes, make_row_caches, planes_of
-from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 
 _CODED = ("affine8", "affine4", "turboquant")
 _EVERY = ("none", *_CODED)

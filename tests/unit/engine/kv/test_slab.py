@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.kv import row_positions
-from machd.engine.kv.slab import RowPositions, SlabCache
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.step import slab_rows
 
 _HEADS, _HEAD_DIM = 2, 4

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from machd.engine.kv.format import KvWidths
+from machd.engine.kv.planes import KvWidths
 from machd.engine.kv.turboquant import TurboQuantFormat, codebook, rotation
 
 _PUBLISHED_MSE = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}
