@@ -17,8 +17,6 @@ from running_daemon import RunningDaemon
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 
-__all__ = ["AdminDaemon", "kept_logging", "sse_events"]
-
 
 class AdminDaemon:
     """A context manager: inside it ``admin`` is a client of the admin API, and ``http`` of the other.

@@ -9,8 +9,6 @@ from polling import wait_until
 
 from machd.serving.inbox import Inbox, Message, Submit
 
-__all__ = ["Arrivals"]
-
 
 class Arrivals:
     """Counts the requests that arrive while it is patched in."""

@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["BAD_REQUESTS", "HEAVY_REQUESTS", "PATHS", "BadRequest", "error_of", "valid_body"]
-
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"

@@ -29,8 +29,6 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 
-__all__ = ["ASKED", "BlockRows", "FilesInMemory", "saved_block"]
-
 ASKED = SamplingParams(temperature=0.0, top_logprobs=2)
 """Greedy, with log-probabilities to compare."""
 

@@ -12,8 +12,6 @@ import numpy as np
 from machd.engine.prefix_blocks.content import BlockContent, PlainArray
 from machd.engine.protocol.blocks import SavedBlock
 
-__all__ = ["ROOT", "chain", "content_of", "file_of", "files_in", "is_same_content", "saved_block"]
-
 ROOT = hashlib.blake2b(b"a namespace", digest_size=16).digest()
 """Of no tokens at all."""
 

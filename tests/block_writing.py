@@ -32,8 +32,6 @@ from machd.engine.prefix_blocks.disk_tier import BlockFiles
 from machd.engine.prefix_blocks.key_directory import KeyDirectory
 from machd.engine.protocol.blocks import SavedBlock
 
-__all__ = ["KEY", "BlockWriters", "block_content", "block_writers"]
-
 KEY = b"the key of many"
 _TEXT_BLOCKS = 8
 _AHEAD_BLOCKS = 16

@@ -15,8 +15,6 @@ from typing import Any
 import httpx
 from polling import CEILING_S
 
-__all__ = ["Answer", "Asked", "ask", "ask_all", "ask_streamed", "prefix_stats", "stats"]
-
 
 @dataclass(frozen=True)
 class Answer:

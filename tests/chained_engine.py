@@ -34,8 +34,6 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 
-__all__ = ["STATE_BYTES", "TOKEN_BYTES", "Chained", "ChainedDisk", "ChainedEngine", "said"]
-
 TOKEN_BYTES = 10
 STATE_BYTES = 25
 

@@ -17,8 +17,6 @@ import httpx
 from dialogue import sse_data
 from raw_client import RawAnswer
 
-__all__ = ["Answer", "Conduct", "Errand", "Town", "answer_of", "errands", "valid_requests"]
-
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _LETTERS = "etaoin shrdlu,.ETAOINSHRDLU0123456789"

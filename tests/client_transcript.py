@@ -22,8 +22,6 @@ from urllib.parse import urlsplit
 from polling import CEILING_S
 from transcript_shape import exchange_shape, laid_out
 
-__all__ = ["Exchange", "transcript"]
-
 _DIRECTORY = Path(__file__).parent / "golden" / "clients"
 _UPDATES = os.environ.get("MACHD_UPDATE_GOLDEN") == "1"
 _OF_ONE_HOP = {"host", "connection", "transfer-encoding", "date", "server"}

@@ -10,8 +10,6 @@ from typing import Any
 from machd.engine.fake.engine import Script, lettered, spelled
 from machd.engine.protocol.sampling import SamplingParams
 
-__all__ = ["chat", "completion", "sse_data", "sse_text", "told"]
-
 _ORDER = re.compile(rb"say (?P<text>.*?)(?:\nassistant: |\xfe.*)?\Z", re.DOTALL)
 """Up to the end of a chat, or up to the suffix of a text with a gap."""
 

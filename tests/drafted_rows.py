@@ -21,8 +21,6 @@ from machd.engine.kv.row_caches import PrefilledRow, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import make_row_caches
 from machd_probes.scripts import random_prompt
 
-__all__ = ["LANES", "DraftedRows", "PlainTexts", "Text", "make_caches"]
-
 LANES = ("alone", "batch")
 _ROOM_TOKENS = 16
 

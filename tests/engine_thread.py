@@ -23,15 +23,6 @@ from machd.serving.inbox import Abort, Submit
 from machd.serving.loop import EngineLoop
 from machd.serving.startup_guard import Probe
 
-__all__ = [
-    "CHUNK_TOKENS",
-    "STOPPED",
-    "Published",
-    "Thread",
-    "running_thread",
-    "single_flight_of",
-]
-
 CHUNK_TOKENS = 4
 STOPPED = DrainDeadlineError("stopped")
 

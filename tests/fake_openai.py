@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["FakeOpenAi"]
-
 
 @dataclass
 class FakeOpenAi:

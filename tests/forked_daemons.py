@@ -24,8 +24,6 @@ import psutil
 from daemon_reports import reported
 from polling import CEILING_S, wait_until
 
-__all__ = ["DaemonParent", "ForkedDaemon", "daemon_parent"]
-
 
 @dataclass
 class ForkedDaemon:

@@ -9,8 +9,6 @@ from tiny_models import TinyKind, tiny_model
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 
-__all__ = ["GatedEngine"]
-
 
 class GatedEngine(MlxEngine):
     """Made on the thread that calls this; steps of its warm-up pass freely."""

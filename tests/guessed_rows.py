@@ -15,8 +15,6 @@ from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, St
 from machd_probes.play import DraftSchedule, Join, play
 from machd_probes.scripts import Script
 
-__all__ = ["GUESSES", "GuessedScripts", "Said", "always", "guided_differences", "if_alone", "say"]
-
 GUESSES = 4
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 
-__all__ = ["guessing_engine"]
-
 
 def _first_is_right(position: int, max_tokens: int) -> tuple[int, int]:
     del position

@@ -11,8 +11,6 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 
-__all__ = ["Run", "grammar_of", "many_readings", "run_rows", "schema_grammar"]
-
 
 def grammar_of(engine: Engine, kind: ConstraintKind, source: str) -> Grammar:
     """A compiled constraint."""

@@ -10,8 +10,6 @@ from itertools import count, islice, product
 from pathlib import Path
 from string import ascii_lowercase
 
-__all__ = ["LLAMA_70B", "llama_tensors", "write_header_checkpoint", "write_tokenizer_files"]
-
 LLAMA_70B: Mapping[str, object] = {
     "model_type": "llama",
     "hidden_size": 8192,

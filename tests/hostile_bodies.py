@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["HOSTILE_CHAT_BODIES", "HostileBody"]
-
 HostileBody = tuple[str, bytes, frozenset[int]]
 
 _BAD = frozenset({400})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ENDLESS", "HARMLESS", "HOSTILE", "UNINTERRUPTIBLE"]
-
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 UNINTERRUPTIBLE = (

@@ -18,18 +18,6 @@ from typing import Any
 from jsonschema import Draft202012Validator, FormatChecker, ValidationError
 from jsonschema.validators import extend
 
-__all__ = [
-    "IGNORED_ALTERNATIVES",
-    "IGNORED_FORMATS",
-    "IGNORED_KEYWORDS",
-    "LOOSE_CASES",
-    "REFUSED_SCHEMAS",
-    "SCHEMA_CASES",
-    "SchemaCase",
-    "is_valid",
-    "spelled_json",
-]
-
 Json = Any
 """Whatever JSON can say."""
 

@@ -17,8 +17,6 @@ from machd.engine.kv.format import kv_format_named
 from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
 from machd.engine.loading.loader import LoadedModel
 
-__all__ = ["FORMATS", "Quality", "main", "measured_quality"]
-
 FORMATS = ("none", "affine8", "affine4", "turboquant")
 
 _TEXT = Path(__file__).parent / "golden" / "kv_quality_text.txt"

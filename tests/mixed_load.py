@@ -13,8 +13,6 @@ from dialogue import chat, completion
 from polling import CEILING_S
 from raw_client import RawClient
 
-__all__ = ["MixedLoad"]
-
 _PATH = "/v1/completions"
 
 

@@ -13,8 +13,6 @@ from polling import CEILING_S, wait_until
 
 from machd.clock import SystemClock
 
-__all__ = ["Notification", "NotifySocket"]
-
 
 @dataclass(frozen=True, slots=True)
 class Notification:

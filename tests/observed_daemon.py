@@ -22,8 +22,6 @@ from typing import Any
 
 from polling import CEILING_S
 
-__all__ = ["LEAK_VARIABLE", "ask"]
-
 LEAK_VARIABLE = "MACHD_SOAK_LEAK_COPIES"
 """How often the body of every response is copied into a list that is never emptied; 0 unless set."""
 

@@ -16,8 +16,6 @@ from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd.engine.step.mlx_engine import MlxEngine
 
-__all__ = ["Answers", "EagerPacing", "Oracle", "WatchedEngine", "eager"]
-
 Answers = Mapping[tuple[tuple[int, ...], SamplingParams], Sequence[int]]
 """Prompt and parameters to all that the row says."""
 

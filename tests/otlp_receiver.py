@@ -12,8 +12,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from polling import CEILING_S
 
-__all__ = ["OtlpReceiver", "ReceivedSpan"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:

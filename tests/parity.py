@@ -11,8 +11,6 @@ from machd.engine.protocol.step import SampledToken
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import Script
 
-__all__ = ["NOISE", "Alone", "differences", "margins"]
-
 NOISE = 1e-3
 """Log-probabilities may differ by so much: rounding was measured at 5e-5 and less in float32."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from machd.clock import SystemClock
 
-__all__ = ["CEILING_S", "wait_until"]
-
 CEILING_S = 300.0
 """The longest that a test waits for anything, in seconds.
 

@@ -13,8 +13,6 @@ from machd.capabilities.facts import CacheFacts
 from machd.clock import SystemClock
 from machd_probes import prober
 
-__all__ = ["Probed", "probed", "without_compilation"]
-
 
 @dataclass(frozen=True)
 class Probed:

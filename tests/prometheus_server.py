@@ -14,8 +14,6 @@ import httpx
 from installed_programs import path_of
 from polling import CEILING_S, wait_until
 
-__all__ = ["ALERTS", "PrometheusServer", "query_range"]
-
 ALERTS = Path(__file__).resolve().parents[1] / "config" / "prometheus" / "alerts.yml"
 
 

@@ -13,8 +13,6 @@ from typing import Any, Self
 import httpx
 from polling import CEILING_S
 
-__all__ = ["RawAnswer", "RawClient"]
-
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:

@@ -19,9 +19,6 @@ from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.settings.sources import SettingsSources
 
-__all__ = ["RunningDaemon"]
-
-
 _DRAIN_S = 2.0
 """The time that requests may take after their test is over; then they are ended."""
 

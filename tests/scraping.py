@@ -7,8 +7,6 @@ from raw_client import RawClient
 
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["Page", "is_idle", "read_page", "scrape"]
-
 
 class Page:
     """A scraped page, by series."""

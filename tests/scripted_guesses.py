@@ -6,8 +6,6 @@ import zlib
 
 from machd.engine.fake.engine import Guesses
 
-__all__ = ["guesses_by"]
-
 
 def guesses_by(number: int) -> Guesses:
     """A script of guesses for each number; 0 guesses nothing, 1 everything rightly, 2 all wrongly."""

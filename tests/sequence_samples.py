@@ -18,19 +18,6 @@ from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 
-__all__ = [
-    "END_OF_TEXT",
-    "LIMITS",
-    "LateFirstToken",
-    "batching_of",
-    "decode_of",
-    "only",
-    "request_of",
-    "run_step",
-    "running_decode_of",
-    "sequence_of",
-]
-
 END_OF_TEXT = 256
 """The fake engine's end-of-text token."""
 

@@ -18,8 +18,6 @@ import psutil
 from daemon_reports import reported
 from polling import CEILING_S
 
-__all__ = ["ServeProcess", "servers_of_this_process"]
-
 
 class ServeProcess:
     """A context manager: inside it the daemon is ready at ``url``."""

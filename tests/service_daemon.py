@@ -34,8 +34,6 @@ from machd.serving.notify import forget_service_variables
 from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 from machd.telemetry.logs import configure_logs
 
-__all__ = ["STEP_S", "ServiceDaemon", "socket_activated"]
-
 STEP_S = 0.005
 
 _FLAGS: dict[str, object] = {

@@ -19,8 +19,6 @@ from machd.serving.fanout import SequenceEvent, Stream
 from machd.serving.generation import ChoiceDelta, Generation, GenerationIdentity
 from machd.serving.text import CompletionText
 
-__all__ = ["OpenGeneration", "admitted", "finished", "identity_of", "token", "tokens"]
-
 
 def identity_of(generation_id: str = "gen", *, arrived_s: float = 100.0) -> GenerationIdentity:
     """A request that arrived at ``arrived_s``."""

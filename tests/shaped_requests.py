@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from json_schema_cases import is_valid
 
-__all__ = ["ShapedRequest", "shaped_requests", "varied_schema"]
-
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _NAMES = ("name", "age", "city", "tags", "mood", "size", "code", "when", "is_open", "parent_id")

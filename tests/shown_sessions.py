@@ -13,8 +13,6 @@ from pathlib import Path
 
 from polling import CEILING_S
 
-__all__ = ["Session", "Step", "Terminal", "fenced_blocks", "is_as_shown", "sessions"]
-
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: ([^>]+?) -->\s*\Z")
 _SHELLS = {"console", "sh", "bash", "shell"}

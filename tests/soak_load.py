@@ -22,8 +22,6 @@ from polling import CEILING_S
 from raw_client import RawAnswer
 from shaped_requests import shaped_requests
 
-__all__ = ["RoundOutcome", "SoakLoad"]
-
 _CHAT = "/v1/chat/completions"
 _RESPONSES = "/v1/responses"
 _MESSAGES = "/v1/messages"

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from machd.bench.plot import COLOURS, GREY, saved_figure
 
-__all__ = ["Sample", "problems", "report_table", "rss_growth", "write_report"]
-
 _MAX_RSS_GROWTH = 0.03
 _MAX_COUNT_GROWTH = 2
 """Descriptors, threads or tasks more at the median idle point of the last third."""

@@ -10,8 +10,6 @@ from polling import CEILING_S, wait_until
 
 from machd.engine.protocol.step import StepPlan
 
-__all__ = ["StepGate", "at_decode", "at_prefill"]
-
 
 def at_prefill(plan: StepPlan) -> bool:
     """Whether the step computes prompt tokens."""

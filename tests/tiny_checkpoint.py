@@ -26,8 +26,6 @@ from machd.engine.loading import embedded
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
 
-__all__ = ["TINY_VOCABULARY_TOKENS", "write_embedded_tokenizer", "write_tiny_llama"]
-
 TINY_VOCABULARY_TOKENS = 49_152
 """The embedded model's, whose tokenizer it has."""
 

@@ -12,8 +12,6 @@ from machd.engine.kv.format import kv_format_named
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.step.mlx_engine import MlxEngine
 
-__all__ = ["alone", "loaded"]
-
 
 def loaded(kind: TinyKind, kv_format: str = "none") -> LoadedModel:
     """The model of a kind on the test thread, its keys and values in a format."""

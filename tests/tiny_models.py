@@ -24,15 +24,6 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 
-__all__ = [
-    "CONTEXT_TOKENS",
-    "VOCABULARY_TOKENS",
-    "TinyKind",
-    "each_kind_and_look_ahead",
-    "tiny_model",
-    "tiny_tokenizer",
-]
-
 VOCABULARY_TOKENS = 128
 CONTEXT_TOKENS = 1024
 

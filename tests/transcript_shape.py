@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from client_transcript import Exchange
 
-__all__ = ["exchange_shape", "laid_out"]
-
 _WIDTH = 100
 _FLEETING = {
     "created": "<time>",

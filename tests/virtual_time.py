@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import ParamSpec
 
-__all__ = ["LoopClock", "in_virtual_time"]
-
 _IN_FLIGHT_S = 0.001
 """Real time for data on loopback to arrive before virtual time moves on to the next timer."""
 

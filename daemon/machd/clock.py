@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock", "thread_cpu_s"]
-
 
 class Clock(Protocol):
     """Two readings: one that only grows, one that a person understands."""

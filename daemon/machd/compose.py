@@ -45,7 +45,8 @@ from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.serving.throughput import Throughput
-from machd.settings.model import ContinuousBatchingSettings, Settings
+from machd.settings.batching import ContinuousBatchingSettings
+from machd.settings.model import Settings
 from machd.settings.models import ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_gauges
@@ -54,8 +55,6 @@ from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.served_model import ServedModel
 from machd.telemetry.tracing import tracers
-
-__all__ = ["Access", "Parts", "batching_of", "installed_versions"]
 
 Access = Callable[[Settings], ApiKeys]
 """Reads who may ask under some settings; refuses those under which nobody may be let in."""

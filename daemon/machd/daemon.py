@@ -35,8 +35,6 @@ from machd.serving.startup_guard import NOTHING_MEASURED, Measures
 from machd.serving.workers import Workers
 from machd.settings.sources import LoadedSettings, SettingsSources
 
-__all__ = ["Daemon"]
-
 _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 
-__all__ = ["installed_version"]
-
 
 def installed_version(distribution: str) -> str | None:
     """The version of a distribution, which is not imported; None where it is not installed."""

@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ENDINGS", "PanicError", "panics_as_errors"]
-
 ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """What is no failure, and has to pass: a task, a generator or the process is to end."""
 

@@ -10,15 +10,6 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.forwarding import ForwardingEngine
 from machd.engine.protocol.step import StepPlan, StepResult
 
-__all__ = [
-    "Deadline",
-    "OutOfTimeError",
-    "ReplaceableWatch",
-    "Watch",
-    "WatchedEngine",
-    "without_end",
-]
-
 Watch: TypeAlias = Callable[[], None]
 """Called before anything is computed; raises to have nothing more computed."""
 

@@ -6,8 +6,6 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["BATCHING_CHECKS", "CHECK_NAMES", "FEATURE_CHECKS", "architecture_names"]
-
 BATCHING_CHECKS = ("batch_parity", "window_overflow", "rope_positions", "sampling_isolation")
 """What decides on continuous batching. They need the engine alone."""
 

@@ -23,8 +23,6 @@ from machd_probes.table import print_matrix
 from machd_probes.versions import ProbeBasis, probe_basis
 from machd_probes.worker_messages import BLAS_VARIABLE
 
-__all__ = ["check_architectures", "measured_matrix"]
-
 _HOLDS = 0
 _HOLDS_NOT = 1
 _INTERRUPTED = 130

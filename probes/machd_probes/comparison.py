@@ -13,8 +13,6 @@ from dataclasses import replace
 from machd.capabilities.evidence import Evidence
 from machd.engine.protocol.step import SampledToken
 
-__all__ = ["compared", "largest_difference", "margin", "tolerated"]
-
 _FLOORS = 8
 """Differences may be so many times the noise floor: a batch rounds in other places than a chunk."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from machd.capabilities.evidence import Evidence, Outcome
 
-__all__ = ["Finding", "no_data", "unsupported"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -12,8 +12,6 @@ from machd.capabilities.evidence import Outcome
 from machd_probes.report import MLX_LM_PROBE, MatrixReport, MatrixRow, ProbeRow
 from machd_probes.table import NONE, by_kind, by_reason, mark, measured_on, prefix_mark
 
-__all__ = ["matrix_markdown"]
-
 _RAISES = "raises"
 
 _HEADINGS = (

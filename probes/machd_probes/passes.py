@@ -14,8 +14,6 @@ from machd.capabilities.evidence import Evidence
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd_probes.bounded import Watch, without_end
 
-__all__ = ["Logprobs", "Passes", "compared_passes", "restored", "snapshot"]
-
 Logprobs = NDArray[np.float32]
 """Natural-log probabilities [tokens, vocabulary]."""
 

@@ -9,8 +9,6 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, SampledToken, StepPlan
 
-__all__ = ["GREEDY", "DraftSchedule", "Join", "no_drafts", "play"]
-
 GREEDY = SamplingParams(temperature=0.0)
 
 DraftSchedule = Callable[[int, int], int]

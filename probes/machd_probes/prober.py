@@ -23,8 +23,6 @@ from machd_probes.finding import Finding, no_data
 from machd_probes.subject import Extent, Subject, told
 from machd_probes.tiny import tiny_configuration, tiny_model, tiny_variants
 
-__all__ = ["loaded_subject", "probe_architecture", "run_check", "tiny_loaded", "tiny_subject"]
-
 _CONTEXT_TOKENS = 1024
 _WIDEST_ROWS = 16
 

@@ -9,8 +9,6 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["RunProgress"]
-
 
 class RunProgress:
     """One bar on standard error: architectures done, and which run; nothing off a terminal."""

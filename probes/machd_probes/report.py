@@ -29,18 +29,6 @@ from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
 from machd_probes.versions import ProbeBasis
 
-__all__ = [
-    "MLX_LM_PROBE",
-    "MatrixReport",
-    "MatrixRow",
-    "MatrixSummary",
-    "MatrixVersions",
-    "ProbeRow",
-    "encode_matrix",
-    "matrix_of",
-    "rounded",
-]
-
 MLX_LM_PROBE = "mlx_lm_batch"
 """The probe of mlx-lm's own batch path, which machd does not use: a finding, never our error."""
 

@@ -24,8 +24,6 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.versions import ProbeBasis
 
-__all__ = ["ResultsCache", "results_directory"]
-
 _KEPT_BASES = 8
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -15,8 +15,6 @@ from machd_probes.progress import RunProgress
 from machd_probes.worker_messages import WorkerFinished, WorkerReady, faulted, shortened
 from machd_probes.worker_process import WorkerProcess
 
-__all__ = ["WORKER_COMMAND", "Runner", "RunnerLimits"]
-
 WORKER_COMMAND = (sys.executable, "-P", "-m", "machd_probes.worker")
 """With ``-P``, so that no file of the current directory is taken for a module."""
 

@@ -12,8 +12,6 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import Lane, SampledToken
 from machd_probes.play import GREEDY, Join, play
 
-__all__ = ["LENGTHS", "MIXED", "Script", "random_prompt", "scripts"]
-
 LENGTHS = (5, 7, 17, 18, 41, 44, 1)
 """Prompt lengths that share no block size."""
 

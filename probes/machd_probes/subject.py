@@ -26,8 +26,6 @@ from machd_probes.passes import Logprobs, Passes, compared_passes
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt
 
-__all__ = ["Extent", "Subject", "is_equal", "told"]
-
 _LEAST_FLOORS = {"bfloat16": 8e-3, "float16": 1e-3}
 """In nats: a log-probability of about 8 to the dtype's own resolution (2^-8 and 2^-11) moves by some
 hundredths and thousandths; eight times this is tolerated."""

@@ -14,16 +14,6 @@ from rich.text import Text
 from machd.api.capabilities import PrefixCacheVerdict
 from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary
 
-__all__ = [
-    "NONE",
-    "by_kind",
-    "by_reason",
-    "mark",
-    "measured_on",
-    "prefix_mark",
-    "print_matrix",
-]
-
 NONE = "-"
 """What is not known or was not measured."""
 

@@ -23,14 +23,6 @@ from numpy.typing import NDArray
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.loading.architecture import import_architecture
 
-__all__ = [
-    "TinyConfiguration",
-    "build_tiny",
-    "tiny_configuration",
-    "tiny_model",
-    "tiny_variants",
-]
-
 Floats = NDArray[np.float32]
 
 _DIRECTORY = "architectures"

@@ -14,8 +14,6 @@ import machd
 from machd.api.capabilities import Versions
 from machd.installed import installed_version
 
-__all__ = ["PROBE_DTYPE", "ProbeBasis", "probe_basis", "sources_digest"]
-
 PROBE_DTYPE = "float32"
 """Of the tiny models: what every backend computes, with the least noise."""
 

@@ -33,8 +33,6 @@ from machd_probes.worker_messages import (
     faulted,
 )
 
-__all__ = ["STAND_IN_FLAG", "limit_resources", "main", "messages_stream", "probe_all"]
-
 STAND_IN_FLAG = "--stand-in"
 """In place of names."""
 

@@ -12,21 +12,6 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.model_code import ModelCode
 
-__all__ = [
-    "BLAS_VARIABLE",
-    "RUN_PROBE",
-    "CheckFinished",
-    "StandInOrder",
-    "WorkerFinished",
-    "WorkerMessage",
-    "WorkerReady",
-    "decode_message",
-    "encode_message",
-    "faulted",
-    "is_faulted",
-    "shortened",
-]
-
 BLAS_VARIABLE = "LME_BLAS"
 """Tells a worker, as it tells every command, which library is to multiply matrices."""
 

@@ -12,8 +12,6 @@ from typing import Self
 
 from machd_probes.worker_messages import WorkerMessage, decode_message
 
-__all__ = ["WorkerProcess"]
-
 _MAX_LINE_BYTES = 2**24
 _KEPT_BYTES = 4096
 _KEPT_LINES = 2

@@ -10,7 +10,7 @@ from probing import without_compilation
 
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import KvCacheKind
-from machd.capabilities.rules import Source, Support
+from machd.capabilities.verdict import Source, Support
 from machd.capabilities.verdicts import judge
 from machd_probes.catalogue import BATCHING_CHECKS, CHECK_NAMES
 from machd_probes.comparison import tolerated

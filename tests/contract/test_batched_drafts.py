@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from block_drafts import HearingDraft
 from guessed_rows import GuessedScripts, always, say
-from oracle import WatchedEngine, eager
+from oracle import WatchedEngine
 from tiny_models import TinyKind
 
 from machd.engine.kv.batch_caches import BatchCaches
@@ -19,8 +19,6 @@ from machd.engine.step.decode_pass import Passes
 from machd_probes.play import Join
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import LENGTHS, random_prompt, scripts
-
-__all__ = ["eager"]
 
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
 SCRIPTS = scripts(PROMPTS, 16)

@@ -11,8 +11,10 @@ from architectures import each_architecture
 from drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
 from probing import without_compilation
 
+from machd.capabilities.batching_rules import batched_specdec
 from machd.capabilities.facts import CacheFacts
-from machd.capabilities.rules import Support, batched_specdec, speculation
+from machd.capabilities.rules import speculation
+from machd.capabilities.verdict import Support
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.row_caches import PrefilledRow, SingleCaches

@@ -13,14 +13,11 @@ import pytest
 from guessed_rows import GUESSES, GuessedScripts, always, if_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import eager
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import DraftSchedule, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts
-
-__all__ = ["eager"]
 
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
 SCRIPTS = scripts(PROMPTS, 16)

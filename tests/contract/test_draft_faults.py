@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 from guessed_rows import GUESSES, Said, guided_differences, say
 from guided_rows import grammar_of
-from oracle import Oracle, WatchedEngine, eager
+from oracle import Oracle, WatchedEngine
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
 
@@ -31,8 +31,6 @@ from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.verification import Draft
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
-
-__all__ = ["eager"]
 
 TOKENS = 20
 _BAD_SEED = 666

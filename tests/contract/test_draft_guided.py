@@ -15,7 +15,7 @@ import pytest
 from guessed_rows import GUESSES, guided_differences, say
 from guided_rows import grammar_of, schema_grammar
 from jsonschema import validate
-from oracle import Oracle, WatchedEngine, eager
+from oracle import Oracle, WatchedEngine
 from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
@@ -26,8 +26,6 @@ from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
-
-__all__ = ["eager"]
 
 TOKENS = 48
 PERSON: dict[str, object] = {

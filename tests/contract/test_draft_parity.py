@@ -12,15 +12,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from oracle import Answers, Oracle, WatchedEngine, eager
+from oracle import Answers, Oracle, WatchedEngine
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import Join, play
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
-
-__all__ = ["eager"]
 
 TOKENS = 24
 GUESSES = 4

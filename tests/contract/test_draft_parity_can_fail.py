@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from guessed_rows import GUESSES, GuessedScripts, always, guided_differences, if_alone, say
 from guided_rows import grammar_of
-from oracle import Oracle, WatchedEngine, eager
+from oracle import Oracle, WatchedEngine
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
@@ -27,8 +27,6 @@ from machd.engine.step.sampling import RowSampling
 from machd.engine.step.verification import Draft, Verdict
 from machd_probes.play import GREEDY, DraftSchedule, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
-
-__all__ = ["eager"]
 
 TOKENS = 24
 ROWS = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from guided_rows import schema_grammar
-from oracle import Oracle, WatchedEngine, eager
+from oracle import Oracle, WatchedEngine
 from scripted_guesses import guesses_by
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
@@ -27,8 +27,6 @@ from machd.engine.protocol.step import (
 )
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt
-
-__all__ = ["eager"]
 
 TOKENS = 22
 ROWS = [Join(random_prompt(5 + 4 * at, at), TOKENS, MIXED[at]) for at in range(4)]

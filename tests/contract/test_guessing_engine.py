@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from oracle import eager
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind, tiny_model
 
@@ -20,8 +19,6 @@ from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.verification import verify
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
-
-__all__ = ["eager"]
 
 SCRIPTS = scripts([random_prompt(length, number) for number, length in enumerate(LENGTHS)], 16)
 

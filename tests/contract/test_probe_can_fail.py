@@ -43,9 +43,10 @@ from faults_in_rows import (
 from probing import probed, without_compilation
 
 from machd.capabilities import batching_rules
+from machd.capabilities.batching_rules import continuous_batching
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import KvCacheKind
-from machd.capabilities.rules import Support, continuous_batching
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 
 _STANDARD = frozenset({KvCacheKind.STANDARD})

@@ -11,7 +11,7 @@ from architectures import MENDED
 from polling import CEILING_S
 from probing import without_compilation
 
-from machd.capabilities.rules import Support
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.engine.kernels import batchable
 from machd.engine.step.mlx_engine import MlxEngine

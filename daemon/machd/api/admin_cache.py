@@ -17,17 +17,6 @@ from machd.api.reasoning import ReasoningEffort, TemplateVariables
 from machd.api.tools import ChatToolList
 from machd.errors import InvalidRequestError
 
-__all__ = [
-    "MAX_WARM_BODY_BYTES",
-    "MAX_WARM_PROMPTS",
-    "WARM_PROMPT_FIELDS",
-    "CacheCleared",
-    "CacheWarmed",
-    "WarmPrompt",
-    "WarmRequest",
-    "WarmedPrompt",
-]
-
 MAX_WARM_PROMPTS = 64
 """Prompts of one request."""
 

@@ -6,15 +6,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-__all__ = [
-    "AdminConfig",
-    "ConfigChange",
-    "ConfigPatch",
-    "LogLevel",
-    "LogLevelRequest",
-    "SettingOrigin",
-]
-
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=4096)]
 _Value: TypeAlias = (

@@ -22,8 +22,6 @@ from machd.api.admin_status import (
 from machd.api.endpoints import EVENTS, METRICS_TEXT, Answer
 from machd.api.health import Health
 
-__all__ = ["ADMIN_ENDPOINTS", "AdminEndpoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class AdminEndpoint:

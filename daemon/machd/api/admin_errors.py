@@ -7,8 +7,6 @@ from msgspec import UNSET, Struct, UnsetType
 from machd.api.errors import ErrorDetail
 from machd.errors import MachdError, RestartRequiredError, SettingsError
 
-__all__ = ["AdminErrorBody", "AdminErrorDetail", "admin_error_body"]
-
 
 class AdminErrorDetail(ErrorDetail, frozen=True, kw_only=True):
     """One error.

@@ -8,20 +8,6 @@ from msgspec import Struct
 
 from machd.api.capabilities import DecodeMode
 
-__all__ = [
-    "AdminEvent",
-    "CapabilityChanged",
-    "EventsDropped",
-    "FaultHappened",
-    "ModeChanged",
-    "RequestAdmitted",
-    "RequestFinished",
-    "RequestQueued",
-    "SettingsChanged",
-    "StateChanged",
-    "StepComputed",
-]
-
 
 class _Happened(Struct, frozen=True, kw_only=True, tag_field="type"):
     """One event.

@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from machd.api.capabilities import DecodeMode
 
-__all__ = ["AbortedRequests", "OpenRequest", "OpenRequestList"]
-
 
 class OpenRequest(Struct, frozen=True, kw_only=True):
     """One generation that somebody waits for.

@@ -9,19 +9,6 @@ from msgspec import Struct
 from machd.api.cache import CacheStats
 from machd.api.capabilities import DecodeMode, ModelCapabilities, SpeculationMode
 
-__all__ = [
-    "AdminState",
-    "AdminStatus",
-    "ConfigStatus",
-    "Faults",
-    "KvStatus",
-    "ModeRequest",
-    "ModeStatus",
-    "ProbeReport",
-    "SpeculationStatus",
-    "StoredResponses",
-]
-
 _State: TypeAlias = Literal["loading", "ready", "draining", "stopped", "failed"]
 
 

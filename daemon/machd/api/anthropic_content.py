@@ -12,23 +12,6 @@ from machd.api.raw_json import Allowance, JsonObject, raw_object
 from machd.api.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = [
-    "Block",
-    "DocumentBlock",
-    "ImageBlock",
-    "MessageContent",
-    "RedactedThinkingBlock",
-    "SearchResultBlock",
-    "SystemContent",
-    "TextBlock",
-    "ThinkingBlock",
-    "ToolResultBlock",
-    "ToolUseBlock",
-    "blocks_of",
-    "check_blocks",
-    "joined_text",
-]
-
 _BETWEEN_BLOCKS = "\n"
 
 

@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from machd.errors import ContextLengthExceededError, FaultError, MachdError
 
-__all__ = ["AnthropicErrorBody", "AnthropicErrorDetail", "anthropic_error_body"]
-
 AnthropicErrorType: TypeAlias = Literal[
     "invalid_request_error",
     "authentication_error",

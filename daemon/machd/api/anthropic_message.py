@@ -6,31 +6,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-__all__ = [
-    "AnswerBlock",
-    "AnswerText",
-    "AnswerThinking",
-    "AnswerToolUse",
-    "BlockDelta",
-    "BlockDeltaEvent",
-    "BlockStartEvent",
-    "BlockStopEvent",
-    "InputJsonDelta",
-    "Message",
-    "MessageDelta",
-    "MessageDeltaEvent",
-    "MessageStartEvent",
-    "MessageStopEvent",
-    "MessageUsage",
-    "PingEvent",
-    "SignatureDelta",
-    "StopReason",
-    "StreamEvent",
-    "TextDelta",
-    "ThinkingDelta",
-    "TokenCount",
-]
-
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 """Why an answer ended."""
 

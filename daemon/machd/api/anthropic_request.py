@@ -26,8 +26,6 @@ from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_uns
 from machd.api.response_format import json_schema_constraint, one_constraint
 from machd.errors import InvalidRequestError
 
-__all__ = ["CountTokensRequest", "MessagesRequest"]
-
 _Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 _TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _StopSequences: TypeAlias = Annotated[list[StopText], Meta(max_length=64)]

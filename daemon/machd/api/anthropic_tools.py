@@ -19,14 +19,6 @@ from machd.api.tools import (
 )
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = [
-    "AnthropicTool",
-    "AnthropicToolChoice",
-    "AnthropicToolList",
-    "anthropic_tool_choice",
-    "anthropic_tools",
-]
-
 _CUSTOM = "custom"
 
 _SERVER_TOOLS = (

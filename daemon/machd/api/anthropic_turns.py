@@ -29,8 +29,6 @@ from machd.api.messages import gap_between
 from machd.api.raw_json import Allowance
 from machd.errors import InvalidRequestError
 
-__all__ = ["AnthropicMessage", "AnthropicMessageList", "Turns", "read_turns"]
-
 _ERROR_MARK = "Error: "
 """Before the result of a call that failed: templates have no other place to say so."""
 

@@ -13,50 +13,6 @@ from msgspec import Meta
 
 from machd.api.schema_bounds import MAX_CHOICES, MAX_LITERAL_CHARACTERS
 
-__all__ = [
-    "MAX_PROMPTS",
-    "MAX_PROMPT_LOGPROBS",
-    "MAX_SCHEMA_BYTES",
-    "MAX_TOOLS",
-    "MAX_TOOL_SCHEMAS_BYTES",
-    "WHOLE_ROOM",
-    "CacheSalt",
-    "CallId",
-    "Choices",
-    "CompletionLogprobs",
-    "ContentText",
-    "Description",
-    "Dimensions",
-    "GrammarText",
-    "Label",
-    "LogitBias",
-    "MaxTokens",
-    "Metadata",
-    "MinP",
-    "ModelName",
-    "Penalty",
-    "PriorityName",
-    "PriorityNumber",
-    "PromptLogprobs",
-    "RegexText",
-    "RepetitionPenalty",
-    "SamplesPerPrompt",
-    "Seed",
-    "Stop",
-    "StopText",
-    "StopTokenIds",
-    "StreamInterval",
-    "Temperature",
-    "TemplateVariable",
-    "ThinkingBudget",
-    "TokenId",
-    "TokenIds",
-    "ToolName",
-    "TopK",
-    "TopLogprobs",
-    "TopP",
-]
-
 MAX_PROMPTS = 128
 """Prompts that one completion request may carry; each of them is ``n`` sequences."""
 

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-__all__ = ["CacheStats", "DiskStats", "KvStats", "PrefixStats"]
-
 
 class KvStats(Struct, frozen=True, kw_only=True):
     """The KV budget of running sequences, what is promised out of it, and what lies there.

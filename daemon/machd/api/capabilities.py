@@ -6,26 +6,6 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = [
-    "CacheDetails",
-    "Capabilities",
-    "DecodeMode",
-    "DecodeModeReport",
-    "Device",
-    "Evidence",
-    "FeatureVerdict",
-    "Features",
-    "KvQuantizationReport",
-    "ModelCapabilities",
-    "ModelSummary",
-    "PrefixCacheReport",
-    "PrefixCacheVerdict",
-    "SpeculationInForce",
-    "SpeculationMode",
-    "SpeculationReport",
-    "Versions",
-]
-
 DecodeMode: TypeAlias = Literal["single", "speculative", "batched"]
 """The values of ``X-Decode-Mode``."""
 

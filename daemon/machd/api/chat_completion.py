@@ -9,22 +9,6 @@ from msgspec import UNSET, Struct, UnsetType
 from machd.api.logprobs import ChatLogprobs, PromptTokenLogprobs
 from machd.api.usage import FinishReason, Usage
 
-__all__ = [
-    "CallDelta",
-    "CallFunction",
-    "CallFunctionDelta",
-    "ChatChoice",
-    "ChatChunkChoice",
-    "ChatCompletion",
-    "ChatCompletionChunk",
-    "ChatDelta",
-    "ChatFinishReason",
-    "ChatResponseMessage",
-    "DeletedChatCompletion",
-    "ToolCall",
-    "UsedTier",
-]
-
 ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls", "function_call"]
 """``tool_calls``: the answer ended by itself and called something; ``function_call`` says the same where
 the request has ``functions``."""

@@ -47,8 +47,6 @@ from machd.api.tools import (
 )
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["TIER_PRIORITIES", "ChatCompletionRequest", "ServiceTier", "Verbosity"]
-
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
 """OpenAI's word for who goes first."""
 

@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from machd.api.capabilities import Device, ModelCapabilities
 
-__all__ = ["ChatTemplateReport", "MemoryFit", "ModelCheck", "QuantizationReport"]
-
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
     """Whether the model fits into the device's memory, and why that is the answer.

@@ -9,8 +9,6 @@ from msgspec import UNSET, Struct, UnsetType
 from machd.api.logprobs import CompletionChoiceLogprobs, PromptTokenLogprobs
 from machd.api.usage import FinishReason, Usage
 
-__all__ = ["Completion", "CompletionChoice"]
-
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
     """One completion, or the next piece of it.

@@ -23,8 +23,6 @@ from machd.api.sampling import SamplingRequest
 from machd.api.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["CompletionRequest", "Prompt"]
-
 Prompt: TypeAlias = str | tuple[int, ...]
 """One prompt: a text, or the ids of its tokens."""
 

@@ -13,8 +13,6 @@ from types import MappingProxyType
 
 from machd.api.constraint import Constraint
 
-__all__ = ["Conversation", "FunctionTool", "ToolChoice", "ToolChoiceMode"]
-
 
 @dataclass(frozen=True, slots=True)
 class FunctionTool:

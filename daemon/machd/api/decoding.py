@@ -16,8 +16,6 @@ from msgspec import Raw, Struct
 from machd.api.expected import expected_values
 from machd.errors import InvalidRequestError
 
-__all__ = ["decode_body", "unknown_fields"]
-
 T = TypeVar("T")
 
 # msgspec gives the place of a mistake in the text of its error only: "WHAT - at `$.a[0].b`", or

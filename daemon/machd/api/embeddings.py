@@ -12,8 +12,6 @@ from msgspec import Meta, Struct
 
 from machd.api.bounds import ContentText, Dimensions, ModelName, TokenId, TokenIds, UnusedLabel
 
-__all__ = ["EmbeddingsRequest"]
-
 # One list type for OpenAI's three, as in machd.api.completion_request.
 _InputList: TypeAlias = Annotated[
     list[ContentText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)

@@ -48,17 +48,6 @@ from machd.api.tokenization import (
     TokenizerInfoResponse,
 )
 
-__all__ = [
-    "EVENTS",
-    "JSON",
-    "JSON_LINES",
-    "METRICS_TEXT",
-    "PUBLIC_ENDPOINTS",
-    "PUBLIC_ROUTES",
-    "Answer",
-    "Endpoint",
-]
-
 JSON = "application/json"
 EVENTS = "text/event-stream"
 JSON_LINES = "application/x-ndjson"

@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from machd.errors import MachdError
 
-__all__ = ["ErrorBody", "ErrorDetail", "error_body"]
-
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
     """One error.

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import inspect
 
-__all__ = ["expected_values"]
-
 _STEP = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
 
 

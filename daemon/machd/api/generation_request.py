@@ -10,8 +10,6 @@ from msgspec import Struct
 from machd.api.bounds import WHOLE_ROOM, ModelName
 from machd.errors import InvalidRequestError
 
-__all__ = ["GenerationRequest", "agreed", "agreed_tokens", "given_or"]
-
 _T = TypeVar("_T")
 
 

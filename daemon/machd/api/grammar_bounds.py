@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from machd.errors import GrammarError
 
-__all__ = ["LITERAL", "MAX_RECURSIVE_REFERENCES", "check_recursion"]
-
 MAX_RECURSIVE_REFERENCES = 128
 """Among rules that lead back to each other, or to something that repeats."""
 

@@ -6,8 +6,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["Health"]
-
 
 class Health(Struct, frozen=True, kw_only=True):
     """Whether the daemon lives, or whether it takes work.

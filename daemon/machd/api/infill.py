@@ -13,8 +13,6 @@ from machd.api.refusal import Ignored, neutral_values, refuse_unsupported
 from machd.api.sampling import SamplingRequest
 from machd.errors import UnsupportedParameterError
 
-__all__ = ["InfillAnswer", "InfillFile", "InfillRequest", "StopType"]
-
 _MAX_FILES = 1024
 _FileName = Annotated[str, Meta(max_length=4096)]
 

@@ -6,17 +6,6 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-__all__ = [
-    "LOGPROB_FLOOR",
-    "ChatLogprobs",
-    "ChatTokenLogprob",
-    "ChatTopLogprob",
-    "CompletionChoiceLogprobs",
-    "PromptTokenLogprob",
-    "PromptTokenLogprobs",
-    "wire_logprob",
-]
-
 LOGPROB_FLOOR = -9999.0
 """What OpenAI's API writes for a token of no probability; JSON has no minus infinity."""
 

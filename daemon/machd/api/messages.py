@@ -13,28 +13,6 @@ from machd.api.refusal import Refused, neutral_values, refuse_unsupported
 from machd.api.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = [
-    "AssistantMessage",
-    "AudioPart",
-    "ChatMessage",
-    "ChatMessageList",
-    "DeveloperMessage",
-    "FilePart",
-    "FunctionMessage",
-    "ImagePart",
-    "MessageToolCall",
-    "RefusalPart",
-    "SystemMessage",
-    "TextPart",
-    "ToolMessage",
-    "UserMessage",
-    "VideoPart",
-    "check_final_message",
-    "check_messages",
-    "gap_between",
-    "template_messages",
-]
-
 
 class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
     """A piece of text."""

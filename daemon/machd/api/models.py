@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-__all__ = ["AnthropicModel", "AnthropicModelList", "Model", "ModelList"]
-
 
 class Model(Struct, frozen=True, kw_only=True):
     """A model that is served.

@@ -14,8 +14,6 @@ from msgspec import Struct
 
 from machd.api.endpoints import EVENTS, JSON, PUBLIC_ENDPOINTS, Answer, Endpoint
 
-__all__ = ["openapi_document"]
-
 Json: TypeAlias = dict[str, object]
 _Type: TypeAlias = type[Struct] | type[list[Any]] | UnionType
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from machd.api.bounds import PriorityName
 
-__all__ = ["GenerationOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:

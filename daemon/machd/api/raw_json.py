@@ -18,17 +18,6 @@ from msgspec import Meta, Raw, UnsetType
 from machd.api.bounds import MAX_SCHEMA_BYTES
 from machd.errors import InvalidRequestError
 
-__all__ = [
-    "Allowance",
-    "JsonObject",
-    "ObjectSource",
-    "OptionalSchema",
-    "Schema",
-    "is_given",
-    "raw_object",
-    "raw_schema_text",
-]
-
 _NULL = b"null"
 
 _MAX_NESTING = 64

@@ -12,8 +12,6 @@ from machd.api.bounds import TemplateVariable
 from machd.api.generation_request import agreed
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["ReasoningEffort", "ReasoningOptions", "TemplateVariables", "reasoning_options"]
-
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """``reasoning_effort``. What a model makes of the word is its template's."""
 

@@ -16,8 +16,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.errors import UnsupportedParameterError
 
-__all__ = ["Ignored", "Refused", "neutral_values", "only", "refuse_unsupported"]
-
 _REFUSED = "Not supported: any other value is answered with 400."
 
 _MAX_NEUTRAL_BYTES = 512

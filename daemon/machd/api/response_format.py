@@ -24,25 +24,6 @@ from machd.api.raw_json import (
 from machd.api.refusal import Ignored, Refused, neutral_values, refuse_unsupported
 from machd.errors import InvalidRequestError
 
-__all__ = [
-    "JsonObjectFormat",
-    "JsonSchema",
-    "JsonSchemaFormat",
-    "ResponseFormat",
-    "StructuredOutputs",
-    "TextFormat",
-    "choice_constraint",
-    "forbidden_constraint",
-    "format_constraint",
-    "json_object_constraint",
-    "json_schema_constraint",
-    "object_format_constraint",
-    "ollama_constraint",
-    "one_constraint",
-    "schema_constraints",
-    "source_constraints",
-]
-
 
 class TextFormat(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
     """Any text."""

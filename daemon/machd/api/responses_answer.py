@@ -9,33 +9,6 @@ from msgspec import Meta, Raw, Struct
 from machd.api.response_format import JsonObjectFormat, TextFormat
 from machd.api.responses_tools import CustomInputFormat, SchemaTextFormat
 
-__all__ = [
-    "AllowedTools",
-    "CustomToolCallItem",
-    "CustomToolEcho",
-    "DeletedResponse",
-    "ForcedCustomTool",
-    "ForcedFunction",
-    "FunctionCallItem",
-    "FunctionToolEcho",
-    "IncompleteDetails",
-    "ItemStatus",
-    "MessageItem",
-    "OutputItem",
-    "OutputText",
-    "OutputTokenLogprob",
-    "OutputTopLogprob",
-    "ReasoningEcho",
-    "ReasoningItem",
-    "ReasoningText",
-    "Response",
-    "ResponseFailure",
-    "ResponseStatus",
-    "ResponseUsage",
-    "TextEcho",
-    "ToolChoiceEcho",
-]
-
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -10,8 +10,6 @@ import msgspec
 from machd.api.responses_items import InputItem
 from machd.errors import InvalidRequestError
 
-__all__ = ["ItemChain", "PlacedItem", "item_chain"]
-
 _MAX_ITEMS = 8192
 """Items of a conversation; as many as one request may bring."""
 

@@ -19,28 +19,6 @@ from machd.api.responses_answer import (
     Response,
 )
 
-__all__ = [
-    "ArgumentsDelta",
-    "ArgumentsDone",
-    "ContentPart",
-    "ContentPartAdded",
-    "ContentPartDone",
-    "CustomInputDelta",
-    "CustomInputDone",
-    "OutputItemAdded",
-    "OutputItemDone",
-    "OutputTextDelta",
-    "OutputTextDone",
-    "ReasoningTextDelta",
-    "ReasoningTextDone",
-    "ResponseCompleted",
-    "ResponseCreated",
-    "ResponseEvent",
-    "ResponseFailed",
-    "ResponseInProgress",
-    "ResponseIncomplete",
-]
-
 ContentPart: TypeAlias = OutputText | ReasoningText
 
 

@@ -13,8 +13,6 @@ from msgspec import Meta, Struct
 from machd.api.bounds import CallId, ContentText, Label
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["InputItem"]
-
 
 class InputTextPart(Struct, frozen=True, kw_only=True, tag="input_text", tag_field="type"):
     """A piece of text of the user's or the operator's."""

@@ -15,8 +15,6 @@ from machd.api.responses_tools import CUSTOM_INPUT
 from machd.api.tools import past_arguments
 from machd.errors import InvalidRequestError
 
-__all__ = ["item_messages"]
-
 _SYSTEM = "system"
 _ASSISTANT = "assistant"
 

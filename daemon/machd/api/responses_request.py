@@ -53,8 +53,6 @@ from machd.api.responses_tools import (
 )
 from machd.api.sampling import priority_name, stop_texts
 
-__all__ = ["ReasoningRequest", "ResponsesRequest", "TextRequest"]
-
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]
 _StandardOnly: TypeAlias = Annotated[Raw | UnsetType, only("standard")]

@@ -19,20 +19,6 @@ from machd.api.raw_json import Allowance, OptionalSchema, Schema
 from machd.api.tools import check_tool_choice, parameters_of, schemas_allowance
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = [
-    "CUSTOM_INPUT",
-    "CustomInputFormat",
-    "ResponsesTool",
-    "ResponsesToolChoice",
-    "ResponsesToolList",
-    "SchemaTextFormat",
-    "ToolReference",
-    "custom_input",
-    "left_out_kinds",
-    "responses_tool_choice",
-    "responses_tools",
-]
-
 CUSTOM_INPUT = "input"
 """The one argument of a custom tool, as the model sees it."""
 

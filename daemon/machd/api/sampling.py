@@ -53,8 +53,6 @@ from machd.api.response_format import (
 from machd.api.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
-__all__ = ["SamplingRequest", "StreamOptions", "priority_name"]
-
 _WHOLE_TEXT = -1
 """As a window of the repetition penalty: prompt and completion, which is what machd does."""
 

@@ -16,17 +16,6 @@ from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.grammar_bounds import LITERAL
 from machd.errors import GrammarError
 
-__all__ = [
-    "MAX_CHOICES",
-    "MAX_DEPTH",
-    "MAX_LITERAL_CHARACTERS",
-    "MAX_PROPERTIES",
-    "UNSUPPORTED_KEYWORDS",
-    "check_constraint",
-    "check_schema",
-    "read_choices",
-]
-
 MAX_SOURCE_CHARACTERS = 262_144
 """Of a JSON schema, or of a list of choices."""
 MAX_GRAMMAR_CHARACTERS = 65_536

@@ -9,16 +9,6 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = [
-    "GenerationDefaults",
-    "Modalities",
-    "SamplingDefaults",
-    "ServerProperties",
-    "ServerVersion",
-    "Slot",
-    "Welcome",
-]
-
 
 class Welcome(Struct, frozen=True, kw_only=True):
     """What answers at the root, and where the API begins.

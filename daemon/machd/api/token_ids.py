@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from machd.errors import InvalidRequestError
 
-__all__ = ["check_token_ids"]
-
 
 def check_token_ids(token_ids: Iterable[int], *, vocabulary_tokens: int, param: str) -> None:
     """Refuse ids that the model does not have.

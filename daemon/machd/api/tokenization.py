@@ -19,14 +19,6 @@ from machd.api.token_ids import check_token_ids
 from machd.api.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError
 
-__all__ = [
-    "DetokenizeRequest",
-    "DetokenizeResponse",
-    "TokenizeRequest",
-    "TokenizeResponse",
-    "TokenizerInfoResponse",
-]
-
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):
     """A text, or a conversation to be rendered first.

@@ -13,25 +13,6 @@ from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.raw_json import Allowance, OptionalSchema, is_given, raw_object
 from machd.errors import InvalidRequestError
 
-__all__ = [
-    "AllowedToolsChoice",
-    "ChatTool",
-    "ChatToolChoice",
-    "ChatToolList",
-    "LegacyFunctionChoice",
-    "LegacyFunctionList",
-    "NamedToolChoice",
-    "chat_tool_choice",
-    "chat_tools",
-    "check_tool_choice",
-    "check_unique_names",
-    "legacy_tool_choice",
-    "parameters_of",
-    "past_arguments",
-    "schemas_allowance",
-    "template_tool",
-]
-
 
 class FunctionDefinition(Struct, frozen=True, kw_only=True):
     """A function that the model may call.

@@ -6,8 +6,6 @@ from typing import Literal, Self, TypeAlias
 
 from msgspec import Struct
 
-__all__ = ["CompletionTokensDetails", "FinishReason", "PromptTokensDetails", "Usage"]
-
 FinishReason: TypeAlias = Literal["stop", "length"]
 """``stop``: the model's end of text or a stop; ``length``: ``max_tokens`` or the context."""
 

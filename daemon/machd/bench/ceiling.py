@@ -21,18 +21,6 @@ from msgspec import Struct
 from machd.bench.model_facts import ModelFacts
 from machd.errors import EngineFaultError, MachdError, StartupError
 
-__all__ = [
-    "CeilingAnswer",
-    "CeilingFailure",
-    "CeilingProcess",
-    "CeilingQuery",
-    "CeilingReady",
-    "CeilingReply",
-    "ModelQuery",
-    "StaticAnswer",
-    "StaticQuery",
-]
-
 _MODULE = "machd.cli.ceiling_process"
 _MAX_LINE_BYTES = 64 * 2**20
 _JOIN_S = 10.0

@@ -7,8 +7,6 @@ from rich.table import Table
 
 from machd.bench.statistics import Distribution
 
-__all__ = ["NONE", "columns", "number", "percentiles", "plain_table"]
-
 NONE = "-"
 """What is not known."""
 

@@ -12,8 +12,6 @@ from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-__all__ = ["Client", "ClientMaker", "CompletionClient"]
-
 _LEADER_HEADER = "x-coalesced"
 
 

@@ -16,14 +16,6 @@ from machd.bench.level import together
 from machd.bench.timing import RequestTiming, wall_s
 from machd.bench.workload import Workload
 
-__all__ = [
-    "COALESCING_GOAL",
-    "COALESCING_REQUESTS",
-    "COPIES",
-    "CoalescingFigures",
-    "run_coalescing",
-]
-
 COALESCING_GOAL = 1.1
 """The most that several identical streams may take, over one alone."""
 

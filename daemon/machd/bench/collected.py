@@ -26,8 +26,6 @@ from machd.bench.staggered import StaggeredTimings, staggered_figures
 from machd.bench.structured import StructuredFigures
 from machd.bench.target import Dialect, Target
 
-__all__ = ["Collected", "Subject"]
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:

@@ -18,8 +18,6 @@ import h11
 from machd.bench.sse import TimedPiece
 from machd.clock import Clock
 
-__all__ = ["Connection", "Exchange", "PieceListener", "ServerAddress"]
-
 PieceListener: TypeAlias = Callable[[TimedPiece], None]
 
 _READ_BYTES = 65_536

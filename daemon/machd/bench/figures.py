@@ -13,8 +13,6 @@ from machd.bench.ceiling import CeilingAnswer
 from machd.bench.level import LevelTimings
 from machd.bench.statistics import Distribution
 
-__all__ = ["CeilingFigures", "CeilingShare", "LevelFigures", "ceilings_of"]
-
 
 class CeilingFigures(Struct, frozen=True, kw_only=True):
     """What the bare loop does at one batch width, over all its runs.

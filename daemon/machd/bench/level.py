@@ -10,8 +10,6 @@ from machd.bench.client import Client, ClientMaker
 from machd.bench.timing import RequestTiming, wall_s
 from machd.bench.workload import Workload
 
-__all__ = ["Level", "LevelTimings", "run_level", "together", "warm_up"]
-
 _WARM_UP_PROMPT_TOKENS = 8
 _WARM_UP_TOKENS = 3
 

@@ -22,8 +22,6 @@ from machd.bench.timing import RequestTiming
 from machd.bench.workload import Workload
 from machd.errors import EngineFaultError
 
-__all__ = ["LONG_PROMPT_GOAL", "LongPromptFigures", "LongPromptLoad", "run_long_prompt"]
-
 LONG_PROMPT_GOAL = 2.5
 """The most by which the slowest gaps may exceed the usual one while a long prompt is computed."""
 

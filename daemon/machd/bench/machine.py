@@ -11,8 +11,6 @@ from typing import Self
 import psutil
 from msgspec import Struct
 
-__all__ = ["MachineFacts"]
-
 _CPU_FACTS = Path("/proc/cpuinfo")
 
 

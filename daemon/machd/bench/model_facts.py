@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from machd.api.capabilities import Capabilities, Versions
 
-__all__ = ["ModelFacts"]
-
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """What was served, as the server says; only machd says more than the name.

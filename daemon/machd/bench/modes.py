@@ -8,8 +8,6 @@ from enum import Enum
 
 from machd.bench.scenarios import Scenario
 
-__all__ = ["CONTINUOUS", "MODES", "REMOTE", "SINGLE", "STATIC", "Batching", "Mode", "modes_named"]
-
 _MIN_MAX_B = 4
 
 

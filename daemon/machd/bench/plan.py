@@ -13,8 +13,6 @@ from machd.bench.staggered import Arrivals
 from machd.bench.structured import STRUCTURED_REQUESTS, STRUCTURED_STREAMS
 from machd.bench.workload import Workload
 
-__all__ = ["BenchPlan"]
-
 _DAY_S = 86_400
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "GREY", "can_plot", "report_caption", "saved_figure", "write_plot"]
-
 _SIZE_INCHES = (10.0, 4.4)
 _DOTS_PER_INCH = 150
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")

@@ -10,8 +10,6 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["BenchProgress"]
-
 
 class BenchProgress:
     """One bar on standard error that counts requests and bare loops; nothing off a terminal."""

@@ -80,8 +80,6 @@ from machd.bench.speculation.figures import SpeculationFigures
 from machd.bench.staggered import StaggeredFigures
 from machd.bench.structured import StructuredFigures
 
-__all__ = ["BenchReport", "ServerFigures", "WorkloadFacts"]
-
 SCHEMA_VERSION = 1
 
 

@@ -25,8 +25,6 @@ from machd.bench.structured import run_structured
 from machd.bench.target import Target, TargetHints
 from machd.clock import Clock
 
-__all__ = ["Bench"]
-
 _Clients: TypeAlias = Callable[[int, int], ClientMaker]
 """For so many clients that send so many requests in all."""
 

@@ -15,8 +15,6 @@ from machd.bench.staggered import STAGGERED_GOAL, StaggeredFigures
 from machd.bench.statistics import Distribution
 from machd.bench.structured import STRUCTURED_GOAL, StructuredFigures
 
-__all__ = ["scenario_tables"]
-
 
 def scenario_tables(report: BenchReport) -> Iterable[RenderableType]:
     """A table for each scenario that ran."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-__all__ = ["Scenario", "scenarios_named"]
-
 
 class Scenario(StrEnum):
     """A kind of load. The module of the same name runs it and says what its figures mean."""

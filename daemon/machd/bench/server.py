@@ -17,8 +17,6 @@ from msgspec import Struct
 from machd.clock import Clock
 from machd.errors import EngineFaultError, MachdError, StartupError
 
-__all__ = ["ServerProcess"]
-
 _OVERRIDES = (
     *("--host", "127.0.0.1", "--port", "0", "--admin-listen", "off"),
     *("--logging-format", "json", "--logging-level", "info"),

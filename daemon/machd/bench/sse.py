@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["TimedEvent", "TimedPiece", "timed_events"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimedPiece:

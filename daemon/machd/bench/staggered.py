@@ -18,15 +18,6 @@ from machd.bench.statistics import Distribution
 from machd.bench.timing import RequestTiming
 from machd.bench.workload import Workload
 
-__all__ = [
-    "STAGGERED_GOAL",
-    "Arrivals",
-    "StaggeredFigures",
-    "StaggeredTimings",
-    "run_staggered",
-    "staggered_figures",
-]
-
 STAGGERED_GOAL = 6.0
 """By how much the median first token of continuous batching is to be sooner than static's."""
 

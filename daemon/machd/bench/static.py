@@ -19,8 +19,6 @@ from machd.bench.connection import PieceListener
 from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 
-__all__ = ["BatchRunner", "StaticBatcher"]
-
 
 class BatchRunner(Protocol):
     """What a :class:`machd.bench.ceiling.CeilingProcess` does for a batch."""

@@ -8,8 +8,6 @@ from typing import Self
 
 from msgspec import Struct
 
-__all__ = ["Distribution", "percentile"]
-
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The value below which ``percent`` of a sample lies, linear between the two nearest ranks.

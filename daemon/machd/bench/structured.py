@@ -21,16 +21,6 @@ from machd.bench.timing import RequestTiming, wall_s
 from machd.bench.workload import Workload
 from machd.errors import EngineFaultError
 
-__all__ = [
-    "STRUCTURED_GOAL",
-    "STRUCTURED_REQUESTS",
-    "STRUCTURED_STREAMS",
-    "StructuredFigures",
-    "StructuredRound",
-    "run_structured",
-    "schema_of",
-]
-
 STRUCTURED_GOAL = 0.85
 """The least tokens/s of the mixed set, over the plain one's."""
 

@@ -19,8 +19,6 @@ from machd.bench.scenario_tables import scenario_tables
 from machd.bench.speculation.table import speculation_tables
 from machd.bench.structured import StructuredFigures
 
-__all__ = ["ReportPrinter", "print_report"]
-
 _MIB = 2**20
 _GIB = 2**30
 _STEADY = 1.05

@@ -16,8 +16,6 @@ from machd.bench.timing import excerpt
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-__all__ = ["COMPLETION_TIMEOUT_S", "Dialect", "Target", "TargetHints", "check_answer"]
-
 COMPLETION_TIMEOUT_S = 3600.0
 """An end to a request that the server has forgotten; above any time limit of its own."""
 

@@ -13,8 +13,6 @@ from msgspec import Struct
 from machd.bench.sse import TimedPiece, timed_events
 from machd.errors import EngineFaultError
 
-__all__ = ["RequestTiming", "excerpt", "wall_s"]
-
 _DONE = b"[DONE]"
 _EXCERPT_CHARACTERS = 300
 

@@ -6,8 +6,6 @@ import math
 import random
 from dataclasses import dataclass
 
-__all__ = ["COMMON_WORDS", "Workload"]
-
 # Common enough that tokenizers for English take one token for each, the space before it included.
 COMMON_WORDS = (
     *("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"),

@@ -7,9 +7,6 @@ from types import MappingProxyType
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.verdict import Support, Verdict
 
-__all__ = ["batched_specdec", "continuous_batching"]
-
-
 _MEASURE = "requests are served one at a time until it has been measured"
 _ALONE = "requests are served one at a time"
 _ROWS_ALONE = "rows verify guesses alone"

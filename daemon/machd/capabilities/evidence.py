@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["FURTHEST_NATS", "Evidence", "MeasuredOn", "Outcome", "ProbeResult"]
-
 FURTHEST_NATS = 1e9
 """Stands for differences that are infinite or no number: JSON has no word for them."""
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["PUBLIC_CACHE_CLASSES", "CacheFacts", "KvCacheKind", "LayerCacheFacts"]
-
 _STANDARD = "KVCache"
 _ROTATING = "RotatingKVCache"
 _STATE = "ArraysCache"

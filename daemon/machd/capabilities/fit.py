@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Fit", "FitVerdict", "MemoryNeeds", "judge_fit"]
-
 _GB = 1_000_000_000
 
 

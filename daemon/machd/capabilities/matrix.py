@@ -8,8 +8,6 @@ from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import ModelCode
 
-__all__ = ["ArchitectureReport"]
-
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureReport:

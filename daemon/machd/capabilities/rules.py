@@ -11,24 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from machd.capabilities.batching_rules import batched_specdec, continuous_batching
 from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
-from machd.capabilities.verdict import Source, Support, Verdict, measured
-
-__all__ = [
-    "PrefixExtent",
-    "PrefixVerdict",
-    "Source",
-    "Support",
-    "Verdict",
-    "batched_specdec",
-    "chunked_prefill",
-    "continuous_batching",
-    "kv_quantization",
-    "measured",
-    "prefix_cache",
-    "speculation",
-]
+from machd.capabilities.verdict import Support, Verdict
 
 
 class PrefixExtent(StrEnum):

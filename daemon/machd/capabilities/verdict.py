@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 
-__all__ = ["Source", "Support", "Verdict", "measured"]
-
 
 class Support(StrEnum):
     """Whether a feature works with a model."""

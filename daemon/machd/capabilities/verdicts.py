@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from machd.capabilities.batching_rules import batched_specdec, continuous_batching
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import (
     PrefixExtent,
     PrefixVerdict,
-    batched_specdec,
     chunked_prefill,
-    continuous_batching,
     kv_quantization,
     prefix_cache,
     speculation,
 )
 from machd.capabilities.verdict import Source, Support, Verdict, measured
-
-__all__ = ["ModelVerdicts", "judge"]
 
 
 @dataclass(frozen=True, slots=True)

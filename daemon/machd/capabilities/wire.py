@@ -19,8 +19,6 @@ from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
 
-__all__ = ["wire_capabilities", "wire_verdict"]
-
 
 def wire_capabilities(
     architecture: str, facts: CacheFacts, verdicts: ModelVerdicts, versions: Versions

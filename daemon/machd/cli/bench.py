@@ -52,8 +52,6 @@ from machd.settings.keys import setting_keys
 from machd.settings.layers import OriginKind
 from machd.settings.sources import LoadedSettings, process_environ
 
-__all__ = ["bench"]
-
 _NO_SERVER = 69
 _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"

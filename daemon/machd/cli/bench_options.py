@@ -20,24 +20,6 @@ from machd.bench.scenarios import Scenario, scenarios_named
 from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS, SpeculationPlan
 from machd.bench.speculation.run import OFF
 
-__all__ = [
-    "check_goals",
-    "check_guarantees",
-    "check_prefix",
-    "check_scenarios",
-    "check_speculation",
-    "guarantees_option",
-    "prefix_options",
-    "read_concurrencies",
-    "read_fields",
-    "read_kv_formats",
-    "read_modes",
-    "read_output_file",
-    "read_scenarios",
-    "read_url",
-    "speculation_options",
-]
-
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 

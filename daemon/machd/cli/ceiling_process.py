@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from machd.engine.protocol.tokenizer import Tokenizer
     from machd.engine.static_batch import StaticBatch
 
-__all__ = ["ceiling_process"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Model:

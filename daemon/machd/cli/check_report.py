@@ -16,8 +16,6 @@ from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
 
-__all__ = ["model_check"]
-
 
 def model_check(
     found: ModelInspection,

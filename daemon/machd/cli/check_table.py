@@ -13,8 +13,6 @@ from rich.text import Text
 from machd.api.capabilities import Evidence, FeatureVerdict, SpeculationReport
 from machd.api.check import ChatTemplateReport, ModelCheck
 
-__all__ = ["print_check"]
-
 _GB = 1_000_000_000
 _STYLES = {
     "fits": "bold green",

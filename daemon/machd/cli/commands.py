@@ -13,8 +13,6 @@ import structlog
 from machd import __version__
 from machd.errors import MachdError
 
-__all__ = ["command_line", "leave", "run"]
-
 _COMMANDS = {
     "serve": "machd.cli.serve:serve",
     "check": "machd.cli.check:check",

@@ -20,8 +20,6 @@ from machd.settings.model import Settings
 from machd.settings.problems import shortened
 from machd.settings.sources import LoadedSettings, load_settings, process_environ
 
-__all__ = ["config"]
-
 
 @click.group()
 def config() -> None:

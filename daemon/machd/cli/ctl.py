@@ -25,8 +25,6 @@ from machd.cli.ctl_text import counted, json_option, say, show_answer, shown_jso
 from machd.cli.ctl_wait import wait_until
 from machd.errors import ConflictError, FaultError, UnavailableError
 
-__all__ = ["ctl"]
-
 _SEQUENCE_NUMBER = re.compile(r"/[0-9]+\Z")
 
 

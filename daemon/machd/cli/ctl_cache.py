@@ -33,8 +33,6 @@ from machd.errors import InvalidRequestError, RequestError, SettingsError, Unava
 from machd.regular_files import open_regular
 from machd.settings.problems import shortened
 
-__all__ = ["cache"]
-
 _PROMPT_TIMEOUT_S = 3600.0
 """For one prompt: the daemon has limits of its own, and who waits can leave."""
 

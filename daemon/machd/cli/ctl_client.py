@@ -18,8 +18,6 @@ from machd.api.admin_errors import AdminErrorBody, AdminErrorDetail
 from machd.errors import FaultError, MachdError, NoDaemonError, RequestError, UnavailableError
 from machd.settings.texts import MAX_SOCKET_PATH_BYTES
 
-__all__ = ["AdminAddress", "AdminClient"]
-
 _S = TypeVar("_S", bound=Struct)
 
 _TIMEOUT_S = 30.0

@@ -18,8 +18,6 @@ from machd.settings.model import Settings
 from machd.settings.problems import nearest
 from machd.settings.sources import LoadedSettings
 
-__all__ = ["config"]
-
 
 @click.group()
 def config() -> None:

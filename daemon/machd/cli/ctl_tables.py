@@ -19,15 +19,6 @@ from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
 from machd.cli.ctl_text import counted, plain, say
 from machd.clock import SystemClock
 
-__all__ = [
-    "event_line",
-    "print_cache",
-    "print_requests",
-    "print_status",
-    "print_warmed",
-    "shown_size",
-]
-
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
 _WORDS = {"STATE", "MODE", "PROMPT"}
 _MB = 1_000_000

@@ -20,8 +20,6 @@ from machd.http.admin.token_file import credential_path, read_token, token_paths
 from machd.settings.layers import OriginKind
 from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 
-__all__ = ["admin_client", "target_options"]
-
 _KEY = "machd.ctl."
 _SERVICE_SOCKET = Path("/run/machd/admin.sock")
 _WITHOUT_SETTINGS = "--address and --token-file do without the settings"

@@ -18,8 +18,6 @@ from rich.text import Text
 
 from machd.settings.problems import printable
 
-__all__ = ["counted", "json_option", "plain", "say", "say_json", "show_answer", "shown_json"]
-
 _S = TypeVar("_S", bound=Struct)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")

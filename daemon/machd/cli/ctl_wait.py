@@ -16,8 +16,6 @@ from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_text import plain, say
 from machd.clock import SystemClock
 
-__all__ = ["Countdown", "wait_until"]
-
 _POLL_S = 0.2
 _SAY_EVERY_S = 2.0
 

@@ -17,8 +17,6 @@ from machd.errors import StartupError
 from machd.settings.file import SettingsFile, find_settings_file
 from machd.settings.sources import load_settings, process_environ
 
-__all__ = ["install_service", "running_command"]
-
 _HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))
 """What a system service does not see, because of ProtectHome=."""
 

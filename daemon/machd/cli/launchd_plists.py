@@ -12,8 +12,6 @@ from pathlib import Path
 
 from machd.cli.service_units import Installation, UnitFile
 
-__all__ = ["LABEL", "agent_plist", "daemon_plist"]
-
 LABEL = "org.machd.machd"
 
 _EXIT_S = 90

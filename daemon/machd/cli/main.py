@@ -11,8 +11,6 @@ import signal
 import sys
 from types import FrameType
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line; the exit codes are those of the contract."""

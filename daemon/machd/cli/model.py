@@ -12,8 +12,6 @@ from machd.engine.loading.source import list_hub_models
 from machd.errors import ModelNotFoundError
 from machd.settings.sources import process_environ
 
-__all__ = ["model"]
-
 
 @click.group()
 def model() -> None:

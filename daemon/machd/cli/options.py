@@ -23,14 +23,6 @@ from machd.settings.explain import value_text
 from machd.settings.keys import SettingKey, setting_keys, setting_sections
 from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 
-__all__ = [
-    "SettingOption",
-    "SettingsCommand",
-    "model_argument",
-    "settings_options",
-    "settings_sources",
-]
-
 _FLAGS_KEY = "machd.settings.flags"
 _CONFIG_KEY = "machd.settings.config"
 _MODEL_KEY = "model.path"

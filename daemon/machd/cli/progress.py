@@ -18,8 +18,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["ProgressBar"]
-
 
 class _KnownBytes(DownloadColumn):
     """Bytes done of all, and nothing for a stage that is not counted in bytes."""

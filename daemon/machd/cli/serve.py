@@ -25,8 +25,6 @@ from machd.settings.sources import LoadedSettings
 from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measures
 
-__all__ = ["mode_lines", "serve", "welcome"]
-
 
 @click.command(cls=SettingsCommand)
 @model_argument

@@ -10,8 +10,6 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CONFIG_PATH", "Installation", "UnitFile", "cuda_drop_in", "system_units", "user_units"]
-
 CONFIG_PATH = Path("/etc/machd/machd.toml")
 
 _BACKLOG = 2048

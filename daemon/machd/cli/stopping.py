@@ -16,8 +16,6 @@ import click
 
 from machd.errors import MachdError
 
-__all__ = ["run_stoppable"]
-
 _Result = TypeVar("_Result")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,8 +12,6 @@ import click
 import machd
 from machd.engine.backend.blas import BlasReport, choose_blas, measure_blas
 
-__all__ = ["version"]
-
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -14,8 +14,6 @@ from machd.http.anthropic_dialect import AnthropicDialect
 from machd.http.context import ServerContext
 from machd.http.generations import identify, read_conversation, respond
 
-__all__ = ["count_message_tokens", "create_message"]
-
 
 @post(["/v1/messages", "/messages"], status_code=200)
 async def create_message(

@@ -32,8 +32,6 @@ from machd.serving.output import (
     ToolCallStart,
 )
 
-__all__ = ["BlockEvents", "whole_blocks"]
-
 _NO_INPUT = Raw(b"{}")
 
 

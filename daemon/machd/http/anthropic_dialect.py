@@ -29,8 +29,6 @@ from machd.serving.generation import (
     GenerationUsage,
 )
 
-__all__ = ["AnthropicDialect"]
-
 
 class AnthropicDialect:
     """Messages of one choice: Anthropic's API has no more."""

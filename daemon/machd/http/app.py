@@ -35,9 +35,6 @@ from machd.http.server_info import get_properties, get_root, get_slots, get_vers
 from machd.http.stored_chats import delete_chat_completion, get_chat_completion
 from machd.http.tokenization import detokenize, get_tokenizer_info, tokenize
 
-__all__ = ["create_app"]
-
-
 _CORS_MAX_AGE_S = 600
 
 

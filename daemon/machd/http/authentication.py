@@ -19,8 +19,6 @@ from machd.errors import AuthenticationError, SettingsError
 from machd.http.secret_files import is_there, read_secret
 from machd.settings.model import Settings
 
-__all__ = ["ANONYMOUS", "ApiKeys", "client_name", "require_api_key"]
-
 ANONYMOUS = "anonymous"
 """The client's name where no keys are configured."""
 

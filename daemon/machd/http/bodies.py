@@ -16,9 +16,7 @@ from machd.errors import (
     ClientDisconnectedError,
     UnsupportedMediaTypeError,
 )
-from machd.http.gate import request_id
-
-__all__ = ["read_body", "read_json"]
+from machd.http.stamps import request_id
 
 _S = TypeVar("_S", bound=Struct)
 

@@ -12,8 +12,6 @@ from machd.serving.kv_memory import kv_memory
 from machd.serving.loop import EngineLoop
 from machd.settings.model import Settings
 
-__all__ = ["cache_stats"]
-
 _GB = 1_000_000_000
 
 

@@ -42,8 +42,6 @@ from machd.http.stream import Dialect
 from machd.http.usage import chat_finish_reason, wire_usage
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
-__all__ = ["create_chat_completion"]
-
 
 @post(["/v1/chat/completions", "/chat/completions"], status_code=200)
 async def create_chat_completion(

@@ -24,8 +24,6 @@ from machd.serving.output import (
     ToolCallStart,
 )
 
-__all__ = ["ContentGaps", "chat_deltas", "chat_message"]
-
 
 class ContentGaps:
     """Keeps the texts of one choice apart that had a call between them.

@@ -37,8 +37,6 @@ from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.truncation import max_prompt_tokens
 
-__all__ = ["create_completion"]
-
 
 @post(["/v1/completions", "/completions"], status_code=200)
 async def create_completion(

@@ -13,8 +13,6 @@ from machd.serving.service import GenerationService
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["ServerContext"]
-
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:

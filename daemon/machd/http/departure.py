@@ -10,8 +10,6 @@ from litestar.types import Receive
 
 from machd.errors import ClientDisconnectedError
 
-__all__ = ["departed", "while_connected"]
-
 _T = TypeVar("_T")
 
 

@@ -12,8 +12,6 @@ from machd.errors import UnsupportedParameterError
 from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 
-__all__ = ["create_embeddings"]
-
 
 @post(["/v1/embeddings", "/embeddings"], status_code=200)
 async def create_embeddings(

@@ -10,8 +10,6 @@ from machd.http.authentication import ApiKeys
 from machd.http.sockets import Listener, listen, listen_admin
 from machd.settings.model import Settings
 
-__all__ = ["Entrance"]
-
 
 class Entrance:
     """A public listener, and one for operators where there is one.

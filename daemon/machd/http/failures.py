@@ -40,22 +40,6 @@ from machd.http.connection import connection_of
 from machd.http.stamps import request_id
 from machd.panics import ENDINGS
 
-__all__ = [
-    "EXCEPTION_HANDLERS",
-    "HasPath",
-    "allowed_methods",
-    "always_answered",
-    "anthropic_error_json",
-    "error_answer",
-    "error_headers",
-    "error_json",
-    "error_response",
-    "ollama_error_json",
-    "speaks_anthropic",
-    "speaks_ollama",
-    "unexpected",
-]
-
 _VERSION_PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _DOUBLED_PREFIX = re.compile(r"/v1/v1(?=/|$)")
 _ANTHROPIC_HEADER = b"anthropic-version"

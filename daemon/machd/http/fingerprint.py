@@ -7,8 +7,6 @@ import hashlib
 from machd.api.capabilities import Versions
 from machd.engine.protocol.engine import ModelDescription
 
-__all__ = ["system_fingerprint"]
-
 _HASH_BYTES = 8
 
 

@@ -21,10 +21,8 @@ from machd.errors import (
 )
 from machd.http.failures import always_answered, error_response, speaks_anthropic
 from machd.http.hosts import host_name, needs_no_name_server, web_origin
-from machd.http.stamps import arrived_s, request_id, stamp
+from machd.http.stamps import stamp
 from machd.serving.trace_context import TraceContext, read_trace
-
-__all__ = ["Gate", "OpenRequests", "arrived_s", "request_id"]
 
 _ID_HEADERS = (b"x-request-id",)
 _ANTHROPIC_ID_HEADERS = (*_ID_HEADERS, b"request-id")  # the one that Anthropic's clients read

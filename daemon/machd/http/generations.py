@@ -18,14 +18,11 @@ from machd.errors import InvalidRequestError
 from machd.http.authentication import client_name
 from machd.http.bodies import read_body
 from machd.http.context import ServerContext
-from machd.http.gate import arrived_s, request_id
-from machd.http.stamps import trace_context
+from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.trace_context import new_trace
-
-__all__ = ["identify", "read_conversation", "read_generation", "respond"]
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _C = TypeVar("_C", bound=ChatCompletionRequest | CountTokensRequest)

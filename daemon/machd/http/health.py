@@ -12,9 +12,6 @@ from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
 from machd.serving.lifecycle import State
 
-__all__ = ["get_live", "get_ready"]
-
-
 _METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 
 

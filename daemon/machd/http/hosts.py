@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 import re
 
-__all__ = ["host_name", "is_loopback_name", "needs_no_name_server", "web_origin"]
-
 _NAME = r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}"
 """An address in brackets, or a host name; its length is that of RFC 1035, section 2.3.4."""
 

@@ -23,8 +23,6 @@ from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 
-__all__ = ["create_infill", "fill_format", "with_fill_ends"]
-
 
 @post("/infill", status_code=200)
 async def create_infill(

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from machd.errors import ListenError
 
-__all__ = ["ADMIN", "PUBLIC", "inherited_socket"]
-
 PUBLIC = "public"
 ADMIN = "admin"
 

@@ -30,8 +30,6 @@ from machd.serving.decode_mode import decide_decode_mode
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
 from machd.telemetry.metrics import CONTENT_TYPE
 
-__all__ = ["get_cache_stats", "get_capabilities", "get_metrics", "get_openapi"]
-
 
 @get("/v1/capabilities")
 async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:

@@ -16,16 +16,6 @@ from machd.api.logprobs import (
 from machd.engine.protocol.step import PromptLogprob, SampledToken, TokenLogprob
 from machd.engine.protocol.tokenizer import Detokenizer, Tokenizer
 
-__all__ = [
-    "TextOffsets",
-    "chat_logprobs",
-    "completion_logprobs",
-    "joined_columns",
-    "prompt_columns",
-    "prompt_token_logprobs",
-    "token_text",
-]
-
 
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
     """A token as text; U+FFFD stands for bytes that are no whole character."""

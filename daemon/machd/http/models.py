@@ -14,8 +14,6 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.http.context import ServerContext
 from machd.http.failures import speaks_anthropic
 
-__all__ = ["get_model", "list_models"]
-
 
 @route(["/v1/models", "/models"], http_method=[HttpMethod.GET, HttpMethod.HEAD])
 async def list_models(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["OwnFile"]
-
 
 class OwnFile:
     """What lies at a path now, to be removed later if it is still the same."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from machd.serving.generation import ChoiceDelta
 from machd.serving.output import joined_pieces
 
-__all__ = ["Pacer", "merge_deltas"]
-
 
 class Pacer:
     """Holds deltas back until an event is due.

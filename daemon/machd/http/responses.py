@@ -24,8 +24,6 @@ from machd.http.responses_dialect import KeepResponse, ResponsesDialect, opened_
 from machd.serving.generation import GenerationIdentity
 from machd.serving.response_store import ResponseStore, StoredResponse, Turn
 
-__all__ = ["create_response", "delete_response", "get_response"]
-
 _NOT_STORED = (
     "no such response is stored here; it may have been made with store: false, with another API "
     "key or before a restart, or dropped for want of room (limits.max_stored_responses, "

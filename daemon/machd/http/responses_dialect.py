@@ -48,8 +48,6 @@ from machd.http.responses_output import ResponseOutput
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
-__all__ = ["KeepResponse", "ResponsesDialect", "opened_response"]
-
 KeepResponse = Callable[[bytes, Sequence[OutputItem]], None]
 """Told of a finished response: its JSON, and the items that it made."""
 

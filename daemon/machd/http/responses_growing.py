@@ -35,15 +35,6 @@ from machd.api.responses_events import (
 from machd.api.responses_tools import custom_input
 from machd.http.sse import event_frame
 
-__all__ = [
-    "EventFrames",
-    "GrowingCall",
-    "GrowingCustomCall",
-    "GrowingItem",
-    "GrowingMessage",
-    "GrowingThoughts",
-]
-
 
 class EventFrames:
     """Writes events, and knows the number of the next one."""

@@ -28,8 +28,6 @@ from machd.serving.output import (
     joined_pieces,
 )
 
-__all__ = ["ResponseOutput"]
-
 
 class ResponseOutput:
     """Turns pieces of the model's text into items. One item is open at a time, the last one."""

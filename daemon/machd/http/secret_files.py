@@ -8,8 +8,6 @@ from machd.errors import SettingsError
 from machd.regular_files import IrregularFileError, RegularFile, read_regular
 from machd.settings.problems import shortened
 
-__all__ = ["is_there", "read_secret"]
-
 
 def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
     """Read a file of keys.

@@ -16,8 +16,6 @@ from machd.http.connection import ClientConnection, ServerFlags
 from machd.http.connections import Acceptor, Connections
 from machd.http.sockets import Listener
 
-__all__ = ["HttpServer"]
-
 _KEEP_ALIVE_S = 75
 """Longer than the minute that proxies commonly keep an idle connection for."""
 

@@ -25,8 +25,6 @@ from machd.http.context import ServerContext
 from machd.http.failures import error_answer
 from machd.serving.speculation_mode import decide_speculation
 
-__all__ = ["get_properties", "get_root", "get_slots", "get_version"]
-
 
 @route("/", http_method=[HttpMethod.GET, HttpMethod.HEAD], opt={PUBLIC: True})
 async def get_root() -> Welcome:

@@ -6,8 +6,6 @@ import asyncio
 
 from machd.http.server import HttpServer
 
-__all__ = ["HttpServers"]
-
 
 class HttpServers:
     """All of them, started and ended together as far as their sockets allow."""

@@ -13,8 +13,6 @@ from machd.http.inherited_sockets import ADMIN, PUBLIC, inherited_socket
 from machd.http.own_files import OwnFile
 from machd.http.unix_sockets import BACKLOG, listen_unix
 
-__all__ = ["Listener", "listen", "listen_admin"]
-
 
 class Listener:
     """A bound socket and how to say where it is.

@@ -5,15 +5,6 @@ Line feeds alone: common clients split on two of them and know nothing else.
 
 from __future__ import annotations
 
-__all__ = [
-    "COMMENT_KEEP_ALIVE",
-    "DONE",
-    "EVENT_STREAM",
-    "JSON_LINES",
-    "data_frame",
-    "event_frame",
-]
-
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 JSON_LINES = b"application/x-ndjson"

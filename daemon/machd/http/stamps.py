@@ -9,8 +9,6 @@ from litestar.types import Scope
 
 from machd.serving.trace_context import TraceContext
 
-__all__ = ["arrived_s", "request_id", "stamp", "trace_context"]
-
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID_KEY = "machd_request_id"
 _ARRIVED_KEY = "machd_arrived_s"

@@ -23,8 +23,6 @@ from machd.panics import ENDINGS
 from machd.scheduler.events import SequenceAdmitted
 from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
 
-__all__ = ["Dialect", "GenerationResponse", "StreamPolicy"]
-
 _ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]
 

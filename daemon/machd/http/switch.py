@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["AppSwitch"]
-
 
 class AppSwitch:
     """Hands each request to the application of the moment."""

@@ -22,8 +22,6 @@ from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.logprobs import token_text
 
-__all__ = ["detokenize", "get_tokenizer_info", "tokenize"]
-
 
 @post("/tokenize", status_code=200)
 async def tokenize(

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from machd.errors import ListenError
 
-__all__ = ["BACKLOG", "listen_unix"]
-
 BACKLOG = 2048
 """How many clients may wait to be accepted."""
 

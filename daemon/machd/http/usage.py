@@ -6,8 +6,6 @@ from machd.api.chat_completion import ChatFinishReason
 from machd.api.usage import FinishReason, Usage
 from machd.serving.generation import TOOL_CALLS, GenerationUsage
 
-__all__ = ["chat_finish_reason", "wire_finish_reason", "wire_usage"]
-
 
 def wire_usage(usage: GenerationUsage) -> Usage:
     """Tokens of a generation."""

@@ -8,8 +8,6 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.forwarding import ForwardingEngine
 from machd.engine.protocol.step import StepPlan, StepResult
 
-__all__ = ["AttendedEngine", "Interruption"]
-
 
 class Interruption(BaseException):
     """The measurement is over before its end.

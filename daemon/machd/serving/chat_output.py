@@ -24,8 +24,6 @@ from machd.serving.piece_queue import PieceQueue
 from machd.serving.tool_call_section import ToolCallSection, tool_names
 from machd.serving.tool_call_text import JsonCalls
 
-__all__ = ["ChatOutput"]
-
 _WHITESPACE = " \t\r\n"
 
 

@@ -30,8 +30,6 @@ from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
 
-__all__ = ["ChangeKind", "Configuration", "LastChange", "Prepare"]
-
 Prepare = Callable[[Settings], Callable[[], None]]
 """Gets ready whatever new settings need, and may refuse them with a MachdError; it changes nothing
 that requests can see. What it returns takes the settings on, on the event loop, at once."""

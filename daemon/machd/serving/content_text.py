@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.serving.piece_queue import PieceQueue
 from machd.serving.tool_call_text import JsonCalls
 
-__all__ = ["ContentText"]
-
 _WHITESPACE = " \t\r\n"
 
 

@@ -22,8 +22,6 @@ from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_
 from machd.serving.tool_prompt import write_tools
 from machd.serving.truncation import kept_messages, max_prompt_tokens
 
-__all__ = ["PreparedConversation", "prepare_conversation"]
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.capabilities.rules import Support, Verdict
+from machd.capabilities.verdict import Support, Verdict
 from machd.scheduler.events import DecodeMode
-
-__all__ = ["DecodeModeDecision", "decide_decode_mode"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,12 @@ Pure, and asked again wherever the answer is shown.
 
 from __future__ import annotations
 
-from machd.capabilities.rules import Support
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy
 from machd.settings.speculation import SpeculationSettings
-
-__all__ = ["draft_policy"]
 
 
 def draft_policy(

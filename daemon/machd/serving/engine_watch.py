@@ -9,8 +9,6 @@ import structlog
 
 from machd.serving.loop import EngineLoop
 
-__all__ = ["EngineWatch"]
-
 _MAX_LOOK_INTERVAL_S = 1.0
 
 

@@ -43,8 +43,6 @@ from machd.scheduler.events import (
 from machd.serving.configuration import LastChange
 from machd.serving.lifecycle import State
 
-__all__ = ["MAX_UNREAD_EVENTS", "MAX_WATCHERS", "EventFeed", "Watcher"]
-
 MAX_WATCHERS = 4
 """Watchers at once: every one of them costs the event loop something with every step."""
 

@@ -27,8 +27,6 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 
-__all__ = ["EventObserver", "Fanout", "SequenceEvent", "Stream"]
-
 MAX_PENDING_EVENTS = 16_384
 """Events that one client may leave unread before it counts as stalled."""
 

@@ -31,15 +31,6 @@ from machd.serving.record import RequestRecord
 from machd.serving.text import CompletionText
 from machd.serving.trace_context import TraceContext
 
-__all__ = [
-    "TOOL_CALLS",
-    "ChoiceDelta",
-    "Generation",
-    "GenerationIdentity",
-    "GenerationTiming",
-    "GenerationUsage",
-]
-
 TOOL_CALLS = "tool_calls"
 """The finish reason of a choice that ended by itself and called something."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from machd.engine.protocol.sampling import Grammar, Thinking
 from machd.serving.output import PLAIN_OUTPUT, OutputFormat
 
-__all__ = ["NO_GUIDANCE", "Guidance"]
-
 
 @dataclass(frozen=True, slots=True)
 class Guidance:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from machd.engine.backend.heap import find_heap_trim, resident_bytes
 
-__all__ = ["IdleHeap"]
-
 _INTERVAL_S = 1.0
 """A daemon is idle where no request is open at two looks in a row."""
 

@@ -15,18 +15,6 @@ from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.sequence import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 
-__all__ = [
-    "Abort",
-    "ClearPrefixes",
-    "Inbox",
-    "Message",
-    "Rearrange",
-    "SetLimits",
-    "SetPrefixLimits",
-    "Stop",
-    "Submit",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Submit:

@@ -10,8 +10,6 @@ import json
 import re
 from enum import Enum, auto
 
-__all__ = ["JsonText", "NotJsonError"]
-
 _WHITESPACE = " \t\r\n"
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 

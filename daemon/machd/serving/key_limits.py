@@ -16,8 +16,6 @@ import math
 from machd.clock import Clock
 from machd.errors import KeyLimitError
 
-__all__ = ["KeyLimits"]
-
 _MINUTE_S = 60.0
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from machd.engine.protocol.engine import ModelDescription
-from machd.serving.loop import LoopSnapshot
-
-__all__ = [
-    "DEVICE_SHARE",
-    "KvMemory",
-    "asked_budget_bytes",
-    "effective_budget_bytes",
-    "kv_memory",
-]
+from machd.serving.loop_snapshot import LoopSnapshot
 
 DEVICE_SHARE = 0.6
 """Of what the device can hold, the most that a KV budget may be."""

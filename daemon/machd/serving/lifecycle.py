@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from machd.errors import ConflictError, DrainingError, EngineFaultError, NotReadyError
 
-__all__ = ["Lifecycle", "State", "StateWatcher"]
-
 StateWatcher = Callable[["State"], None]
 """Told of every new state, on the event loop; must be quick and must not raise."""
 

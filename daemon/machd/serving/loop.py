@@ -47,8 +47,6 @@ from machd.serving.pulse import Pulse
 from machd.serving.rearrangement import Rearrangement
 from machd.serving.startup_guard import NothingToMeasure, Probe, Results
 
-__all__ = ["EngineLoop", "LoopSnapshot"]
-
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
 

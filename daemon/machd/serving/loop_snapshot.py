@@ -13,8 +13,6 @@ from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.scheduler import Scheduler
 
-__all__ = ["LoopSnapshot", "Snapshots"]
-
 _MEMORY_INTERVAL_S = 1.0
 """How often memory is read while steps run."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["cache_namespace", "decode_namespace"]
-
 
 def decode_namespace(client: str, salt: str | None) -> str:
     """Whose requests may share a decode: those of one client, and of one salt where it has one.

@@ -10,8 +10,6 @@ from collections.abc import Mapping, MutableMapping
 
 from machd.clock import Clock
 
-__all__ = ["ServiceNotifier", "forget_service_variables"]
-
 _SERVICE_VARIABLES = (
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",

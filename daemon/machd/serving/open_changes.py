@@ -11,8 +11,6 @@ import threading
 from machd.errors import MachdError
 from machd.serving.inbox import Rearrange
 
-__all__ = ["OpenChanges"]
-
 
 class OpenChanges:
     """What was asked for and is not answered yet; for any thread."""

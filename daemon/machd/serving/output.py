@@ -10,20 +10,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
-__all__ = [
-    "PLAIN_OUTPUT",
-    "Content",
-    "OutputFormat",
-    "OutputParser",
-    "OutputPiece",
-    "PlainOutput",
-    "Reasoning",
-    "ToolCallArguments",
-    "ToolCallEnd",
-    "ToolCallStart",
-    "joined_pieces",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:

@@ -13,8 +13,6 @@ from machd.serving.output import (
     ToolCallStart,
 )
 
-__all__ = ["PieceQueue"]
-
 
 class PieceQueue:
     """What was read and not yet handed out. Takes calls as they are read."""

@@ -7,8 +7,6 @@ from machd.scheduler.prefix_cache import PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.settings.cache import CacheSettings
 
-__all__ = ["prefix_limits", "prefix_shape"]
-
 _MB, _GB = 1_000_000, 1_000_000_000
 
 _LEFT_SHARE = 0.05

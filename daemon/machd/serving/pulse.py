@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from machd.clock import Clock
 
-__all__ = ["Pulse"]
-
 _MAX_MEASUREMENT_S = 120.0
 """What a measurement of the model may take, which bounds its own time, before it counts as hung."""
 

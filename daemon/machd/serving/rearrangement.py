@@ -30,8 +30,6 @@ from machd.serving.inbox import (
     Submit,
 )
 
-__all__ = ["Rearrangement"]
-
 
 class Rearrangement:
     """What was asked for and is not done yet. Lives on the engine thread."""

@@ -8,8 +8,6 @@ from typing import Protocol
 from machd.scheduler.events import DecodeMode
 from machd.serving.trace_context import TraceContext
 
-__all__ = ["RequestObserver", "RequestRecord"]
-
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:

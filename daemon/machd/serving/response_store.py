@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["ResponseStore", "StoredResponse", "Turn"]
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Turn:

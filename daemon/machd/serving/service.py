@@ -43,8 +43,6 @@ from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
 from machd.serving.workers import Workers
 
-__all__ = ["GenerationLimits", "GenerationService"]
-
 _TOKENISER_THREADS = 2
 
 _PREPARATION_LIMIT_S = 60.0

@@ -16,8 +16,6 @@ from machd.serving.notify import ServiceNotifier
 from machd.serving.service import GenerationService
 from machd.serving.throughput import Throughput
 
-__all__ = ["ServiceReport"]
-
 _STATUS_INTERVAL_S = 1.0
 
 _LOADING_EXTENSION_S = 60.0

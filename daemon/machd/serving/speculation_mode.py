@@ -15,8 +15,6 @@ from machd.engine.protocol.step import ProposerKind
 from machd.serving.drafting import draft_policy
 from machd.settings.speculation import SpeculationSettings
 
-__all__ = ["RequestedSpeculation", "SpeculationDecision", "decide_speculation"]
-
 RequestedSpeculation: TypeAlias = Literal["auto", "off", "ngram", "draft", "dflash"]
 
 _AUTO = "auto"

@@ -22,18 +22,6 @@ from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
 from machd.errors import FaultError
 
-__all__ = [
-    "NOTHING_MEASURED",
-    "Measure",
-    "Measures",
-    "NothingToMeasure",
-    "OnStart",
-    "Probe",
-    "Results",
-    "StartupGuard",
-    "nothing_known",
-]
-
 _START_ADVICE = (
     "requests are served one at a time; probe.on_start = off batches by rules, without evidence"
 )

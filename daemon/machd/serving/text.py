@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from machd.engine.protocol.tokenizer import Detokenizer
 
-__all__ = ["CompletionText"]
-
 
 class CompletionText:
     """One completion's text as it becomes certain.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from machd.clock import Clock
 from machd.scheduler.events import Event, TokenGenerated
 
-__all__ = ["Throughput"]
-
 _WINDOW_S = 10.0
 
 

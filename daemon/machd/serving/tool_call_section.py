@@ -9,8 +9,6 @@ from machd.engine.tokenizer.chat_format import JSON_TOOLS
 from machd.serving.piece_queue import PieceQueue
 from machd.serving.tool_call_text import JsonCalls
 
-__all__ = ["ToolCallSection", "tool_names"]
-
 _WHITESPACE = " \t\r\n"
 
 _MAX_CHARACTERS = 262_144

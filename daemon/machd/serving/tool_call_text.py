@@ -15,8 +15,6 @@ from machd.engine.protocol.chat_format import ParsedToolCall
 from machd.engine.tokenizer.chat_format import parsed_call
 from machd.serving.json_text import JsonText, NotJsonError
 
-__all__ = ["CallSink", "JsonCalls"]
-
 _WHITESPACE = " \t\r\n"
 _SEPARATORS = ",;]"
 _ARGUMENTS = ("arguments", "parameters")

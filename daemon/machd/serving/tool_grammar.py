@@ -19,8 +19,6 @@ from machd.api.schema_bounds import check_constraint, check_schemas
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
 
-__all__ = ["CallSpelling", "answer_or_calls", "arguments_alone", "forced_calls"]
-
 _PARAM = "tools"
 
 _MAX_CALLS = 16

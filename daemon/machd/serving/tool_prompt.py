@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from machd.engine.protocol.tokenizer import ChatMessages
 from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS
 
-__all__ = ["write_tools"]
-
 _START, _END = JSON_TOOL_MARKERS
 _RESULT_START, _RESULT_END = "<tool_response>", "</tool_response>"
 

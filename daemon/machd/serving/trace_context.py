@@ -12,8 +12,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["TraceContext", "new_trace", "read_trace"]
-
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace_id>[0-9a-f]{32})-(?P<span_id>[0-9a-f]{16})"
     r"-(?P<flags>[0-9a-f]{2})(?P<rest>-.*)?"

@@ -13,8 +13,6 @@ from machd.errors import ConflictError, InvalidRequestError, MachdError
 from machd.serving.generation import GenerationIdentity, GenerationUsage
 from machd.serving.service import GenerationService
 
-__all__ = ["Warmed", "Warmer"]
-
 _ENDPOINT = "cache_warm"
 _MB = 1_000_000
 

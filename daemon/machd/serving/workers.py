@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["Workers"]
-
 
 class Workers(ThreadPoolExecutor):
     """A pool whose threads are started at once.

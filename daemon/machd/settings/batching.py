@@ -8,8 +8,6 @@ from pydantic import Field
 
 from machd.settings.section import SettingsSection
 
-__all__ = ["ContinuousBatchingSettings"]
-
 # The bounds stand with the number, because the word has none.
 _ChunkTokens: TypeAlias = Annotated[int, Field(ge=1, le=65_536)] | Literal["auto"]
 

@@ -9,8 +9,6 @@ from pydantic import Field
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import Text
 
-__all__ = ["CacheSettings"]
-
 
 class CacheSettings(SettingsSection):
     """What is kept of prompts and answers, so that nothing is computed twice."""

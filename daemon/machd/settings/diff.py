@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.settings.keys import SettingKey, setting_keys
 from machd.settings.model import Settings
 
-__all__ = ["changed_keys", "restart_keys"]
-
 
 def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
     """The keys whose values differ, in the order of the table."""

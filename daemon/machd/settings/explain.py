@@ -17,16 +17,6 @@ from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings
 
-__all__ = [
-    "MASK",
-    "settings_example",
-    "settings_json",
-    "settings_markdown",
-    "settings_schema",
-    "settings_toml",
-    "value_text",
-]
-
 MASK = "********"
 _WIDTH_CHARS = 80
 

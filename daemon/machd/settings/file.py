@@ -14,14 +14,6 @@ from machd.errors import SettingsError
 from machd.regular_files import read_regular
 from machd.settings.problems import shortened
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "SettingsFile",
-    "find_settings_file",
-    "read_settings_file",
-    "usual_paths",
-]
-
 CONFIG_VARIABLE = "LME_CONFIG"
 _FILE_NAME = "machd.toml"
 _MAX_FILE_BYTES = 1 << 20

@@ -20,17 +20,6 @@ from pydantic.fields import FieldInfo
 from machd.settings.model import Settings
 from machd.settings.section import Mark, SettingsSection
 
-__all__ = [
-    "ALIASES",
-    "ENVIRONMENT_PREFIX",
-    "Alias",
-    "SettingKey",
-    "SettingSection",
-    "ValueKind",
-    "setting_keys",
-    "setting_sections",
-]
-
 ENVIRONMENT_PREFIX = "LME_"
 
 

@@ -15,17 +15,6 @@ from machd.settings.file import CONFIG_VARIABLE, SettingsFile, read_settings_fil
 from machd.settings.keys import ENVIRONMENT_PREFIX, SettingKey
 from machd.settings.problems import nearest, shortened
 
-__all__ = [
-    "Given",
-    "Keys",
-    "Origin",
-    "OriginKind",
-    "given_by_environment",
-    "given_by_file",
-    "given_by_flags",
-    "given_by_operator",
-]
-
 Keys = Mapping[str, SettingKey]
 """The settings table by dotted key."""
 

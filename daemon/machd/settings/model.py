@@ -34,27 +34,6 @@ from machd.settings.texts import (
     is_same_address,
 )
 
-__all__ = [
-    "AdminSettings",
-    "AuthSettings",
-    "CacheSettings",
-    "ContinuousBatchingSettings",
-    "EngineSettings",
-    "HttpSettings",
-    "LimitsSettings",
-    "LoggingSettings",
-    "Mark",
-    "MetricsSettings",
-    "ModelSettings",
-    "ProbeSettings",
-    "ServerSettings",
-    "Settings",
-    "SettingsSection",
-    "SpeculationSettings",
-    "StreamingSettings",
-    "TracingSettings",
-]
-
 _DAY_S = 86_400.0
 
 # The bounds stand with the number, because the word has none.

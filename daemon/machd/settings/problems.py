@@ -14,8 +14,6 @@ from pydantic_core import ErrorDetails
 
 from machd.settings.keys import SettingKey, ValueKind
 
-__all__ = ["nearest", "printable", "shortened", "value_problem"]
-
 _MAX_SHOWN_CHARS = 60
 _MAX_NAME_CHARS = 256
 """Of a path or a name in a message: longer than real ones."""

@@ -6,8 +6,6 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Mark", "SettingsSection"]
-
 
 class Mark(Enum):
     """What ``Annotated`` says of a field beyond its type."""

@@ -32,17 +32,6 @@ from machd.settings.layers import (
 from machd.settings.model import Settings
 from machd.settings.problems import printable, value_problem
 
-__all__ = [
-    "LoadedSettings",
-    "Origin",
-    "OriginKind",
-    "SettingsSources",
-    "load_settings",
-    "name_problems",
-    "overlaid",
-    "process_environ",
-]
-
 _TYPED = frozenset({OriginKind.FILE, OriginKind.ADMIN})
 """Origins that have types of their own: TOML, JSON. The others have text."""
 

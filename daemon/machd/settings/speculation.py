@@ -9,8 +9,6 @@ from pydantic import Field
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import Text
 
-__all__ = ["SpeculationSettings"]
-
 
 class SpeculationSettings(SettingsSection):
     """Whether a lonely request's next tokens are guessed and verified together."""

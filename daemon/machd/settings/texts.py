@@ -13,17 +13,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-__all__ = [
-    "MAX_SOCKET_PATH_BYTES",
-    "AdminListen",
-    "HostName",
-    "ListenHost",
-    "Text",
-    "WebOrigin",
-    "is_same_address",
-]
-
-
 _MAX_PORT = 65_535
 _MAX_TEXT_CHARS = 4096
 """A path of more characters cannot be opened on Linux; macOS takes 1,024."""

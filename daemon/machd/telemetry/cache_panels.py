@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.telemetry.grafana import Panel, PanelRow, Query
 from machd.telemetry.promql import rate, rates_by, share_of_rates, total, total_rate
 
-__all__ = ["CACHES"]
-
 _BLOCK_STATES = ("held", "pinned", "shared", "disk")
 
 CACHES = PanelRow(

@@ -11,8 +11,6 @@ from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["watch_caches"]
-
 _GB = 1_000_000_000
 _NO_PREFIX = PrefixReading(limit_bytes=0)
 _NO_DISK = DiskReading()

@@ -14,8 +14,6 @@ from machd.telemetry.grafana import PanelRow, Variable, grafana_dashboard
 from machd.telemetry.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
 from machd.telemetry.speculation_panels import SPECULATION
 
-__all__ = ["DASHBOARD_ROWS", "dashboard_json"]
-
 DASHBOARD_ROWS: tuple[PanelRow, ...] = (
     GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, FAILURES, ENGINE, INFOS,
 )  # fmt: skip

@@ -9,8 +9,6 @@ from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["watch_drafts"]
-
 _COUNTS: tuple[tuple[str, Callable[[DraftReading], float]], ...] = (
     ("machd_speculation_cycles_total", lambda now: now.cycles),
     ("machd_speculation_draft_tokens_total", lambda now: now.drafted_tokens),

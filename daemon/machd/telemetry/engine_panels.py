@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.telemetry.grafana import Panel, PanelKind, PanelRow, Query
 from machd.telemetry.promql import of, rate, rates_by, total
 
-__all__ = ["ENGINE", "FAILURES", "INFOS"]
-
 FAILURES = PanelRow(
     "Faults and aborts",
     (

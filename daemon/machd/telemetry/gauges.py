@@ -16,8 +16,6 @@ from machd.telemetry.draft_readings import watch_drafts
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["watch_gauges"]
-
 _ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
 """What the settings can ask for; either may be speculative at times."""
 

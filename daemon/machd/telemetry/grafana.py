@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Panel", "PanelKind", "PanelRow", "Query", "Variable", "grafana_dashboard"]
-
 _COLUMNS = 24
 _HEIGHT = 7
 _LOW_HEIGHT = 4

@@ -6,8 +6,6 @@ import asyncio
 
 from machd.clock import Clock
 
-__all__ = ["EventLoopLag"]
-
 _INTERVAL_S = 0.5
 
 

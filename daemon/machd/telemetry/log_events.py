@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LOG_EVENTS", "LogEvent", "log_events_markdown"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:

@@ -15,8 +15,6 @@ from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted
 from machd.serving.record import RequestRecord
 from machd.telemetry.log_repeats import RepeatFilter
 
-__all__ = ["RequestLog", "SchedulerLog", "configure_logs"]
-
 _QUIET = (
     "uvicorn",
     "uvicorn.error",

@@ -37,8 +37,6 @@ from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
 from machd.telemetry.read_counter import ReadCounter
 from machd.telemetry.vllm_names import VllmNames
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
-
 _UNKNOWN = "unknown"
 """The reason of an abort that has no code."""
 

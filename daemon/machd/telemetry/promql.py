@@ -8,19 +8,6 @@ from __future__ import annotations
 
 from machd.telemetry.grafana import Panel, PanelKind, Query
 
-__all__ = [
-    "mean",
-    "number",
-    "of",
-    "percentiles",
-    "quantile",
-    "rate",
-    "rates_by",
-    "share_of_rates",
-    "total",
-    "total_rate",
-]
-
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 

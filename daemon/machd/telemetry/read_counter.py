@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["ReadCounter"]
-
 
 class ReadCounter(Collector):
     """One family. A series is there from the moment that its label is known, at zero if need be."""

@@ -15,8 +15,6 @@ from machd.telemetry.promql import (
     total_rate,
 )
 
-__all__ = ["BATCHING", "GLANCE", "LATENCY", "TRAFFIC"]
-
 GLANCE = PanelRow(
     "At a glance",
     (

@@ -21,8 +21,6 @@ from machd.serving.speculation_mode import SpeculationDecision, decide_speculati
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["ServedModel"]
-
 
 class ServedModel:
     """The verdicts on the model that the engine has loaded."""

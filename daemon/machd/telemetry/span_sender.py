@@ -16,8 +16,6 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from machd.clock import Clock
 
-__all__ = ["MAX_QUEUED_SPANS", "SpanSender"]
-
 MAX_QUEUED_SPANS = 4096
 _MAX_BATCH_SPANS = 512
 _BATCH_WAIT_S = 1.0

@@ -25,8 +25,6 @@ from machd.serving.record import RequestRecord
 from machd.serving.trace_context import TraceContext
 from machd.telemetry.span_sender import SpanSender
 
-__all__ = ["RequestSpans", "otlp_exporter"]
-
 _EXPORT_TIMEOUT_S = 5.0
 _NS = 1_000_000_000
 _SCOPE = InstrumentationScope("machd", __version__)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from machd.telemetry.grafana import Panel, PanelKind, PanelRow, Query
 from machd.telemetry.promql import of, rate, rates_by, share_of_rates, total_rate
 
-__all__ = ["SPECULATION"]
-
 _DRAFTED = "machd_speculation_draft_tokens_total"
 _ACCEPTED = "machd_speculation_accepted_tokens_total"
 _CYCLES = "machd_speculation_cycles_total"

@@ -14,8 +14,6 @@ from machd.clock import Clock
 from machd.errors import SettingsError
 from machd.serving.record import RequestRecord
 
-__all__ = ["RequestTracer", "tracers"]
-
 
 class RequestTracer(Protocol):
     """Exports what it is told of, in the background."""

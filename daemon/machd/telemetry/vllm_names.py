@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["VLLM_NAMES", "VllmName", "VllmNames", "vllm_names_markdown"]
-
 _ENGINE = "0"
 """vLLM numbers its engines; there is one here."""
 

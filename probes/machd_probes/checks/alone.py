@@ -10,8 +10,6 @@ from machd_probes.passes import Logprobs
 from machd_probes.play import Join
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _LENGTHS = (1, 5, 18, 44)
 
 

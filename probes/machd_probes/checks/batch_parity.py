@@ -7,8 +7,6 @@ from machd_probes.play import Join
 from machd_probes.scripts import Script, scripts
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _LONG_TOKENS = 250
 """Just below 256 positions, where caches are enlarged."""
 

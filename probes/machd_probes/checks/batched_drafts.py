@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from machd.capabilities.batching_rules import batched_specdec
 from machd.capabilities.evidence import Evidence
-from machd.capabilities.rules import Support, batched_specdec
+from machd.capabilities.verdict import Support
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import StepPlan, StepResult

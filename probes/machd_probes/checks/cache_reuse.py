@@ -8,8 +8,6 @@ from machd_probes.finding import Finding
 from machd_probes.passes import restored, snapshot
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 
 def probe(subject: Subject) -> Finding:
     """A row's state put into two others' caches: all three go on as if it were theirs alone.

@@ -7,8 +7,6 @@ from machd_probes.finding import Finding
 from machd_probes.play import Join
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _CUTS = ((7, 1), (18, 4), (44, 16))
 """Tokens of a prompt, and of its chunks."""
 

@@ -10,8 +10,6 @@ from machd_probes.play import Join
 from machd_probes.scripts import Script
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _ROUNDS = 3
 _TOKENS = 3
 _SLACK_BYTES = 1 << 16

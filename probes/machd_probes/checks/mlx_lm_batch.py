@@ -12,8 +12,6 @@ from machd_probes.finding import Finding
 from machd_probes.passes import Logprobs, Passes
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _TOKENS = 5
 
 

@@ -27,8 +27,6 @@ from machd_probes.play import Join
 from machd_probes.scripts import Script, scripts
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _FORMAT = kv_format_named("affine8")
 _MAX_ROWS = 16
 _LONG_TOKENS = 250

@@ -10,8 +10,6 @@ from machd_probes.play import Join
 from machd_probes.scripts import MIXED, Script
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _COUNTING = (
     SamplingParams(temperature=0.0, frequency_penalty=-2.0),
     SamplingParams(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0),

@@ -6,8 +6,6 @@ from machd_probes.finding import Finding
 from machd_probes.passes import restored, snapshot
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 
 def probe(subject: Subject) -> Finding:
     """Go on with other tokens, restore, and go on with the right ones, below and above a window."""

@@ -7,8 +7,6 @@ from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 from machd_probes.finding import Finding, unsupported
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _GUESS_TOKENS = 3
 
 

@@ -9,8 +9,6 @@ from machd_probes.play import Join
 from machd_probes.scripts import Script
 from machd_probes.subject import Subject
 
-__all__ = ["WIDEST_WINDOW_TOKENS", "probe"]
-
 WIDEST_WINDOW_TOKENS = 256
 """A window that a probe may fill in the time it has."""
 

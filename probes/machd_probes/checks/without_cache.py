@@ -7,8 +7,6 @@ from machd_probes.finding import Finding
 from machd_probes.passes import compared_passes
 from machd_probes.subject import Subject
 
-__all__ = ["probe"]
-
 _TOLERATED = 0.02
 """In nats, float32. Models that are wrong alone are off by whole nats."""
 

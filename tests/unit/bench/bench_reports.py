@@ -29,8 +29,6 @@ from machd.bench.statistics import Distribution
 from machd.bench.structured import StructuredFigures, StructuredRound
 from machd.bench.timing import RequestTiming
 
-__all__ = ["made_guarantees", "made_prefix", "made_report", "made_timing"]
-
 
 def made_timing(sent_s: float, *, first_s: float, gap_s: float, tokens: int) -> RequestTiming:
     """A request whose tokens come at even gaps, one in each event."""

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from fake_openai import FakeOpenAi, _head
 
-__all__ = ["TOKEN_BYTES", "CachingOpenAi"]
-
 TOKEN_BYTES = 1000
 """What it says that a kept token takes."""
 

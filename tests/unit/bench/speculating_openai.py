@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from fake_openai import FakeOpenAi, _head
 
-__all__ = ["SpeculatingOpenAi"]
-
 
 @dataclass
 class SpeculatingOpenAi(FakeOpenAi):

@@ -12,8 +12,6 @@ from machd.bench.speculation.server import TimedDecode
 from machd.bench.speculation.workloads import PROMPTS, Copying, SpeculationPrompt
 from machd.bench.timing import RequestTiming
 
-__all__ = ["COUNTERS", "made_decode", "made_pair", "made_speculation"]
-
 COUNTERS = DraftCounters(60, 45, {1: 10, 2: 9, 3: 8}, {1: 9, 2: 8, 3: 6}, 10, 0)
 SPEEDS = {Copying.QUOTE: 3.0, Copying.EDIT: 1.5, Copying.PROSE: 1.0}
 

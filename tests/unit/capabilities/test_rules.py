@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from machd.capabilities.batching_rules import batched_specdec, continuous_batching
 from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
 from machd.capabilities.rules import (
     PrefixExtent,
-    Source,
-    Support,
-    Verdict,
-    batched_specdec,
     chunked_prefill,
-    continuous_batching,
     kv_quantization,
     prefix_cache,
     speculation,
 )
+from machd.capabilities.verdict import Source, Support, Verdict
 
 KV = LayerCacheFacts("KVCache", owner="Attention")
 ROTATING = LayerCacheFacts("RotatingKVCache", owner="Attention", window_tokens=128)

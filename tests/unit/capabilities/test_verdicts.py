@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.capabilities.rules import (
-    PrefixExtent,
-    PrefixVerdict,
-    Source,
-    Support,
-    Verdict,
-    measured,
-)
+from machd.capabilities.rules import PrefixExtent, PrefixVerdict
+from machd.capabilities.verdict import Source, Support, Verdict, measured
 from machd.capabilities.verdicts import ModelVerdicts, judge
 
 KV = LayerCacheFacts("KVCache")

@@ -11,7 +11,7 @@ import pytest
 from machd.api.capabilities import ModelCapabilities, Versions
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.capabilities.rules import Support
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.capabilities.wire import wire_capabilities
 

@@ -13,15 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from unit.engine.tiny_llama import CHAT_TEMPLATE, MERGES, TOKENS, llama_weights
 
-__all__ = [
-    "Blocks",
-    "dequantised",
-    "llama_metadata",
-    "quantised",
-    "tiny_gguf",
-    "write_gguf",
-]
-
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Blocks = tuple[str, tuple[int, ...], bytes]

@@ -16,14 +16,16 @@ from machd.engine.loading.loader import load_model
 from machd.engine.open import _engine
 from machd.engine.prefix_blocks.disk_tier import BlockFiles
 from machd.engine.prefix_blocks.key import block_key
-from machd.settings.model import CacheSettings, Settings
+from machd.settings.cache import CacheSettings
+from machd.settings.model import Settings
 
 _OPEN = """
 import sys
 from pathlib import Path
 from machd.engine.open import engine_loader
 from machd.engine.backend.progress import SilentProgress
-from machd.settings.model import CacheSettings, Settings
+from machd.settings.cache import CacheSettings
+from machd.settings.model import Settings
 is_on, directory, cache_directory = sys.argv[1:]
 settings = Settings(cache=CacheSettings(prefix=is_on == "on", disk_dir=directory or None))
 engine_loader(

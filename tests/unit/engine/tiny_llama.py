@@ -12,16 +12,6 @@ from numpy.typing import NDArray
 
 from machd.engine.loading.source import ModelSource, SourceKind
 
-__all__ = [
-    "CHAT_TEMPLATE",
-    "CONFIG",
-    "TOKENS",
-    "TinyLlama",
-    "byte_tokens",
-    "largest",
-    "llama_weights",
-]
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'tool' %}{{ raise_exception('tools are not for me') }}{% endif %}"

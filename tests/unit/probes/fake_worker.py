@@ -20,8 +20,6 @@ from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.worker import limit_resources, messages_stream, probe_all
 from machd_probes.worker_messages import WorkerReady, encode_message
 
-__all__ = ["COMMAND", "LOG_VARIABLE", "made_report"]
-
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 LOG_VARIABLE = "FAKE_WORKER_LOG"
 """Names a file that gets the number of each process, and the names it was given."""

@@ -9,7 +9,7 @@ import pytest
 from polling import CEILING_S, wait_until
 
 from machd.capabilities.evidence import MeasuredOn, Outcome
-from machd.capabilities.rules import Support
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.engine.kernels import batchable
 from machd.engine.step.mlx_engine import MlxEngine

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.capabilities.rules import Source, Support
+from machd.capabilities.verdict import Source, Support
 from machd.capabilities.verdicts import judge
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from machd.capabilities.rules import Support, Verdict
+from machd.capabilities.verdict import Support, Verdict
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import decide_decode_mode
 

@@ -7,7 +7,7 @@ import pytest
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import MemoryReading
 from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
-from machd.serving.loop import LoopSnapshot
+from machd.serving.loop_snapshot import LoopSnapshot
 
 GB = 1_000_000_000
 

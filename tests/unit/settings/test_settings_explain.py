@@ -22,7 +22,8 @@ from machd.settings.explain import (
     settings_schema,
     settings_toml,
 )
-from machd.settings.model import Mark, Settings, SettingsSection
+from machd.settings.model import Settings
+from machd.settings.section import Mark, SettingsSection
 from machd.settings.sources import LoadedSettings, load_settings
 
 NO_FILE = Path("/dev/null")

@@ -10,8 +10,6 @@ from machd.bench.prefix.latency import PrefixLatencyFigures
 from machd.bench.prefix.sharing import SharingFigures
 from machd.bench.prefix.steps import StepFigures
 
-__all__ = ["PrefixFigures"]
-
 
 class PrefixFigures(Struct, frozen=True, kw_only=True):
     """What was measured of one mode; null or empty what was not.

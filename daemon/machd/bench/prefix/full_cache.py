@@ -26,15 +26,6 @@ from machd.bench.server import ServerProcess
 from machd.bench.statistics import Distribution, percentile
 from machd.errors import MachdError
 
-__all__ = [
-    "FULL_CACHE_GOAL",
-    "PROMPTS_IN_CACHE",
-    "FullCacheFigures",
-    "FullCacheLoad",
-    "WatchedServer",
-    "run_full_cache",
-]
-
 FULL_CACHE_GOAL = 0.03
 """The most that a full cache may add to the time to first token, over what it takes without."""
 

@@ -21,19 +21,6 @@ from machd.bench.prefix.server import CachingServer
 from machd.bench.statistics import Distribution
 from machd.bench.workload import Workload
 
-__all__ = [
-    "JUDGED_FORMAT",
-    "KV_ROUNDS",
-    "KV_ROWS_GOAL",
-    "KV_SPEED_GOAL",
-    "KV_STREAMS",
-    "FormatServer",
-    "KvFormatFigures",
-    "formats_named",
-    "kv_format_figures",
-    "run_kv_round",
-]
-
 KV_SPEED_GOAL = 0.9
 """The least tokens/s of affine8, over what they are as computed."""
 KV_ROWS_GOAL = 1.8

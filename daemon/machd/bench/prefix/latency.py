@@ -16,14 +16,6 @@ from machd.bench.prefix.server import CachingServer, Question
 from machd.bench.statistics import Distribution
 from machd.bench.timing import RequestTiming
 
-__all__ = [
-    "LEAST_JUDGED_TOKENS",
-    "RESTARTED_GOAL",
-    "WARM_GOAL",
-    "PrefixLatency",
-    "PrefixLatencyFigures",
-]
-
 WARM_GOAL = 0.10
 """The most that a known prompt may take, over a new one."""
 RESTARTED_GOAL = 0.25

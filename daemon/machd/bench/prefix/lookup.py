@@ -6,8 +6,6 @@ from enum import StrEnum
 
 from machd.bench.timing import RequestTiming
 
-__all__ = ["Lookup"]
-
 
 class Lookup(StrEnum):
     """How much of a prompt need not be computed."""

@@ -13,8 +13,6 @@ from machd.bench.prefix.server import CachingServer
 from machd.bench.prefix.sharing import SharingFigures, run_sharing
 from machd.bench.prefix.steps import PrefixSteps
 
-__all__ = ["ModeRun"]
-
 
 class ModeRun:
     """A run of one mode, from its first server to its last.

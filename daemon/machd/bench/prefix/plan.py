@@ -10,8 +10,6 @@ from machd.bench.prefix.latency import LEAST_JUDGED_TOKENS
 from machd.bench.prefix.sharing import SharedPrompt
 from machd.bench.prefix.steps import LIVE_STEPS, RESTARTED_STEPS
 
-__all__ = ["PrefixPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:

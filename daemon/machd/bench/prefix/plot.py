@@ -14,8 +14,6 @@ from machd.bench.statistics import Distribution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["write_prefix_plot"]
-
 _SIZE_INCHES = (7.0, 4.2)
 _BAR_SHARE = 0.8
 _NAMES = ("cold", "prefix", "warm", "after a restart")

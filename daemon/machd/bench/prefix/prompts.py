@@ -16,8 +16,6 @@ from typing import Self, TypeAlias
 
 from machd.bench.workload import COMMON_WORDS
 
-__all__ = ["WORDS", "Piece", "Pieces", "PromptSource"]
-
 Piece: TypeAlias = int | str
 """A token's id, or a word."""
 

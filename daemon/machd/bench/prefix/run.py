@@ -42,8 +42,6 @@ from machd.bench.workload import Workload
 from machd.clock import Clock
 from machd.errors import StartupError
 
-__all__ = ["PrefixBench"]
-
 _UNIT_BYTES = 1_000_000
 """Of ``cache.memory_mb``."""
 _ROOM = 1.5

@@ -19,8 +19,6 @@ from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-__all__ = ["CacheReading", "CachingServer", "Question"]
-
 _LOOK_UP_S = 30.0
 _PROBE_TOKENS = 32
 _SETTLED_AFTER_S = 0.2

@@ -17,8 +17,6 @@ from machd.bench.prefix.server import CacheReading, CachingServer, Question
 from machd.bench.statistics import Distribution
 from machd.bench.timing import RequestTiming
 
-__all__ = ["SHARING_GOAL", "SharedPrompt", "SharingFigures", "SharingSide", "run_sharing"]
-
 SHARING_GOAL = 0.80
 """The least share of the cache's bytes that a shared system prompt saves."""
 

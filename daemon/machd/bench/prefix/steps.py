@@ -16,8 +16,6 @@ from machd.bench.prefix.prompts import Pieces, PromptSource
 from machd.bench.prefix.server import CachingServer, Question
 from machd.bench.timing import RequestTiming
 
-__all__ = ["LIVE_STEPS", "RESTARTED_STEPS", "Expectation", "PrefixSteps", "StepFigures"]
-
 LIVE_STEPS = 7
 """Requests of the steps before a restart."""
 RESTARTED_STEPS = 2

@@ -27,8 +27,6 @@ from machd.bench.prefix.sharing import SHARING_GOAL, SharingFigures, SharingSide
 from machd.bench.prefix.steps import StepFigures
 from machd.bench.statistics import Distribution
 
-__all__ = ["prefix_tables"]
-
 _MB = 1_000_000
 
 

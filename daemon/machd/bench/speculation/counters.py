@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-__all__ = ["DraftCounters"]
-
 _PREFIX = "machd_speculation_"
 _SAMPLE = re.compile(
     _PREFIX.encode() + rb'(?P<name>\w+)_total(?:\{position="(?P<position>\d+)"\})? (?P<value>\S+)'

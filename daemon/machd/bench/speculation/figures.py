@@ -18,14 +18,6 @@ from machd.bench.speculation.server import TimedDecode
 from machd.bench.speculation.workloads import GOALS, Copying
 from machd.bench.statistics import Distribution, percentile
 
-__all__ = [
-    "GuessFigures",
-    "PromptFigures",
-    "SpeculationFigures",
-    "Spread",
-    "WorkloadFigures",
-]
-
 
 class Spread(Struct, frozen=True, kw_only=True):
     """Quartiles of the rounds; the second one is the median."""

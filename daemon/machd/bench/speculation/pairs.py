@@ -10,8 +10,6 @@ from machd.bench.speculation.plan import SpeculationPlan
 from machd.bench.speculation.server import SpeculatingServer, TimedDecode
 from machd.bench.speculation.workloads import SpeculationPrompt
 
-__all__ = ["Pair", "run_round"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from machd.bench.speculation.workloads import PROMPTS, SpeculationPrompt
 
-__all__ = ["LEAST_JUDGED_ROUNDS", "SpeculationPlan"]
-
 LEAST_JUDGED_ROUNDS = 3
 """Fewer show nothing, whatever came out of them."""
 

@@ -12,8 +12,6 @@ from machd.bench.speculation.figures import Spread, WorkloadFigures
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["write_speculation_plot"]
-
 _SIZE_INCHES = (10.0, 4.4)
 _BAR_SHARE = 0.38
 

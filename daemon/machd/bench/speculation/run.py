@@ -23,8 +23,6 @@ from machd.bench.workload import Workload
 from machd.clock import Clock
 from machd.errors import StartupError
 
-__all__ = ["OFF", "SpeculationBench"]
-
 OFF = "off"
 """The value of ``speculation.mode`` that is compared with."""
 

@@ -17,8 +17,6 @@ from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-__all__ = ["SpeculatingServer", "TimedDecode"]
-
 _LOOK_UP_S = 30.0
 _SETTLED_AFTER_S = 0.05
 _READINGS_AT_MOST = 20

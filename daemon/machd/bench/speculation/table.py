@@ -19,8 +19,6 @@ from machd.bench.speculation.figures import (
 from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS
 from machd.bench.statistics import Distribution
 
-__all__ = ["speculation_tables"]
-
 _POSITIONS_SHOWN = 8
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
 
-__all__ = ["GOALS", "PROMPTS", "Copying", "SpeculationPrompt"]
-
 
 class Copying(StrEnum):
     """How much of an answer stands in its prompt already."""

@@ -15,7 +15,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 
 from machd.capabilities.facts import CacheFacts
-from machd.capabilities.rules import Support, kv_quantization
+from machd.capabilities.rules import kv_quantization
+from machd.capabilities.verdict import Support
 from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from machd.capabilities.rules import Support, speculation
+from machd.capabilities.rules import speculation
+from machd.capabilities.verdict import Support
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import resolve_model

@@ -25,8 +25,6 @@ from machd.http.authentication import PUBLIC
 from machd.http.health import get_live, get_ready
 from machd.http.inspection import get_metrics
 
-__all__ = ["create_admin_app"]
-
 
 def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     """Build the application that answers on the admin listener; watchers hear of the daemon's state."""

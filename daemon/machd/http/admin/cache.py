@@ -33,8 +33,6 @@ from machd.http.departure import while_connected
 from machd.http.stamps import request_id
 from machd.serving.warming import Warmed, Warmer
 
-__all__ = ["clear_cache", "warm_cache"]
-
 _CLEAR_TIMEOUT_S = 20.0
 """How long the engine may take to come by: it looks at what it is told between two steps."""
 

@@ -16,8 +16,6 @@ from machd.serving.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
 from machd.settings.keys import setting_keys
 
-__all__ = ["get_config", "patch_config", "reload", "set_log_level"]
-
 _Sections = dict[str, dict[str, object]]
 
 

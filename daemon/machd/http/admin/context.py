@@ -21,8 +21,6 @@ from machd.settings.model import Settings
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["AdminContext"]
-
 
 @dataclass(frozen=True, slots=True)
 class AdminContext:

@@ -25,8 +25,6 @@ from machd.http.bodies import read_body
 from machd.scheduler.events import DecodeMode
 from machd.settings.model import Settings
 
-__all__ = ["drain", "probe", "resume", "set_mode"]
-
 _LOAD_RETRY_S = 5
 
 

@@ -14,8 +14,6 @@ from machd.http.admin.context import AdminContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, event_frame
 from machd.serving.event_feed import EventFeed, Watcher
 
-__all__ = ["watch_events"]
-
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),

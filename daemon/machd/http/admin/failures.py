@@ -26,8 +26,6 @@ from machd.errors import (
 )
 from machd.http.failures import allowed_methods, error_headers, unexpected
 
-__all__ = ["ADMIN_EXCEPTION_HANDLERS", "MAX_BODY_BYTES"]
-
 MAX_BODY_BYTES = 64 * 1024
 """Of an admin request: settings are small."""
 

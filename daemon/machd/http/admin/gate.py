@@ -21,8 +21,6 @@ from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.hosts import host_name, is_loopback_name
 from machd.http.stamps import stamp
 
-__all__ = ["MAX_OPEN_REQUESTS", "AdminGate"]
-
 MAX_OPEN_REQUESTS = ADMIN_CONNECTIONS
 """Requests that may be open at once: operators are few, and so are their programs."""
 

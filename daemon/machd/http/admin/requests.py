@@ -12,8 +12,6 @@ from machd.errors import NotFoundError, OperatorAbortError
 from machd.http.admin.context import AdminContext
 from machd.serving.generation import Generation
 
-__all__ = ["abort_requests", "list_requests"]
-
 
 @get("/admin/requests")
 async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList:

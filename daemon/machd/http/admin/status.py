@@ -27,8 +27,6 @@ from machd.serving.kv_memory import kv_memory
 from machd.serving.speculation_mode import decide_speculation
 from machd.telemetry.metrics import Metrics
 
-__all__ = ["admin_state", "get_status", "mode_status", "stored_responses"]
-
 
 @get("/admin/status")
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:

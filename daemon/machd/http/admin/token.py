@@ -19,8 +19,6 @@ from machd.http.own_files import OwnFile
 from machd.http.sockets import Listener
 from machd.settings.model import Settings
 
-__all__ = ["AdminToken"]
-
 _OPEN_SOCKET = (
     "admin.listen: every user of this machine can open the socket; set auth.admin_token_file, or "
     "the socket's mode to 0600"

@@ -18,14 +18,6 @@ from machd.errors import SettingsError
 from machd.http.secret_files import is_there, read_secret
 from machd.regular_files import RegularFile
 
-__all__ = [
-    "credential_path",
-    "read_hidden_token",
-    "read_token",
-    "token_paths",
-    "write_new_token",
-]
-
 _SETTING = "auth.admin_token_file"
 _CREDENTIAL = "admin-token"
 _MIN_TOKEN_CHARACTERS = 16

@@ -17,7 +17,8 @@ from machd.engine.open import engine_loader
 from machd.engine.prefix_blocks.directory import BlockDirectory, check_block_directory
 from machd.engine.prefix_blocks.disk_tier import BlockFiles
 from machd.errors import SettingsError
-from machd.settings.model import CacheSettings, Settings
+from machd.settings.cache import CacheSettings
+from machd.settings.model import Settings
 
 KEY = b"k" * 16
 

@@ -21,7 +21,8 @@ from machd.engine.protocol.blocks import SaveBlock, SavedBlock, StoreBlock
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import PrefillChunk, StepPlan
 from machd.errors import ModelNotFoundError, SettingsError
-from machd.settings.model import CacheSettings, Settings
+from machd.settings.cache import CacheSettings
+from machd.settings.model import Settings
 
 SAMPLED_BYTES = 64 << 10
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from oracle import EagerPacing, eager
+from oracle import EagerPacing
 
 from machd.clock import ManualClock
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.drafting import Drafting
 from machd.engine.speculation.proposer import RowProposer
-
-__all__ = ["eager"]
 
 _WIDTH = 100
 _PARAMS = SamplingParams()
