@@ -36,7 +36,7 @@ _RESERVED = 40
 
 
 class FilesInMemory:
-    """Stands in for the second tier: content by digest, saved at once."""
+    """Stands in for the disk tier: content by digest, saved at once."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -81,7 +81,7 @@ class FilesInMemory:
 
 
 def saved_block(held: HeldBlock, token_ids: Sequence[int], start: int) -> SavedBlock:
-    """A block as the second tier names it."""
+    """A block as the disk tier names it."""
     digest = repr((start, tuple(token_ids))).encode()
     return SavedBlock(digest, b"", start, tuple(token_ids), held.has_state, held.nbytes)
 

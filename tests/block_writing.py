@@ -28,7 +28,7 @@ from block_samples import chain, content_of
 
 from machd.engine.prefix_blocks import directory as block_directory
 from machd.engine.prefix_blocks.content import BlockContent
-from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key_directory import KeyDirectory
 from machd.engine.protocol.blocks import SavedBlock
 
@@ -112,7 +112,7 @@ def _kill_within(calls: int) -> None:
 def _write(directory: Path, seed: int) -> None:
     """Save, forget and save again, as fast as blocks are written."""
     dice = random.Random(seed)
-    files = BlockFiles(directory, KEY)
+    files = DiskTier(directory, KEY)
     present: list[SavedBlock] = []
     for number in count(seed * 1000):
         for saved in chain(number, _TEXT_BLOCKS):

@@ -86,9 +86,9 @@ class ChainedEngine:
     Attributes:
         rows: By slot.
         blocks: By number.
-        disk: The second tier.
+        disk: The disk tier.
         loses: Which stores and loads go wrong.
-        writes: Whether the second tier gets what it is given.
+        writes: Whether the disk tier gets what it is given.
         drops: Which of it is not written, as the result of a later step says.
         unsaved: What no result has said so of yet.
         makes_changes: After how many changes a step fails; None for never.

@@ -39,7 +39,7 @@ _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
 
 _WRITING_JOIN_S = 12.0
-"""How long the engine, once it has stopped, may take to give back what it has: the second tier of blocks
+"""How long the engine, once it has stopped, may take to give back what it has: the disk tier of blocks
 writes what is queued."""
 
 _SERVER_JOIN_S = 10.0

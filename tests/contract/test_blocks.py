@@ -43,7 +43,7 @@ PENALISED = SamplingParams(
 
 @dataclass
 class Maker:
-    """Makes engines of one kind that have a second tier in common.
+    """Makes engines of one kind that have a disk tier in common.
 
     Attributes:
         lost_loads: Digests of what it has and cannot read.
@@ -72,10 +72,10 @@ class Maker:
         kind = TinyKind.HYBRID if self.is_stateful else TinyKind.STANDARD
         self.files.dropped_saves = self.dropped_saves
         files = self.files if has_disk else None
-        return MlxEngine(loaded(kind), looks_ahead=self.looks_ahead, block_files=files)
+        return MlxEngine(loaded(kind), looks_ahead=self.looks_ahead, disk_tier=files)
 
     def lose(self, saved: SavedBlock) -> None:
-        """Damage what the second tier has of a block."""
+        """Damage what the disk tier has of a block."""
         self.lost_loads.add(saved.digest)
         self.files.forget([saved.digest])
 
@@ -381,7 +381,7 @@ def test_what_is_certain_is_not_computed_when_it_is_said(maker: Maker, max_token
 
 
 def _saved(rows: BlockRows, start: int, stop: int) -> SavedBlock:
-    """A block of the prompt that is in the second tier and no longer in memory."""
+    """A block of the prompt that is in the disk tier and no longer in memory."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, start, stop),)))
     held = rows.store(0, start, stop, has_state=True)
     saved = saved_block(held, PROMPT[start:stop], start)
@@ -424,7 +424,7 @@ def test_what_is_forgotten_or_unreadable_is_lost(maker: Maker) -> None:
     assert saved[0] not in rows.engine.saved_blocks()
 
 
-def test_without_a_second_tier_nothing_is_saved(maker: Maker) -> None:
+def test_without_a_disk_tier_nothing_is_saved(maker: Maker) -> None:
     """Saving and forgetting do nothing, and what is to be loaded is lost."""
     rows = maker(has_disk=False)
 

@@ -54,7 +54,7 @@ def test_blocks_stand_for_what_was_computed(variant: str) -> None:
     if prefix_cache(loaded.description.cache).extent is PrefixExtent.NONE:
         assert loaded.description.cache.kind in {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED}
         return
-    rows = BlockRows(MlxEngine(loaded, block_files=FilesInMemory()))
+    rows = BlockRows(MlxEngine(loaded, disk_tier=FilesInMemory()))
     expected = _computed(rows)
 
     saved, blocks = [], []

@@ -224,7 +224,7 @@ def test_halves_are_as_good_as_the_whole(kind: TinyKind) -> None:
 def test_what_was_saved_is_as_good(kind: TinyKind) -> None:
     """An engine loads what another one has saved, and a row begins with it."""
     files = FilesInMemory()
-    first = BlockRows(MlxEngine(loaded(kind), block_files=files))
+    first = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
     saved = []
     for start, stop in ((0, STOPS[0]), STOPS[:2]):
         first.run(StepPlan(prefill=(first.chunk(PROMPT, start, stop),)))
@@ -233,7 +233,7 @@ def test_what_was_saved_is_as_good(kind: TinyKind) -> None:
         first.change(SaveBlock(held.block_id, saved[-1]))
     first.engine.close()
 
-    second = BlockRows(MlxEngine(loaded(kind), block_files=files))
+    second = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
     ids = [second.new_id() for _ in saved]
     result = second.change(*(LoadBlock(*pair) for pair in zip(ids, saved, strict=True)))
 

@@ -11,7 +11,7 @@ import pytest
 from block_samples import ROOT, files_in, is_same_content
 from block_writing import KEY, block_content, block_writers
 
-from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.protocol.blocks import SavedBlock
 
 MAX_CALLS = 60
@@ -34,7 +34,7 @@ def _temporaries(root: Path) -> list[str]:
     return [name for name in files_in(root, KEY) if name.endswith(".tmp")]
 
 
-def _check(root: Path, files: BlockFiles) -> list[SavedBlock]:
+def _check(root: Path, files: DiskTier) -> list[SavedBlock]:
     """Load all that was found; what comes has to be right. Returns the good ones."""
     ends = {ROOT: 0}
     good: list[SavedBlock] = []
@@ -56,7 +56,7 @@ def _trials(root: Path, count: int, *, is_torn: bool) -> Iterator[Trial]:
         for seed in range(1, count + 1):
             writers.write_and_die(dice.randint(1, MAX_CALLS), seed)
             temporaries = len(_temporaries(root))
-            files = BlockFiles(root, KEY)
+            files = DiskTier(root, KEY)
             good = _check(root, files)
             # Last ones first: what follows what is gone would be gone with the next start.
             files.forget(one.digest for one in good[KEPT_BLOCKS:])

@@ -1,4 +1,4 @@
-"""The second tier under daemons that are stopped, killed, refused, damaged, and run out of room.
+"""The disk tier under daemons that are stopped, killed, refused, damaged, and run out of room.
 
 Whatever becomes of its files, a daemon answers what one without any cache answers.
 """

@@ -34,7 +34,7 @@ class CacheCleared(Struct, frozen=True, kw_only=True):
             running sequences stay.
         deleted_blocks: Those that were deleted on disk, a file each.
         deleted_bytes: What their files took.
-        disk_bytes: What this model's files on disk take afterwards; null without a second tier.
+        disk_bytes: What this model's files on disk take afterwards; null without a disk tier.
     """
 
     responses: StoredResponses

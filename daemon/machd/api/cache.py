@@ -35,7 +35,7 @@ class PrefixStats(Struct, frozen=True, kw_only=True):
         bytes_saved: What would be taken besides if nothing were shared.
         limit_bytes: What the blocks may take now; null where only their number is limited.
         evictions: Blocks that made room for others.
-        saved_blocks: Blocks in the second tier.
+        saved_blocks: Blocks in the disk tier.
         saved_bytes: What those would take in memory.
     """
 
@@ -57,7 +57,7 @@ class PrefixStats(Struct, frozen=True, kw_only=True):
 
 
 class DiskStats(Struct, frozen=True, kw_only=True):
-    """The second tier; counts are since the start.
+    """The disk tier; counts are since the start.
 
     Attributes:
         bytes: What its files take.
@@ -84,7 +84,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
             the numbers are those of the last idle moment.
         as_of: When the numbers were read (RFC 3339).
         prefix: Null where there is no prefix cache.
-        disk: The second tier; null where there is none.
+        disk: The disk tier; null where there is none.
         expert_bank: Resident experts of a streamed model; null while there is none.
     """
 

@@ -179,7 +179,7 @@ def _measured(
 
     # Standard output is the answer's; what loading has to say is not part of it.
     configure_logs(level="warning", log_format=loaded.settings.logging.format)
-    # The second tier is a daemon's alone.
+    # The disk tier is a daemon's alone.
     cache = loaded.settings.cache.model_copy(update={"disk_dir": None})
     cache_directory = user_cache_directory(process_environ())
     load = engine_loader(

@@ -124,7 +124,7 @@ def _engine(
     block_directory: Path | None,
     proposer: Proposer | None = None,
 ) -> Engine:
-    from machd.engine.prefix_blocks.disk_tier import BlockFiles  # noqa: PLC0415 - for those who have a directory
+    from machd.engine.prefix_blocks.disk_tier import DiskTier  # noqa: PLC0415 - for those who have a directory
     from machd.engine.prefix_blocks.key import block_key  # noqa: PLC0415 - imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
@@ -137,22 +137,22 @@ def _engine(
     if block_directory is None:
         return make_engine(leaves_blocks=settings.cache.prefix)
     budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
-    block_files = BlockFiles(block_directory, block_key(loaded), budget_bytes=budget_bytes)
+    disk_tier = DiskTier(block_directory, block_key(loaded), budget_bytes=budget_bytes)
     try:
-        if damaged := block_files.reading().damaged:
+        if damaged := disk_tier.reading().damaged:
             structlog.get_logger("machd.engine").warning(
                 "blocks.damaged",
                 count=damaged,
                 advice="see that nothing else writes to cache.disk_dir, and that its disk is well",
             )
-        return make_engine(block_files=block_files)
+        return make_engine(disk_tier=disk_tier)
     except BaseException:
-        block_files.close(within_s=0)
+        disk_tier.close(within_s=0)
         raise
 
 
 def _block_directory(settings: Settings) -> Path | None:
-    """Where the second tier of the prefix cache is; None without one."""
+    """Where the disk tier of the prefix cache is; None without one."""
     cache = settings.cache
     if not cache.prefix or not cache.disk_dir:
         return None

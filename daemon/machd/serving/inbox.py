@@ -70,7 +70,7 @@ class ClearPrefixes:
     """Forget the blocks of the prefix cache that nobody uses.
 
     Attributes:
-        is_disk_included: Whether the second tier is emptied, too.
+        is_disk_included: Whether the disk tier is emptied, too.
         done: Resolves to the blocks that were forgotten.
     """
 

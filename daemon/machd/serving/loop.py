@@ -287,7 +287,7 @@ class EngineLoop:
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Hand over what the last answer left, or the second tier would not get it any more."""
+        """Hand over what the last answer left, or the disk tier would not get it any more."""
         while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
             self._step(engine, scheduler, plan)
 

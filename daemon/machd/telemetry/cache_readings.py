@@ -1,4 +1,4 @@
-"""What the metrics of the prefix cache and its second tier show: the engine thread's own counts."""
+"""What the metrics of the prefix cache and its disk tier show: the engine thread's own counts."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "An operator had prompts computed and kept: those of one request, of which "
         "`machd ctl cache warm` sends several for a long file.",
     ),
-    # The second tier of the prefix cache
+    # The disk tier of the prefix cache
     LogEvent(
         "blocks.found",
         ("info",),

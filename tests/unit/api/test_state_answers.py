@@ -66,7 +66,7 @@ def test_prefix_stats_have_the_contract_s_keys() -> None:
 
 
 def test_disk_stats_are_what_the_engine_counts_and_the_budget() -> None:
-    """No count of the second tier is lost on its way out."""
+    """No count of the disk tier is lost on its way out."""
     counted = set(DiskReading.__dataclass_fields__)
     assert set(DiskStats.__struct_fields__) == counted | {"budget_bytes"}
 

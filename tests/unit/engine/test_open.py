@@ -1,4 +1,4 @@
-"""What the log says of the second tier's directory when an engine is opened."""
+"""What the log says of the disk tier's directory when an engine is opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.loading.loader import load_model
 from machd.engine.open import _engine
-from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
@@ -56,7 +56,7 @@ def test_damaged_files_are_warned_of(tmp_path: Path, tiny: TinyLlama) -> None:
     root, key, saved = tmp_path / "blocks", block_key(loaded), saved_block(1)
     settings = Settings(cache=CacheSettings(disk_dir=str(root)))
     for count in (0, 1):
-        files = BlockFiles(root, key)
+        files = DiskTier(root, key)
         files.save(saved, content_of(saved))
         files.close(10)
         if count:

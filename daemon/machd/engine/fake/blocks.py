@@ -44,12 +44,12 @@ class FakeBlock:
 
 
 FakeDisk = dict[bytes, tuple[SavedBlock, FakeBlock]]
-"""A second tier that outlives the engine: by digest."""
+"""A disk tier that outlives the engine: by digest."""
 
 
 @dataclass(slots=True)
 class FakeDiskFaults:
-    """What goes wrong with the second tier.
+    """What goes wrong with the disk tier.
 
     Attributes:
         lost_loads: Digests of blocks that it has and cannot read.
@@ -68,7 +68,7 @@ class FakeBlocks:
 
         Args:
             is_stateful: Whether the made-up model keeps something that only exists where a row is.
-            disk: The second tier, if there is one.
+            disk: The disk tier, if there is one.
             faults: What goes wrong there.
         """
         self._is_stateful = is_stateful
@@ -90,7 +90,7 @@ class FakeBlocks:
 
         Returns:
             Blocks that are there since, the numbers of those that could not be had, and digests
-            of what the second tier does not keep.
+            of what the disk tier does not keep.
         """
         self._unsaved, self._dropped = self._dropped, {}
         touched: dict[int, bool] = {}
@@ -131,11 +131,11 @@ class FakeBlocks:
         return sum(block.nbytes for block in self._blocks.values())
 
     def saved(self) -> tuple[SavedBlock, ...]:
-        """What the second tier has."""
+        """What the disk tier has."""
         return tuple(saved for saved, _ in (self._disk or {}).values())
 
     def reading(self) -> DiskReading | None:
-        """How the second tier does."""
+        """How the disk tier does."""
         if self._disk is None:
             return None
         held_bytes = sum(block.nbytes for _, block in self._disk.values())

@@ -74,7 +74,7 @@ class FakeFaults:
         draft_errors: The same for guessing, of which the row has none from there on.
         reset_error: What ``reset`` raises.
         memory_error: What ``memory`` raises.
-        lost_loads: Digests of blocks that the second tier has and cannot read.
+        lost_loads: Digests of blocks that the disk tier has and cannot read.
         dropped_saves: Digests of blocks that it does not write; the next step's result says so.
     """
 
@@ -136,7 +136,7 @@ class FakeEngine:
             context_tokens: Positions that prompt and completion share.
             is_stateful: Whether the model has state besides positions, so that a row can only be
                 opened where a block has it.
-            disk: The second tier of blocks; what an engine leaves in it, another one finds.
+            disk: The disk tier of blocks; what an engine leaves in it, another one finds.
         """
         self._script = script
         self.guesses: Guesses | None = None
@@ -220,7 +220,7 @@ class FakeEngine:
         )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """The blocks that the second tier has."""
+        """The blocks that the disk tier has."""
         return self._blocks.saved()
 
     def reset(self, *, max_rows: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The directory of the second tier: private, and one daemon's at a time.
+"""The directory of the disk tier: private, and one daemon's at a time.
 
 It has a sub-directory for each key, so that models, formats and versions never meet. Two daemons
 cannot share it: each would count its own files alone, so together they would go over the budget, and

@@ -1,4 +1,4 @@
-"""The second tier of blocks: one file each, which outlives the daemon.
+"""The disk tier of blocks: one file each, which outlives the daemon.
 
 A file is used only if it is exactly what was written: its checksum is verified before anything of it
 is parsed, and then it has to be of this very block, under this very key. All else is deleted. At the
@@ -28,7 +28,7 @@ from machd.engine.protocol.engine import DiskReading
 _REPORT_INTERVAL_S = 60.0
 
 
-class BlockFiles:
+class DiskTier:
     """The files of one key. Made, used and closed on one thread; it writes on another."""
 
     def __init__(

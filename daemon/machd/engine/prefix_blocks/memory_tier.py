@@ -46,8 +46,8 @@ FindRow = Callable[[int], StandingRow | None]
 """A slot's row, or None where it has none that blocks can be copied from."""
 
 
-class SecondTier(Protocol):
-    """Where blocks can be besides memory: :class:`machd.engine.prefix_blocks.disk_tier.BlockFiles`."""
+class BlockStorage(Protocol):
+    """Where blocks can be besides memory: :class:`machd.engine.prefix_blocks.disk_tier.DiskTier`."""
 
     def save(self, saved: SavedBlock, content: BlockContent) -> None:
         """Have a block kept. Never waits, never raises."""
@@ -85,7 +85,7 @@ class BlockOutcome:
     Attributes:
         held: Blocks that are in memory since, or changed their size.
         lost: Those that could not be had.
-        unsaved: Digests of what the second tier does not keep.
+        unsaved: Digests of what the disk tier does not keep.
         dropped_bytes: What was given back.
     """
 
@@ -95,14 +95,14 @@ class BlockOutcome:
     dropped_bytes: int = 0
 
 
-class BlockStore:
+class MemoryTier:
     """Blocks by their numbers."""
 
-    def __init__(self, files: SecondTier | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, files: BlockStorage | None = None, clock: Clock | None = None) -> None:
         """Begin with none.
 
         Args:
-            files: The second tier, if there is one.
+            files: The disk tier, if there is one.
             clock: Reads time; the machine's unless given.
         """
         self._files = files
@@ -119,7 +119,7 @@ class BlockStore:
 
     @property
     def has_files(self) -> bool:
-        """Whether there is a second tier."""
+        """Whether there is a disk tier."""
         return self._files is not None
 
     def learn(self, row: StandingRow) -> None:
@@ -156,15 +156,15 @@ class BlockStore:
         fill_caches(caches, blocks, len(reused.token_ids))
 
     def saved(self) -> tuple[SavedBlock, ...]:
-        """What the second tier has."""
+        """What the disk tier has."""
         return () if self._files is None else self._files.saved()
 
     def reading(self) -> DiskReading | None:
-        """How the second tier does; None without one."""
+        """How the disk tier does; None without one."""
         return None if self._files is None else self._files.reading()
 
     def close(self) -> None:
-        """Drop all blocks, and let the second tier write what it was given."""
+        """Drop all blocks, and let the disk tier write what it was given."""
         self._blocks.clear()
         if self._files is not None:
             self._files.close(_CLOSE_WITHIN_S)

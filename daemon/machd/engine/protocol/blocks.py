@@ -58,7 +58,7 @@ class DropBlocks:
 
 @dataclass(frozen=True, slots=True)
 class SavedBlock:
-    """A block as the second tier knows it.
+    """A block as the disk tier knows it.
 
     Attributes:
         digest: Of everything that decides its content: the model, how caches are kept, whose text
@@ -82,7 +82,7 @@ class SavedBlock:
 
 @dataclass(frozen=True, slots=True)
 class SaveBlock:
-    """Write a block to the second tier, behind the steps' back. That it cannot is no fault."""
+    """Write a block to the disk tier, behind the steps' back. That it cannot is no fault."""
 
     block_id: int
     saved: SavedBlock
@@ -90,7 +90,7 @@ class SaveBlock:
 
 @dataclass(frozen=True, slots=True)
 class LoadBlock:
-    """Read a block of the second tier into memory."""
+    """Read a block of the disk tier into memory."""
 
     block_id: int
     saved: SavedBlock
@@ -98,7 +98,7 @@ class LoadBlock:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSaved:
-    """Delete blocks of the second tier; those that are not there are no fault."""
+    """Delete blocks of the disk tier; those that are not there are no fault."""
 
     digests: tuple[bytes, ...]
 

@@ -40,7 +40,7 @@ from machd.engine.protocol.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class DiskReading:
-    """The second tier of blocks at one moment; counts are since the start.
+    """The disk tier of blocks at one moment; counts are since the start.
 
     Attributes:
         bytes: What its files take.
@@ -69,7 +69,7 @@ class MemoryReading:
         available_bytes: What the process can still take; None where that is unknown.
         step_bytes: The part of it that steps may take; the rest is for everything else that the
             process does. None where that is unknown.
-        disk: The second tier of blocks; None without one.
+        disk: The disk tier of blocks; None without one.
         is_stale: Whether the memory could not be read, so that these are older bytes.
     """
 
@@ -174,7 +174,7 @@ class Engine(Protocol):
         ...
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """The blocks of the second tier that fit :attr:`ModelDescription.block_key`, as found there."""
+        """The blocks of the disk tier that fit :attr:`ModelDescription.block_key`, as found there."""
         ...
 
     def reset(self, *, max_rows: int | None = None) -> None:

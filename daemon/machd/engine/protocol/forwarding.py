@@ -39,7 +39,7 @@ class ForwardingEngine:
         return self._engine.memory()
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """The blocks of the second tier."""
+        """The blocks of the disk tier."""
         return self._engine.saved_blocks()
 
     def reset(self, *, max_rows: int | None = None) -> None:

@@ -187,7 +187,7 @@ class StepResult:
         faults: Rows that have none because they failed.
         held_blocks: Blocks that are in memory since this step, with their size.
         lost_blocks: Numbers of those that could not be stored or loaded.
-        unsaved_blocks: Digests that the second tier was to keep since earlier steps, and does not.
+        unsaved_blocks: Digests that the disk tier was to keep since earlier steps, and does not.
         drafts: What came of the guesses, for each row that had some.
         draft_faults: Rows that nobody guesses for any more.
         batched_gain: Tokens a second that guesses for several rows together are thought to make, over

@@ -26,7 +26,7 @@ from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.key import block_key
-from machd.engine.prefix_blocks.memory_tier import BlockStore, SecondTier
+from machd.engine.prefix_blocks.memory_tier import BlockStorage, MemoryTier
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams
@@ -68,7 +68,7 @@ class MlxEngine:
         max_rows: int = 256,
         looks_ahead: bool | None = None,
         leaves_blocks: bool = True,
-        block_files: SecondTier | None = None,
+        disk_tier: BlockStorage | None = None,
         proposer: Proposer | None = None,
         draft_pacing: DraftPacing | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class MlxEngine:
             looks_ahead: Whether steps are dispatched before the last one's tokens are read;
                 where the device works beside the program unless given.
             leaves_blocks: Whether blocks may be wanted of rows that have left by themselves.
-            block_files: The second tier of blocks, which the engine closes; there is none unless
+            disk_tier: The disk tier of blocks, which the engine closes; there is none unless
                 given.
             proposer: Guesses what rows say next, and is closed by the engine; nobody does unless
                 given.
@@ -109,7 +109,7 @@ class MlxEngine:
         )
         self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
         self._prefills: dict[int, Prefill] = {}
-        self._blocks = BlockStore(block_files)
+        self._blocks = MemoryTier(disk_tier)
         self._dropped_bytes = 0
         self._left = LeftRows(self._make_caches)
         has_blocks = prefix_cache(loaded.description.cache).extent is not PrefixExtent.NONE
@@ -237,7 +237,7 @@ class MlxEngine:
         )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """The blocks that the second tier has."""
+        """The blocks that the disk tier has."""
         return self._blocks.saved()
 
     def reset(self, *, max_rows: int | None = None) -> None:

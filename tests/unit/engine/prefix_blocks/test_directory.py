@@ -15,7 +15,7 @@ from block_samples import content_of, files_in, saved_block
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.open import engine_loader
 from machd.engine.prefix_blocks.directory import BlockDirectory, check_block_directory
-from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.errors import SettingsError
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
@@ -63,7 +63,7 @@ def test_all_of_it_is_private(tmp_path: Path) -> None:
     root = tmp_path / "new" / "blocks"
     before = os.umask(0)
     try:
-        files = BlockFiles(root, KEY)
+        files = DiskTier(root, KEY)
         saved = saved_block(1)
         files.save(saved, content_of(saved))
         files.close(10)
@@ -94,7 +94,7 @@ def test_what_is_not_ours_alone_is_refused(
     with pytest.raises(SettingsError, match=f"^cache.disk_dir: .*{problem}"):
         check_block_directory(path)
     with pytest.raises(SettingsError, match=f"^cache.disk_dir: .*{problem}"):
-        BlockFiles(path, KEY)
+        DiskTier(path, KEY)
 
 
 @pytest.mark.parametrize("make", [_link, Path.touch, _open_to(0o755)])
@@ -104,7 +104,7 @@ def test_so_is_a_planted_directory_of_a_key(tmp_path: Path, make: Callable[[Path
     make(tmp_path / "blocks" / KEY.hex())
     for _ in range(2):
         with pytest.raises(SettingsError, match=r"^cache.disk_dir: .*(link|chmod)"):
-            BlockFiles(tmp_path / "blocks", KEY)
+            DiskTier(tmp_path / "blocks", KEY)
 
 
 def test_a_planted_lock_is_refused(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_a_place_that_cannot_be() -> None:
 
 def test_one_daemon_at_a_time(tmp_path: Path) -> None:
     """Another key makes no difference; whoever comes next is let in as soon as the first is gone."""
-    first = BlockFiles(tmp_path / "blocks", KEY)
+    first = DiskTier(tmp_path / "blocks", KEY)
     for key in (KEY, b"another"):
         with pytest.raises(SettingsError, match=r"another daemon uses .*; give each one"):
-            BlockFiles(tmp_path / "blocks", key)
+            DiskTier(tmp_path / "blocks", key)
     first.close(10)
-    BlockFiles(tmp_path / "blocks", KEY).close(10)
+    DiskTier(tmp_path / "blocks", KEY).close(10)
 
 
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_other_models_make_room(tmp_path: Path) -> None:
     root = tmp_path / "blocks"
     sizes = []
     for n, key in enumerate((b"old", b"recent", b"own")):
-        files = BlockFiles(root, key)
+        files = DiskTier(root, key)
         for number in range(3):
             files.save(saved_block(number), content_of(saved_block(number)))
         files.close(10)
@@ -179,16 +179,16 @@ def test_other_models_make_room(tmp_path: Path) -> None:
         sizes.append(sum(files_in(root, key).values()))
     (root / b"empty".hex()).mkdir(mode=0o700)
     (root / "not a key").mkdir()
-    BlockFiles(root, b"own").close(10)
+    DiskTier(root, b"own").close(10)
     assert (root / b"old".hex()).exists(), "without a budget others are left alone"
-    BlockFiles(root, b"own", budget_bytes=sum(sizes)).close(10)
+    DiskTier(root, b"own", budget_bytes=sum(sizes)).close(10)
     assert len(files_in(root, b"old")) == 3
-    BlockFiles(root, b"own", budget_bytes=sum(sizes) - 1).close(10)
+    DiskTier(root, b"own", budget_bytes=sum(sizes) - 1).close(10)
     assert len(files_in(root, b"old")) == 2, "no more goes than has to"
-    BlockFiles(root, b"own", budget_bytes=sum(sizes[1:])).close(10)
+    DiskTier(root, b"own", budget_bytes=sum(sizes[1:])).close(10)
     assert not (root / b"old".hex()).exists()
     assert len(files_in(root, b"recent")) == 3
-    BlockFiles(root, b"own", budget_bytes=0).close(10)
+    DiskTier(root, b"own", budget_bytes=0).close(10)
     assert {one.name for one in root.iterdir()} == {"lock", "not a key", b"own".hex()}
     assert len(files_in(root, b"own")) == 3
 
@@ -196,10 +196,10 @@ def test_other_models_make_room(tmp_path: Path) -> None:
 def test_links_among_other_models_are_not_followed(tmp_path: Path) -> None:
     """Making room deletes nothing elsewhere."""
     root = tmp_path / "blocks"
-    elsewhere = BlockFiles(tmp_path / "elsewhere", b"theirs")
+    elsewhere = DiskTier(tmp_path / "elsewhere", b"theirs")
     elsewhere.save(saved_block(1), content_of(saved_block(1)))
     elsewhere.close(10)
     BlockDirectory(root).close()
     (root / b"link".hex()).symlink_to(tmp_path / "elsewhere" / b"theirs".hex())
-    BlockFiles(root, KEY, budget_bytes=0).close(10)
+    DiskTier(root, KEY, budget_bytes=0).close(10)
     assert len(files_in(tmp_path / "elsewhere", b"theirs")) == 1

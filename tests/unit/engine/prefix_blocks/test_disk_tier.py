@@ -1,4 +1,4 @@
-"""The second tier holds what it was given, or nothing."""
+"""The disk tier holds what it was given, or nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from polling import CEILING_S, wait_until
 from machd.clock import ManualClock
 from machd.engine.prefix_blocks import scan as block_scan
 from machd.engine.prefix_blocks.content import BlockContent
-from machd.engine.prefix_blocks.disk_tier import BlockFiles
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.encoding import MAX_BLOCK_BYTES, header_stop
 from machd.engine.prefix_blocks.key_directory import KeyDirectory
 from machd.engine.prefix_blocks.writer import MAX_QUEUED_BYTES, BlockWriter
@@ -49,28 +49,28 @@ def _root(tmp_path: Path) -> Path:
 
 def _written(root: Path, blocks: Iterable[SavedBlock], key: bytes = KEY) -> None:
     """Have blocks there for the next start."""
-    files = BlockFiles(root, key)
+    files = DiskTier(root, key)
     for saved in blocks:
         files.save(saved, content_of(saved))
     files.close(30)
 
 
 @pytest.fixture(name="opened")
-def _opened(root: Path) -> Iterator[BlockFiles]:
+def _opened(root: Path) -> Iterator[DiskTier]:
     """Of a directory that is empty."""
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     yield files
     files.close(10)
 
 
-def _is(files: BlockFiles, saved: SavedBlock) -> bool:
+def _is(files: DiskTier, saved: SavedBlock) -> bool:
     return is_same_content(files.load(saved), content_of(saved))
 
 
 def test_what_is_saved_can_be_loaded(root: Path) -> None:
     """At once, when it is written, and after a restart."""
     blocks = list(chain(1, 5))
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     assert files.saved() == ()
     for saved in blocks:
         files.save(saved, content_of(saved))
@@ -78,7 +78,7 @@ def test_what_is_saved_can_be_loaded(root: Path) -> None:
     wait_until(lambda: files.reading().written == 5, "all are written")
     assert all(_is(files, saved) for saved in blocks)
     files.close(10)
-    again = BlockFiles(root, KEY)
+    again = DiskTier(root, KEY)
     assert all(_is(again, saved) for saved in again.saved())
     assert {one.digest for one in again.saved()} == {one.digest for one in blocks}
     assert again.reading().loaded == 5
@@ -87,7 +87,7 @@ def test_what_is_saved_can_be_loaded(root: Path) -> None:
 
 def test_nothing_is_there_after_the_end(root: Path) -> None:
     """Closing twice, and whatever comes after it, is no fault."""
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     saved = saved_block(1)
     files.save(saved, content_of(saved))
     files.close(10)
@@ -101,7 +101,7 @@ def test_nothing_is_there_after_the_end(root: Path) -> None:
 def test_bytes_are_those_of_the_files(root: Path) -> None:
     """Whatever is saved, forgotten, cut elsewhere and saved again, in any order."""
     dice = random.Random(3)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     blocks = [saved_block(number) for number in range(12)]
     for step in range(400):
         saved = dice.choice(blocks)
@@ -116,7 +116,7 @@ def test_bytes_are_those_of_the_files(root: Path) -> None:
         if step % 100 == 50:
             files.close(30)
             assert files.reading().bytes == sum(files_in(root, KEY).values())
-            files = BlockFiles(root, KEY)
+            files = DiskTier(root, KEY)
             assert files.reading().bytes == sum(files_in(root, KEY).values())
     files.close(30)
     reading = files.reading()
@@ -124,7 +124,7 @@ def test_bytes_are_those_of_the_files(root: Path) -> None:
     assert (reading.damaged, reading.dropped) == (0, 0)
 
 
-def test_what_is_forgotten_is_gone(opened: BlockFiles, root: Path) -> None:
+def test_what_is_forgotten_is_gone(opened: DiskTier, root: Path) -> None:
     """Written or not; and what is saved again after it is there."""
     blocks = [saved_block(number) for number in range(20)]
     for saved in blocks[:10]:
@@ -141,7 +141,7 @@ def test_what_is_forgotten_is_gone(opened: BlockFiles, root: Path) -> None:
     assert list(files_in(root, KEY)) == [file_of(root, KEY, blocks[3]).name]
 
 
-def test_saving_again_notes_the_use_alone(opened: BlockFiles, root: Path) -> None:
+def test_saving_again_notes_the_use_alone(opened: DiskTier, root: Path) -> None:
     """The file is not written again, and is the last to go at the next start."""
     saved = saved_block(1)
     opened.save(saved, content_of(saved))
@@ -162,14 +162,14 @@ def test_saving_again_notes_the_use_alone(opened: BlockFiles, root: Path) -> Non
 def test_use_is_remembered(root: Path) -> None:
     """A block that was last of use long ago is known to be so after a restart."""
     _written(root, [replace(saved_block(1), used_unix_s=12345.5), saved_block(2)])
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     used = {one.digest: one.used_unix_s for one in files.saved()}
     assert used[saved_block(1).digest] == 12345.5
     assert used[saved_block(2).digest] > 1e9
     files.close(10)
 
 
-def test_another_cut_takes_the_place(opened: BlockFiles) -> None:
+def test_another_cut_takes_the_place(opened: DiskTier) -> None:
     """A digest is of a text up to its end: where it is cut, or gains a state, the file is new."""
     first = saved_block(1, parent=saved_block(0))
     cut = replace(first, start=first.start + 3, token_ids=first.token_ids[3:], parent=b"p" * 16)
@@ -219,7 +219,7 @@ def test_damage_is_deleted_and_counted(root: Path, damage: object, *, is_found: 
     path = file_of(root, KEY, saved)
     if is_found:
         damage(path)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     if not is_found:
         damage(path)
     assert files.load(saved) is None
@@ -260,7 +260,7 @@ def test_damaged_heads_cost_no_other_file(root: Path, changes: dict[str, object]
     for block in blocks[78:]:
         _rewrite_head(file_of(root, KEY, block), **changes)
 
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
 
     assert {one.digest for one in files.saved()} == {one.digest for one in blocks[:78]}
     assert files.reading().damaged == 222
@@ -297,7 +297,7 @@ def test_file_whose_entry_cannot_be_read_costs_no_other_file(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", _Entries)
-        files = BlockFiles(root, KEY)
+        files = DiskTier(root, KEY)
 
     assert {one.digest for one in files.saved()} == {one.digest for one in blocks[1:]}
     files.close(10)
@@ -309,7 +309,7 @@ def test_a_file_under_another_name(root: Path) -> None:
     _written(root, [saved, other])
     file_of(root, KEY, other).unlink()
     file_of(root, KEY, saved).rename(file_of(root, KEY, other))
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     assert files.saved() == ()
     assert files.load(other) is None
     assert files.reading().damaged == 1
@@ -324,7 +324,7 @@ def test_a_file_of_another_key(root: Path) -> None:
     _written(root, [])
     path = file_of(root, KEY, saved)
     path.write_bytes(file_of(root, b"theirs", saved).read_bytes())
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     assert (files.saved(), files.reading().damaged) == ((), 1)
     files.close(10)
     assert len(files_in(root, b"theirs")) == 1
@@ -333,7 +333,7 @@ def test_a_file_of_another_key(root: Path) -> None:
 def test_a_file_that_somebody_deleted(root: Path) -> None:
     """It is not there, and nobody's fault."""
     _written(root, [saved_block(1)])
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     file_of(root, KEY, saved_block(1)).unlink()
     assert files.load(saved_block(1)) is None
     assert (files.reading().damaged, files.reading().bytes, files.saved()) == (0, 0, ())
@@ -347,7 +347,7 @@ def test_parents_come_first(root: Path) -> None:
     blocks = [saved for text in texts for saved in text]
     random.Random(5).shuffle(blocks)
     _written(root, blocks)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     seen = {ROOT}
     for saved in files.saved():
         assert saved.parent in seen
@@ -362,7 +362,7 @@ def test_orphans_are_deleted(root: Path) -> None:
     shifted = replace(other[2], start=other[2].start + 1)
     _written(root, [*text, *other[:2], shifted])
     file_of(root, KEY, text[2]).unlink()
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     assert {one.digest for one in files.saved()} == {one.digest for one in (*text[:2], *other[:2])}
     assert files.reading().damaged == 0
     files.close(10)
@@ -377,7 +377,7 @@ def test_leftovers_are_removed_and_others_are_not(root: Path) -> None:
     theirs = {"README", ".tmp", ".other.tmp", "XY.safetensors", "abc.safetensors"}
     for name in theirs:
         (place / name).write_bytes(b"theirs")
-    BlockFiles(root, KEY).close(10)
+    DiskTier(root, KEY).close(10)
     assert set(files_in(root, KEY)) == {file_of(root, KEY, saved_block(1)).name, *theirs}
 
 
@@ -389,7 +389,7 @@ def test_no_more_than_the_limits(
     blocks = [replace(saved_block(n), used_unix_s=1000.0 + n) for n in range(10)]
     _written(root, blocks)
     monkeypatch.setattr(block_scan, limit, value)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     assert {one.digest for one in files.saved()} == {one.digest for one in blocks[-4:]}
     assert files.reading().damaged == 0
     assert files.reading().bytes == sum(files_in(root, KEY).values())
@@ -418,7 +418,7 @@ def test_leaves_go_first(
     system, texts = _tree()
     _written(root, [system, *(one for text in texts for one in text)])
     monkeypatch.setattr(block_scan, limit, 12 * per_block)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     expected = {one.digest: one for one in (system, *texts[0][:3], *texts[1], *texts[2])}
     found = {one.digest: one for one in files.saved()}
     assert found.keys() == expected.keys(), "one file too many costs one file"
@@ -428,7 +428,7 @@ def test_leaves_go_first(
     ]
     files.close(10)
     monkeypatch.setattr(block_scan, limit, 6 * per_block)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     kept = (system, *texts[1][:1], *texts[2])
     assert {one.digest for one in files.saved()} == {one.digest for one in kept}
     assert files.reading().bytes == sum(files_in(root, KEY).values())
@@ -442,7 +442,7 @@ def test_other_models_make_room_as_files_become_more(root: Path) -> None:
     _written(root, [system, *(one for text in texts for one in text)], key=theirs)
     size = max(files_in(root, theirs).values()) + 16
     budget_bytes = 14 * size
-    files = BlockFiles(root, KEY, budget_bytes=budget_bytes)
+    files = DiskTier(root, KEY, budget_bytes=budget_bytes)
     assert len(files_in(root, theirs)) == 13
     for number in range(5):
         saved = saved_block(number)
@@ -478,7 +478,7 @@ def test_a_file_that_cannot_be_read_now_stays(
     """It may be well: nothing is deleted or called damaged, and it can be read another time."""
     saved = saved_block(1)
     _written(root, [saved])
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     with monkeypatch.context() as patched:
         patched.setattr(os, "read", _failing(error))
         assert files.load(saved) is None
@@ -502,10 +502,10 @@ def test_what_cannot_be_read_at_the_start_stays(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "read", fail_for_the_first)
-        files = BlockFiles(root, KEY)
+        files = DiskTier(root, KEY)
     assert (files.saved(), files.reading().damaged) == ((), 0)
     files.close(10)
-    again = BlockFiles(root, KEY)
+    again = DiskTier(root, KEY)
     assert len(again.saved()) == 4
     again.close(10)
 
@@ -516,7 +516,7 @@ def test_a_block_is_read_when_all_file_descriptors_are_taken(root: Path) -> None
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     saved = saved_block(1)
     _written(root, [saved])
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     taken: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
     try:
@@ -536,13 +536,13 @@ def test_a_giant_is_not_read(root: Path) -> None:
     """A file larger than any that is written is deleted without a look."""
     _written(root, [saved_block(1)])
     os.truncate(file_of(root, KEY, saved_block(1)), MAX_BLOCK_BYTES + 1)
-    files = BlockFiles(root, KEY)
+    files = DiskTier(root, KEY)
     assert (files.saved(), files.reading().damaged) == ((), 1)
     files.close(10)
     assert files_in(root, KEY) == {}
 
 
-def test_what_cannot_be_written_is_counted(opened: BlockFiles) -> None:
+def test_what_cannot_be_written_is_counted(opened: DiskTier) -> None:
     """Saving never raises, and the next block is written."""
     impossible = BlockContent({"a": np.array([object()])}, {})
     opened.save(saved_block(1), impossible)
@@ -553,7 +553,7 @@ def test_what_cannot_be_written_is_counted(opened: BlockFiles) -> None:
     assert _is(opened, saved_block(2))
 
 
-def test_a_disk_that_is_full(root: Path, opened: BlockFiles) -> None:
+def test_a_disk_that_is_full(root: Path, opened: DiskTier) -> None:
     """What does not fit leaves nothing behind, and what does is written after it; one warning."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -590,7 +590,7 @@ def _remove_content(root: Path) -> None:
 
 @pytest.mark.parametrize("remove", [_remove_key, _remove_content, shutil.rmtree])
 def test_removed_directory_is_made_again_and_used(
-    root: Path, opened: BlockFiles, remove: Callable[[Path], None]
+    root: Path, opened: DiskTier, remove: Callable[[Path], None]
 ) -> None:
     """The block that is being written is kept, what was kept is known to be gone, all is private."""
     before, after = saved_block(1), saved_block(2)
@@ -607,19 +607,19 @@ def test_removed_directory_is_made_again_and_used(
     assert opened.reading().bytes == sum(files_in(root, KEY).values())
     assert [stat.S_IMODE(one.stat().st_mode) for one in (root, root / KEY.hex())] == [0o700] * 2
     with pytest.raises(SettingsError, match="another daemon"):
-        BlockFiles(root, KEY)
+        DiskTier(root, KEY)
     opened.close(10)
-    again = BlockFiles(root, KEY)
+    again = DiskTier(root, KEY)
     assert [one.digest for one in again.saved()] == [after.digest]
     again.close(10)
 
 
 def test_directory_that_another_daemon_has_made_again_is_left_to_it(
-    root: Path, opened: BlockFiles
+    root: Path, opened: DiskTier
 ) -> None:
     """Two daemons never share a directory, whoever comes first."""
     shutil.rmtree(root)
-    other = BlockFiles(root, KEY)
+    other = DiskTier(root, KEY)
     with structlog.testing.capture_logs() as logs:
         opened.save(saved_block(1), content_of(saved_block(1)))
         wait_until(lambda: opened.reading().dropped == 1, "it cannot be written")
@@ -702,7 +702,7 @@ def test_what_is_saved_once_more_is_not_unsaved(slow: _SlowDirectory) -> None:
     assert writer.take_unsaved() == (blocks[4].digest,)
 
 
-def test_another_cut_that_cannot_be_written_leaves_none(opened: BlockFiles, root: Path) -> None:
+def test_another_cut_that_cannot_be_written_leaves_none(opened: DiskTier, root: Path) -> None:
     """The one that is there is of no use to who wants the other."""
     saved = saved_block(1)
     opened.save(saved, content_of(saved))
@@ -776,7 +776,7 @@ def test_damage_is_reported_once_in_a_while(root: Path) -> None:
     blocks = [saved_block(n) for n in range(6)]
     _written(root, blocks)
     clock = ManualClock()
-    files = BlockFiles(root, KEY, clock=clock)
+    files = DiskTier(root, KEY, clock=clock)
     with structlog.testing.capture_logs() as logs:
         for n, saved in enumerate(blocks):
             _flipped(file_of(root, KEY, saved))

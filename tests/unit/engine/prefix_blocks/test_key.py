@@ -204,5 +204,5 @@ def test_an_engine_keeps_blocks_for_the_next_one(loaded: LoadedModel, tmp_path: 
     "cache", [CacheSettings(), CacheSettings(disk_dir="/nowhere", prefix=False)]
 )
 def test_no_directory_no_tier(cache: CacheSettings) -> None:
-    """Nor where there is no prefix cache whose second tier it would be."""
+    """Nor where there is no prefix cache whose disk tier it would be."""
     assert opening._block_directory(Settings(cache=cache)) is None

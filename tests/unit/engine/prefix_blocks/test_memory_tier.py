@@ -27,7 +27,7 @@ from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
 from machd.engine.prefix_blocks.content import BlockContent, PlainArray
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
-from machd.engine.prefix_blocks.memory_tier import BlockStore
+from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
@@ -361,7 +361,7 @@ def test_nothing_is_copied_of_rows_that_leave_if_no_block_is_wanted() -> None:
 def test_warming_up_leaves_nothing() -> None:
     """No block, no row, no file; and the files are closed with the engine."""
     files = FilesInMemory()
-    engine = MlxEngine(loaded(TinyKind.HYBRID), block_files=files)
+    engine = MlxEngine(loaded(TinyKind.HYBRID), disk_tier=files)
 
     assert engine._blocks.nbytes == 0
     assert engine.memory().kv_used_bytes == 0
@@ -383,7 +383,7 @@ def test_closing_gives_all_blocks_back() -> None:
 
 
 def _content(kind: TinyKind) -> tuple[BlockForm, BlockContent, BlockArrays]:
-    engine = MlxEngine(loaded(kind), block_files=FilesInMemory())
+    engine = MlxEngine(loaded(kind), disk_tier=FilesInMemory())
     (block_id,) = BlockRows(engine).prompt_blocks(PROMPT, (16,))
     assert engine._blocks._form is not None
     block = engine._blocks._blocks[block_id]
@@ -494,9 +494,9 @@ def test_what_does_not_fit_the_model_is_no_block(kind: TinyKind, damage: Damage)
 
 @pytest.mark.parametrize("other", [kind for kind in TinyKind if kind is not TinyKind.STANDARD])
 def test_another_models_blocks_are_lost(other: TinyKind) -> None:
-    """Whatever the second tier believes, where something about their caches differs."""
+    """Whatever the disk tier believes, where something about their caches differs."""
     files = FilesInMemory()
-    first = BlockRows(MlxEngine(loaded(other), block_files=files))
+    first = BlockRows(MlxEngine(loaded(other), disk_tier=files))
     first.run(StepPlan(prefill=(first.chunk(PROMPT, 0, 16),)))
     held = first.store(0, 0, 16, has_state=True)
     saved = saved_block(held, PROMPT[:16], 0)
@@ -504,7 +504,7 @@ def test_another_models_blocks_are_lost(other: TinyKind) -> None:
 
     alike = {TinyKind.HYBRID_GDN, TinyKind.NESTED}  # of the same shapes throughout
     for kind in set(TinyKind) - (alike if other in alike else {other}):
-        rows = BlockRows(MlxEngine(loaded(kind), block_files=files))
+        rows = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
         assert rows.change(LoadBlock(1, saved)).lost_blocks == (1,)
 
 
@@ -536,7 +536,7 @@ def test_how_full_a_window_is_may_differ() -> None:
 
 def test_a_missing_block_opens_nothing() -> None:
     """Not even if others are there."""
-    store = BlockStore()
+    store = MemoryTier()
     row = _standing([_kv(8)], 8)
     store.apply([StoreBlock(1, 0, 0, 4)], lambda _: row)
 
@@ -545,7 +545,7 @@ def test_a_missing_block_opens_nothing() -> None:
 
 
 class _FailingFiles(FilesInMemory):
-    """A second tier that raises."""
+    """A disk tier that raises."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -564,7 +564,7 @@ _SAVED = SavedBlock(b"digest", b"", 0, (1, 2), has_state=True, nbytes=10)
 def test_what_raises_costs_its_block_alone() -> None:
     """No step and no row; the log has it once in a while."""
     clock = ManualClock()
-    store = BlockStore(_FailingFiles(MemoryError()), clock)
+    store = MemoryTier(_FailingFiles(MemoryError()), clock)
     row = _standing([_kv(8)], 8)
     with structlog.testing.capture_logs() as logs:
         for n in range(4):
@@ -588,7 +588,7 @@ def test_what_raises_costs_its_block_alone() -> None:
 
 def test_bugs_are_not_hidden() -> None:
     """What cannot be by our own rules ends the step, as anywhere else."""
-    store = BlockStore(_FailingFiles(AssertionError("a rule")))
+    store = MemoryTier(_FailingFiles(AssertionError("a rule")))
     with pytest.raises(AssertionError, match="a rule"):
         store.apply([LoadBlock(1, _SAVED)], lambda _: None)
 
@@ -598,7 +598,7 @@ def test_a_store_that_fails_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Computed together they fail together; then each is tried alone."""
-    store = BlockStore()
+    store = MemoryTier()
     row = _standing([_kv(8)], 8)
     calls = 0
     evaluate = mx.eval
@@ -619,7 +619,7 @@ def test_a_store_that_fails_leaves_the_others(
 
 def test_a_cut_that_fails_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked for them is told, and their numbers are free again."""
-    store = BlockStore()
+    store = MemoryTier()
     row = _standing([_kv(8)], 8)
     store.apply([StoreBlock(1, 0, 0, 8)], lambda _: row)
     with monkeypatch.context() as patched:
@@ -643,7 +643,7 @@ def test_a_model_that_warms_up_to_no_number_has_files(kind: TinyKind) -> None:
     weight[0] = float("nan")
     mx.eval(weight)
     files = FilesInMemory()
-    engine = MlxEngine(broken, block_files=files)
+    engine = MlxEngine(broken, disk_tier=files)
     rows = BlockRows(engine)
     prompt = [1 + token % (VOCABULARY_TOKENS - 1) for token in PROMPT]
     (block_id,) = rows.prompt_blocks(prompt, (16,))
