@@ -26,6 +26,7 @@ from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.key import block_key
+from machd.engine.prefix_blocks.left_rows import LeftRows
 from machd.engine.prefix_blocks.memory_tier import BlockStorage, MemoryTier
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
@@ -46,7 +47,6 @@ from machd.engine.speculation.proposer import Proposer
 from machd.engine.step.decode_pass import Chunk
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
-from machd.engine.step.left_rows import LeftRows
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.prefill import Prefill, fill_together, padded_groups
 from machd.engine.step.prompt_scores import scoring_bytes
