@@ -138,7 +138,7 @@ def say(
     return said
 
 
-def guided_differences(plain: Said, guessed: Said, joins: Sequence[Join]) -> list[str]:
+def constrained_differences(plain: Said, guessed: Said, joins: Sequence[Join]) -> list[str]:
     """Where rows that began together said something else with guesses than without."""
     found = [f"faults {plain.faults} and {guessed.faults}"] if guessed.faults else []
     for number, join in enumerate(joins):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from block_rows import BlockRows, FilesInMemory, saved_block
-from guided_rows import grammar_of
+from constrained_rows import grammar_of
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
@@ -358,7 +358,7 @@ def test_a_number_can_be_used_again(rows: BlockRows) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [2, 6])
-def test_what_is_certain_is_not_computed_when_it_is_said(maker: Maker, max_tokens: int) -> None:
+def test_forced_tokens_are_not_computed_when_they_are_said(maker: Maker, max_tokens: int) -> None:
     """Of a row with a grammar all can be had but what its last result said, first token included.
 
     That result may end with tokens that were never sampled, and nothing has been computed of them.

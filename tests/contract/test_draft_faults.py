@@ -14,8 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from guessed_rows import GUESSES, Said, guided_differences, say
-from guided_rows import grammar_of
+from constrained_rows import grammar_of
+from guessed_rows import GUESSES, Said, constrained_differences, say
 from oracle import Oracle, WatchedEngine
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
@@ -176,7 +176,7 @@ def test_a_proposer_that_fails_ends_the_guessing_for_its_row(
 
     said = say(engine, rows, GUESSES)
 
-    assert guided_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
+    assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
     assert said.draft_faults == [1], "told once"
     guessed = {one.slot_index for result in said.results for one in result.drafts}
     assert guessed >= {0, 2, 3}
@@ -199,11 +199,11 @@ def test_a_lonely_row_goes_on_plainly(
     engine = WatchedEngine(loaded(kind), proposer, looks_ahead=looks_ahead)
 
     said = say(engine, [bad], GUESSES)
-    assert guided_differences(_plain(kind, [bad]), said, [bad]) == []
+    assert constrained_differences(_plain(kind, [bad]), said, [bad]) == []
     assert said.draft_faults == [0]
 
     said = say(engine, [good], GUESSES)
-    assert guided_differences(_plain(kind, [good]), said, [good]) == []
+    assert constrained_differences(_plain(kind, [good]), said, [good]) == []
     assert said.draft_faults == []
     assert said.accepted_tokens > TOKENS / 2
 
@@ -218,7 +218,7 @@ def test_a_proposer_that_proposes_too_many_is_cut_short() -> None:
         patch.setattr("oracle._Row.propose", lambda this, count: right(this, count + 50))
         said = say(engine, [row], GUESSES)
 
-    assert guided_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
+    assert constrained_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
     assert all(one.drafted_tokens <= GUESSES for result in said.results for one in result.drafts)
     assert engine.said_tokens == TOKENS
 
@@ -240,7 +240,7 @@ def test_a_proposer_that_cannot_say_what_it_holds_is_let_go() -> None:
         patch.setattr(WatchedEngine, "run", run)
         said = say(engine, [row], GUESSES)
 
-    assert guided_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
+    assert constrained_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
     assert said.draft_faults == [0]
     assert seen[0] > seen[-1] == 0
 
@@ -255,7 +255,7 @@ def test_a_row_that_left_holds_no_proposer(harm: str, looks_ahead: bool) -> None
 
     said = say(engine, rows, GUESSES)
 
-    assert guided_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
+    assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
     assert said.draft_faults == []
     held = weakref.ref(proposer.rows.pop())
     gc.collect()
@@ -307,7 +307,7 @@ def test_a_wrong_guess_that_makes_no_numbers_leaves_nothing(
 
     said = say(engine, rows, GUESSES)
 
-    assert guided_differences(_plain(kind, rows), said, rows) == []
+    assert constrained_differences(_plain(kind, rows), said, rows) == []
     if kind is TinyKind.STANDARD or not together:
         assert 0 <= said.accepted_tokens < engine.drafted_tokens
     assert engine.memory().kv_used_bytes == 0
@@ -339,11 +339,11 @@ def test_a_right_guess_that_makes_no_numbers_ends_its_row_alone(
     del said.faults[1]
     expected = _plain(kind, [rows[0], rows[2]])
     others = Said([said.tokens[0], said.tokens[2]])
-    assert guided_differences(expected, others, [rows[0], rows[2]]) == []
+    assert constrained_differences(expected, others, [rows[0], rows[2]]) == []
     assert engine.memory().kv_used_bytes == oracle.open_rows == 0
 
 
-def test_certain_tokens_survive_a_guess_that_makes_no_numbers(
+def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pass that has to be computed again takes what its rows' grammars had decided by then."""
@@ -373,8 +373,8 @@ def test_certain_tokens_survive_a_guess_that_makes_no_numbers(
 
     said = say(engine, rows, GUESSES)
 
-    assert guided_differences(expected, said, rows) == []
-    assert any(lengths[0] > 1 for lengths in again), "there were certain tokens"
+    assert constrained_differences(expected, said, rows) == []
+    assert any(lengths[0] > 1 for lengths in again), "there were forced tokens"
 
 
 # --- samplers ---------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
     assert {slot: type(cause) for slot, cause in said.faults.items()} == {1: _PlantedError}
     assert said.token_ids[1] == expected.token_ids[1][:position]
     others = [0, 2, 3]
-    wrong = guided_differences(
+    wrong = constrained_differences(
         Said([expected.tokens[one] for one in others]),
         Said([said.tokens[one] for one in others]),
         [rows[one] for one in others],
@@ -429,5 +429,5 @@ def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
     monkeypatch.setattr("machd.engine.step.decoder.verify", verify)
     said = say(engine, rows, GUESSES)
 
-    assert guided_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
+    assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
     assert said.accepted_tokens == 0 < engine.drafted_tokens

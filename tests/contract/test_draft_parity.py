@@ -2,7 +2,7 @@
 
 An oracle that knows the answers and is wrong at planted places guesses for rows with every way of
 choosing tokens. The answers without guesses are what they are compared with. Rows in company are in
-``test_draft_company.py``, those with grammars in ``test_draft_guided.py``, and
+``test_draft_company.py``, those with grammars in ``test_draft_constrained.py``, and
 ``test_draft_parity_can_fail.py`` proves that the comparison notices faults.
 """
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from guessed_rows import GUESSES, GuessedScripts, always, guided_differences, if_alone, say
-from guided_rows import grammar_of
+from constrained_rows import grammar_of
+from guessed_rows import GUESSES, GuessedScripts, always, constrained_differences, if_alone, say
 from oracle import Oracle, WatchedEngine
 from tiny_engines import loaded
 from tiny_models import TinyKind
@@ -131,18 +131,18 @@ def the_rows_own_counts_stay(patch: pytest.MonkeyPatch) -> None:
     """After a guess the row's counts are those before it."""
 
     def take(this: RowSampling, other: RowSampling) -> None:
-        this.position, this.guide = other.position, other.guide
+        this.position, this.matcher = other.position, other.matcher
 
     patch.setattr(RowSampling, "take", take)
 
 
-def a_guide_is_shared(patch: pytest.MonkeyPatch) -> None:
-    """The row's own guide sees the guesses."""
+def a_matcher_is_shared(patch: pytest.MonkeyPatch) -> None:
+    """The row's own matcher sees the guesses."""
     patch.setattr(RowSampling, "fork", replace)
 
 
-def a_guide_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    """The row's guide stays before its guesses, which it has said."""
+def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """The row's matcher stays before its guesses, which it has said."""
 
     def take(this: RowSampling, other: RowSampling) -> None:
         this.position, this.counts = other.position, other.counts
@@ -245,17 +245,17 @@ def test_a_planted_fault_is_noticed(
 @pytest.mark.parametrize(
     ("plant", "pattern"),
     [
-        (a_guide_is_shared, "([a-z]{2}[0-9]){40}"),
-        (a_guide_is_shared, "(abc|xy[0-9]z){9}"),
-        (a_guide_is_not_told, "([a-z]{2}[0-9]){40}"),
-        (a_guide_is_not_told, "(abc|xy[0-9]z){9}"),
+        (a_matcher_is_shared, "([a-z]{2}[0-9]){40}"),
+        (a_matcher_is_shared, "(abc|xy[0-9]z){9}"),
+        (a_matcher_is_not_told, "([a-z]{2}[0-9]){40}"),
+        (a_matcher_is_not_told, "(abc|xy[0-9]z){9}"),
         (one_too_many_is_accepted, "([a-z]{2}[0-9]){40}"),
     ],
 )
-def test_a_fault_in_a_guided_row_is_noticed(
+def test_a_fault_in_a_constrained_row_is_noticed(
     plant: Plant, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the row's guide is at another place than the row."""
+    """Where the row's matcher is at another place than the row."""
     plain = MlxEngine(loaded(TinyKind.STANDARD))
     grammar = grammar_of(plain, ConstraintKind.REGEX, pattern)
     rows = [Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))]
@@ -263,12 +263,12 @@ def test_a_fault_in_a_guided_row_is_noticed(
     # Wrong guesses are letters that the pattern may allow.
     answers = {(rows[0].prompt, rows[0].sampling): expected.token_ids[0]}
     engine = WatchedEngine(loaded(TinyKind.STANDARD), Oracle(answers, 8))
-    assert guided_differences(expected, say(engine, rows, GUESSES), rows) == []
+    assert constrained_differences(expected, say(engine, rows, GUESSES), rows) == []
 
     plant(monkeypatch)
 
     try:
-        found = guided_differences(expected, say(engine, rows, GUESSES), rows)
+        found = constrained_differences(expected, say(engine, rows, GUESSES), rows)
     except AssertionError as error:
         found = [repr(error)]
     assert found != []

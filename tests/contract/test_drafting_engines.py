@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from guided_rows import schema_grammar
+from constrained_rows import schema_grammar
 from oracle import Oracle, WatchedEngine
 from scripted_guesses import guesses_by
 from tiny_engines import alone, loaded
@@ -158,8 +158,8 @@ def test_what_was_guessed_rightly_is_computed(engine: Engine) -> None:
     engine.run(StepPlan(release=(0,), blocks=(DropBlocks(tuple(range(1001, 1001 + stored))),)))
 
 
-def test_a_guided_row_says_the_same(engine: Engine) -> None:
-    """Its grammar holds among guesses, and what is certain still comes in fewer steps."""
+def test_a_constrained_row_says_the_same(engine: Engine) -> None:
+    """Its grammar holds among guesses, and what is forced still comes in fewer steps."""
     schema = {"enum": ["a long answer that is certain", "another one"]}
     params = SamplingParams(temperature=0.0, grammar=schema_grammar(engine, schema))
     row = Join((5, 6, 7), 12, params)

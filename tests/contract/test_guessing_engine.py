@@ -90,7 +90,7 @@ def test_guesses_need_no_more_than_rows_were_promised(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("eager")
 def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that fails at its guide after such guesses leaves nothing to the next one in its place."""
+    """A row that fails at its matcher after such guesses leaves nothing to the next one in its place."""
     engine = MlxEngine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll())
     _start(engine, ((1, 2, 3, 4), 400), ((1, 2, 3, 5), 400))
 
@@ -101,7 +101,7 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
             del count
             return []
 
-        def see(self, token_id: int) -> None:
+        def accept(self, token_id: int) -> None:
             raise RuntimeError(f"{token_id} is too much")
 
     def poisoned(*arguments: Any) -> Any:
@@ -111,7 +111,7 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
             for plane in cache.planes:
                 plane[1:2, :, length - 1 : length] = float("nan")
         verdicts[1] = replace(verdicts[1], is_clean=False)
-        verdicts[1].sampling.guide = Refusing()  # type: ignore[assignment]
+        verdicts[1].sampling.matcher = Refusing()  # type: ignore[assignment]
         return verdicts
 
     monkeypatch.setattr(decoder, "verify", poisoned)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from guided_rows import schema_grammar
+from constrained_rows import schema_grammar
 from json_schema_cases import (
     IGNORED_ALTERNATIVES,
     IGNORED_FORMATS,
@@ -21,7 +21,7 @@ from json_schema_cases import (
 
 from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS
 from machd.engine.grammar.grammar import compiled
-from machd.engine.grammar.guide import guide_of
+from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.errors import GrammarError
@@ -117,21 +117,21 @@ def _closing(embedded_engine: Engine) -> frozenset[int]:
 def walk(
     engine: Engine, grammar: Grammar, closing: frozenset[int], rng: random.Random
 ) -> str | None:
-    """A random answer that the guide allows at every token; None when it does not end in time."""
-    guide = guide_of(SamplingParams(grammar=grammar))
-    assert guide is not None
-    assert guide.matcher is not None
+    """A random answer that the matcher allows at every token; None when it does not end in time."""
+    matcher = matcher_for(SamplingParams(grammar=grammar))
+    assert matcher is not None
+    assert matcher.llmatcher is not None
     said: list[int] = []
     while len(said) < _MAX_TOKENS:
-        said += guide.take_forced(_MAX_TOKENS)
-        mask = guide.matcher.compute_bitmask()
-        nearer = [one for one in guide.eos_token_ids if _is_in(mask, one)]
+        said += matcher.take_forced(_MAX_TOKENS)
+        mask = matcher.llmatcher.compute_bitmask()
+        nearer = [one for one in matcher.eos_token_ids if _is_in(mask, one)]
         nearer = nearer or [one for one in sorted(closing) if _is_in(mask, one)]
         chosen = rng.choice(nearer) if nearer and rng.random() < _CLOSES else _any(mask, rng)
-        if chosen in guide.eos_token_ids:
+        if chosen in matcher.eos_token_ids:
             return engine.tokenizer.decode(said)
         said.append(chosen)
-        guide.see(chosen)
+        matcher.accept(chosen)
     return None
 
 

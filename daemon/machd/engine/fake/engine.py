@@ -21,7 +21,7 @@ from machd.engine.fake.blocks import (
 )
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler
-from machd.engine.grammar.guide import RowGuide, guide_of
+from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import MemoryReading, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams
@@ -90,7 +90,7 @@ class FakeFaults:
 @dataclass(slots=True)
 class _Row:
     sampling: SamplingParams
-    guide: RowGuide | None
+    matcher: Matcher | None
     reserved_tokens: int
     prompt: tuple[int, ...] = ()
     completion: list[int] = field(default_factory=list)
@@ -263,10 +263,10 @@ class FakeEngine:
     def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
         if chunk.opens:
             assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
-            guide = guide_of(chunk.sampling)
+            matcher = matcher_for(chunk.sampling)
             prompt = () if chunk.reused is None else self._blocks.open(chunk.reused)
             self._rows[chunk.slot_index] = _Row(
-                chunk.sampling, guide, chunk.reserved_tokens, prompt
+                chunk.sampling, matcher, chunk.reserved_tokens, prompt
             )
         row = self._rows[chunk.slot_index]
         assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
@@ -302,7 +302,7 @@ class FakeEngine:
     def _next(
         self, slot_index: int, row: _Row, guessed_tokens: int = 0
     ) -> list[SampledToken | RowFault]:
-        """The tokens of a step: those that were guessed rightly, one, and those certain after it."""
+        """The tokens of a step: those that were guessed rightly, one, and those forced after it."""
         fault = self._faults.row_errors.get((slot_index, row.position))
         computed_tokens, row.computed_tokens = len(row.prompt) + row.position + guessed_tokens, 0
         if fault is not None:
@@ -319,22 +319,22 @@ class FakeEngine:
         return tokens
 
     def _choose(self, row: _Row) -> list[int]:
-        """The script's token or what comes nearest to it, and those that are certain after it."""
+        """The script's token or what comes nearest to it, and those forced after it."""
         chosen = self._choose_one(row)
-        if row.guide is None:
+        if row.matcher is None:
             return [chosen]
-        return [chosen, *row.guide.take_forced(row.room_tokens - 1)]
+        return [chosen, *row.matcher.take_forced(row.room_tokens - 1)]
 
     def _choose_one(self, row: _Row) -> int:
-        """What comes next, which a guide may have decided."""
-        guide = row.guide
-        if guide is not None and guide.forced:
-            return guide.take_forced(1)[0]
+        """What comes next, which a matcher may have decided."""
+        matcher = row.matcher
+        if matcher is not None and matcher.forced:
+            return matcher.take_forced(1)[0]
         wanted = self._script(row.prompt, row.sampling, row.position)
-        if guide is None:
+        if matcher is None:
             return wanted
-        chosen = wanted if not guide.needs_mask else _nearest(wanted, guide)
-        guide.see(chosen)
+        chosen = wanted if not matcher.needs_mask else _nearest(wanted, matcher)
+        matcher.accept(chosen)
         return chosen
 
     def _token(self, slot_index: int, row: _Row, token_id: int) -> SampledToken:
@@ -372,10 +372,10 @@ def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
     ]
 
 
-def _nearest(wanted: int, guide: RowGuide) -> int:
+def _nearest(wanted: int, matcher: Matcher) -> int:
     """What is wanted, else what ends a text soonest, else anything that begins no thoughts."""
-    allowed = guide.allowed()
-    others = sorted(allowed - {guide.also_allowed}) or sorted(allowed)
+    allowed = matcher.allowed()
+    others = sorted(allowed - {matcher.also_allowed}) or sorted(allowed)
     return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
 
 

@@ -48,12 +48,12 @@ _MAX_REFUSED_CHARACTERS = 65_536
 _MAX_REFUSALS = 64
 """Refused constraints that are remembered, so that asking again costs nothing."""
 
-MAX_CERTAIN_TOKENS = 8192
+MAX_FORCED_TOKENS = 8192
 """Tokens in a row that a grammar may leave no choice about. A recursion that cannot end has no end
 of them."""
 
 _LIMITS = LLParserLimits(
-    # What one mask may cost, next to the time that guides keep an eye on: with llguidance's own
+    # What one mask may cost, next to the time that matchers keep an eye on: with llguidance's own
     # limits a pattern of 12 characters took 0.4 s for one.
     step_max_items=10_000,
     step_lexer_fuel=40_000,
@@ -229,15 +229,15 @@ class LlguidanceCompiler:
         # The first mask builds most of what later ones need; and some mistakes show only here.
         before_s = thread_cpu_s()
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        certain = matcher.deep_copy().compute_ff_tokens()
+        forced = matcher.deep_copy().compute_ff_tokens()
         took_s = thread_cpu_s() - before_s
         self._check(matcher, param)
         ends = sum(1 << one for one in self._eos_token_ids)
         if not mask & ~ends and not matcher.is_accepting():
             raise GrammarError(f"{param}: no text can satisfy it", param=param)
-        if len(certain) > MAX_CERTAIN_TOKENS:
+        if len(forced) > MAX_FORCED_TOKENS:
             raise GrammarError(
-                f"{param}: it begins with more than {MAX_CERTAIN_TOKENS} tokens that are always the "
+                f"{param}: it begins with more than {MAX_FORCED_TOKENS} tokens that are always the "
                 "same, or never ends",
                 param=param,
             )

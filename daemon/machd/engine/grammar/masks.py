@@ -1,4 +1,4 @@
-"""Which tokens the guided rows of a batch may take next: one call fills all masks.
+"""Which tokens the constrained rows of a batch may take next: one call fills all masks.
 
 llguidance writes a bit a token, all rows in parallel and without Python's lock. The bits become a
 mask with plain MLX operations: its own kernel is for Metal alone, and this way a thirty-second of
@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLExecutor
 
 from machd.clock import Clock
-from machd.engine.grammar.guide import SLOW_MASK_S, RowGuide
+from machd.engine.grammar.matcher import SLOW_MASK_S, Matcher
 
 _WORD_BITS = 32
 
@@ -40,54 +40,54 @@ class TokenMasks:
         self._executor = LLExecutor()
         self._buffer = np.zeros((0, self._words), dtype=np.uint32)
 
-    def fill(self, guides: Sequence[RowGuide]) -> mx.array:
-        """What each guide allows.
+    def fill(self, matchers: Sequence[Matcher]) -> mx.array:
+        """What each matcher allows.
 
         Args:
-            guides: Of rows that need a mask, at least one.
+            matchers: Of rows that need a mask, at least one.
 
         Returns:
-            bool [guides, vocabulary_tokens].
+            bool [matchers, vocabulary_tokens].
 
         Raises:
-            GrammarError: One row's grammar has become too complex; which, ``guide.check`` tells.
+            GrammarError: One row's grammar has become too complex; which, ``matcher.check`` tells.
         """
-        words = self._fill(guides)
+        words = self._fill(matchers)
         array = mx.array(words)
         mask = (array[:, :, None] & self._bits) != 0
-        return mask.reshape(len(guides), -1)[:, : self._vocabulary_tokens]
+        return mask.reshape(len(matchers), -1)[:, : self._vocabulary_tokens]
 
-    def _fill(self, guides: Sequence[RowGuide]) -> _Words:
-        if len(self._buffer) < len(guides):
-            self._buffer = np.zeros((len(guides), self._words), dtype=np.uint32)
-        words = self._buffer[: len(guides)]
+    def _fill(self, matchers: Sequence[Matcher]) -> _Words:
+        if len(self._buffer) < len(matchers):
+            self._buffer = np.zeros((len(matchers), self._words), dtype=np.uint32)
+        words = self._buffer[: len(matchers)]
         words.fill(0)
         before_s = self._clock.monotonic_s()
-        self._ask_matchers(guides, words)
+        self._ask_matchers(matchers, words)
         # Whose fault it was shows when masks are made one by one.
         self._looks_closer = self._clock.monotonic_s() - before_s > SLOW_MASK_S
-        for guide, row in zip(guides, words, strict=True):
-            guide.check()
-            if not guide.masks_by_matcher:
+        for matcher, row in zip(matchers, words, strict=True):
+            matcher.check()
+            if not matcher.masks_by_matcher:
                 row[:] = ~np.uint32(0)
-                for token_id in guide.eos_token_ids:
+                for token_id in matcher.eos_token_ids:
                     row[token_id // _WORD_BITS] &= ~np.uint32(1 << token_id % _WORD_BITS)
-            elif guide.also_allowed is not None:
-                token_id = guide.also_allowed
+            elif matcher.also_allowed is not None:
+                token_id = matcher.also_allowed
                 row[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
         return words
 
-    def _ask_matchers(self, guides: Sequence[RowGuide], words: _Words) -> None:
+    def _ask_matchers(self, matchers: Sequence[Matcher], words: _Words) -> None:
         row_bytes = self._words * words.itemsize
-        matchers = [
-            (guide.matcher, row)
-            for row, guide in enumerate(guides)
-            if guide.masks_by_matcher and guide.matcher is not None
+        asked = [
+            (matcher.llmatcher, row)
+            for row, matcher in enumerate(matchers)
+            if matcher.masks_by_matcher and matcher.llmatcher is not None
         ]
         if self._looks_closer:
-            for _, row in matchers:
-                guides[row].fill_mask(words[row].ctypes.data, row_bytes)
-        elif matchers:
+            for _, row in asked:
+                matchers[row].fill_mask(words[row].ctypes.data, row_bytes)
+        elif asked:
             self._executor.unsafe_compute_mask_ptr(
-                matchers, words.ctypes.data, row_bytes, len(guides)
+                asked, words.ctypes.data, row_bytes, len(matchers)
             )

@@ -69,10 +69,10 @@ class Passes:
 
         Args:
             rows: All of the lane.
-            last_ids: int32 [rows], their last tokens; those that are certain follow them.
+            last_ids: int32 [rows], their last tokens; forced ones follow them.
             beside: A prompt's tokens to compute as well.
         """
-        token_ids, lengths = self._open([row.certain for row in rows], last_ids)
+        token_ids, lengths = self._open([row.forced for row in rows], last_ids)
         layers, longest = self._caches.layers, max(lengths)
         if beside is not None:
             assert longest == 1, "a pass with a chunk is of one token each"
@@ -94,12 +94,12 @@ class Passes:
         """A pass that is sampled after each row's last token and after each of its guesses."""
         pairs = list(zip(rows, drafts, strict=True))
         self._caches.mark()
-        known = [row.certain + draft.token_ids for row, draft in pairs]
+        known = [row.forced + draft.token_ids for row, draft in pairs]
         token_ids, lengths = self._open(known, last_ids)
         logits = self._forward(token_ids, self._caches.layers)
         self._caches.close_step()
         places = [
-            (index, len(row.certain) + place)
+            (index, len(row.forced) + place)
             for index, (row, draft) in enumerate(pairs)
             for place in range(len(draft.samplings))
         ]
@@ -146,7 +146,7 @@ class Passes:
         for row, length in zip(rows, lengths, strict=True):
             row.steps += 1
             row.length += length
-            row.certain = ()
-        if self._is_eager or any(row.sampling.guide is not None for row in rows):
+            row.forced = ()
+        if self._is_eager or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
         return DecodePass(list(rows), lengths, token_ids, logits)

@@ -1,6 +1,6 @@
 """One forward pass and one sampling call a step for all rows of a lane.
 
-A forward pass is dispatched first and sampled from afterwards, so that the masks of guided rows are
+A forward pass is dispatched first and sampled from afterwards, so that the masks of constrained rows are
 filled while the device computes. Where the device works beside the program (Metal, CUDA) the decoder
 looks ahead as well: the next pass is dispatched from the device's own copy of the tokens before
 anyone has read them. On the CPU a dispatch waits for most of the work itself, so looking ahead would
@@ -24,9 +24,9 @@ from machd.engine.kv.row_caches import PrefilledRow, RowCaches
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, SampledToken
 from machd.engine.speculation.drafting import Drafting
-from machd.engine.step.certain_tokens import certain_tokens, worthwhile_tokens
 from machd.engine.step.decode_pass import Chunk, DecodePass, Forward, Passes
 from machd.engine.step.decoder_row import Decoded, DecoderRow
+from machd.engine.step.forced_tokens import forced_tokens, worthwhile_tokens
 from machd.engine.step.sampling import Sampler, Selection
 from machd.engine.step.verification import Draft, Verdict, draft_of, verify
 
@@ -41,14 +41,14 @@ class _Step:
     Attributes:
         parts: Rows with the selection of the sampling call that covers them; one part, unless a
             sampler has failed.
-        known: Rows whose token was decided beforehand, so that their guides need not be told.
-        certain: For rows that have some, the tokens that follow the sampled one.
+        known: Rows whose token was decided beforehand, so that their matchers need not be told.
+        forced: For rows that have some, the tokens that follow the sampled one.
     """
 
     parts: list[tuple[list[DecoderRow], Selection]]
     failed: list[tuple[DecoderRow, BaseException]]
     known: set[int] = field(default_factory=set)
-    certain: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    forced: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[DecoderRow]:
@@ -77,7 +77,7 @@ class Decoder:
             caches: Where the rows' keys, values and states will be.
             vocabulary_tokens: Width of the logits.
             looks_ahead: Whether a pass is dispatched before the last one's tokens are read.
-            masks: Makes the masks of guided rows; there are none unless given.
+            masks: Makes the masks of constrained rows; there are none unless given.
             see_leaving: Sees rows that leave by themselves, as those do that have all their tokens
                 when looking ahead.
             drafting: Guesses what rows say next; nobody does unless given.
@@ -109,13 +109,13 @@ class Decoder:
     @property
     def is_one_token_each(self) -> bool:
         """Whether the next pass takes one token of each row, so that others may share it."""
-        return not any(row.certain for row in self._rows)
+        return not any(row.forced for row in self._rows)
 
     def growth_bytes(
         self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
     ) -> int:
         """Bytes that the next pass allocates for the rows' caches; see :class:`RowCaches`."""
-        known_tokens = max((len(row.certain) for row in self._rows), default=0)
+        known_tokens = max((len(row.forced) for row in self._rows), default=0)
         return self._caches.growth_bytes(joining, tokens + known_tokens, bytes_per_token)
 
     def standing(self, slot_index: int) -> StandingRow | None:
@@ -154,7 +154,7 @@ class Decoder:
         _end_drafting(self._rows)
 
     def decode(self, beside: Chunk | None = None, *, max_draft_tokens: int = 0) -> Decoded:
-        """The next token of every row, those after it that are certain, and those guessed rightly.
+        """The next token of every row, those forced after it, and those guessed rightly.
 
         Args:
             beside: A prompt's tokens to compute in the same pass; not with looking ahead, and only
@@ -182,7 +182,7 @@ class Decoder:
     def _decode_plainly(self, current: DecodePass, *, max_draft_tokens: int) -> Decoded:
         step = self._sample(current)
         if self._looks_ahead:
-            step.certain = self._foresee(step.rows)
+            step.forced = self._foresee(step.rows)
             self._let_leave()
             if self._rows and not (max_draft_tokens and self._expects_guess()):
                 self._ahead = self._dispatch()
@@ -216,7 +216,7 @@ class Decoder:
             ]
         except BaseException as cause:  # noqa: BLE001 - a panic in a grammar that looked ahead
             for row in self._rows:
-                if row.sampling.guide is not None and row.drafting is not None:
+                if row.sampling.matcher is not None and row.drafting is not None:
                     row.drafting.fail(cause)
             return []
         return drafts if any(draft.token_ids for draft in drafts) else []
@@ -224,10 +224,10 @@ class Decoder:
     @property
     def _room_tokens(self) -> int:
         """Guesses that a pass may have, so that padding needs no more columns than rows were promised."""
-        begins = [row.length + 1 + len(row.certain) for row in self._rows]
+        begins = [row.length + 1 + len(row.forced) for row in self._rows]
         ends = [begin + row.tokens_left for begin, row in zip(begins, self._rows, strict=True)]
         longest = max(row.length for row in self._rows) + 1
-        return max(ends) - longest - max(len(row.certain) for row in self._rows)
+        return max(ends) - longest - max(len(row.forced) for row in self._rows)
 
     def _decode_drafted(self, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
         """What comes of a pass over every row's last token and its guesses."""
@@ -246,7 +246,7 @@ class Decoder:
     def _decode_undrafted(
         self, current: DecodePass, drafts: Sequence[Draft], cause: BaseException
     ) -> Decoded:
-        """Go on as if nothing had been guessed; guided rows, of which it may be, are not guessed for."""
+        """Go on as if nothing had been guessed; constrained rows, of which it may be, are not guessed for."""
         self._take_back(current, drafts, [0 for _ in drafts])
         places = [0]
         for draft in drafts[:-1]:
@@ -255,7 +255,7 @@ class Decoder:
         decoded = Decoded()
         for row, draft in zip(current.rows, drafts, strict=True):
             self._note_outcome(decoded, row, len(draft.token_ids), 0)
-            if row.sampling.guide is not None and row.drafting is not None and draft.token_ids:
+            if row.sampling.matcher is not None and row.drafting is not None and draft.token_ids:
                 row.drafting.fail(cause)
         decoded.add(self._read(self._sample(replace(current, logits=logits))))
         return decoded
@@ -271,10 +271,10 @@ class Decoder:
         decoded = Decoded()
         token_ids: Any = current.token_ids.tolist()
         for place, (row, draft) in enumerate(zip(current.rows, drafts, strict=True)):
-            certain = current.lengths[place] - len(draft.token_ids)
+            forced = current.lengths[place] - len(draft.token_ids)
             row.length -= current.lengths[place]
             row.steps -= 1
-            row.certain = tuple(token_ids[place][1:certain])
+            row.forced = tuple(token_ids[place][1:forced])
             self._caches.wipe(place, row.length)
             self._note_outcome(decoded, row, len(draft.token_ids), 0)
         decoded.add(self._decode_plainly(self._dispatch(), max_draft_tokens=0))
@@ -313,8 +313,8 @@ class Decoder:
             if not verdict.is_clean:
                 self._caches.wipe(place, row.length)
             row.sampling.take(verdict.sampling)
-            guide = row.sampling.guide
-            is_known = guide is not None and bool(guide.take_forced(1))
+            matcher = row.sampling.matcher
+            is_known = matcher is not None and bool(matcher.take_forced(1))
             cause = self._judge(row, last[place], is_known=is_known)
             if cause is not None:
                 decoded.faults.append(RowFault(row.slot_index, cause))
@@ -358,7 +358,7 @@ class Decoder:
         mx.async_eval([array for _, selection in step.parts for array in selection.arrays])
         self._take_over(rows, token_ids)
         for row in rows:
-            if row.sampling.guide is not None and row.sampling.guide.take_forced(1):
+            if row.sampling.matcher is not None and row.sampling.matcher.take_forced(1):
                 step.known.add(row.slot_index)
         self._remove([row for row, _ in step.failed])
         return step
@@ -389,28 +389,28 @@ class Decoder:
         self._token_ids = both[mx.array(order, dtype=mx.int32)]
 
     def _foresee(self, sampled: Collection[DecoderRow]) -> dict[int, tuple[int, ...]]:
-        """Put certain tokens into the next pass where that makes more tokens in its time.
+        """Put forced tokens into the next pass where that makes more tokens in its time.
 
         Args:
-            sampled: Rows that have just got a token, which the certain ones follow. Others may
-                have joined since; what is certain of theirs follows a token that is to come.
+            sampled: Rows that have just got a token, which the forced ones follow. Others may
+                have joined since; what is forced of theirs follows a token that is to come.
 
         Returns:
             Slot index to what the pass takes of the row besides its last token.
         """
         waiting = [
-            certain_tokens(row.sampling, row.max_tokens) if row in sampled else 0
+            forced_tokens(row.sampling, row.max_tokens) if row in sampled else 0
             for row in self._rows
         ]
         if not any(waiting) or not self._caches.takes_several:
             return {}
         longest = worthwhile_tokens(waiting)
         for row, count in zip(self._rows, waiting, strict=True):
-            guide = row.sampling.guide
-            if guide is not None and count:
-                row.certain = tuple(guide.take_forced(min(count, longest - 1)))
-                row.sampling.add(row.certain)
-        return {row.slot_index: row.certain for row in self._rows if row.certain}
+            matcher = row.sampling.matcher
+            if matcher is not None and count:
+                row.forced = tuple(matcher.take_forced(min(count, longest - 1)))
+                row.sampling.add(row.forced)
+        return {row.slot_index: row.forced for row in self._rows if row.forced}
 
     def _read(self, step: _Step) -> Decoded:
         faults = [RowFault(row.slot_index, cause) for row, cause in step.failed if not row.is_gone]
@@ -431,19 +431,19 @@ class Decoder:
                     decoded.tokens.append(token)
             self._remove([row for row in rows if row.slot_index in poisoned])
         self._drop_faulty(decoded)
-        return self._tell(decoded, step.certain if self._looks_ahead else self._foresee(step.rows))
+        return self._tell(decoded, step.forced if self._looks_ahead else self._foresee(step.rows))
 
     def _drop_faulty(self, decoded: Decoded) -> None:
         faulty = {fault.slot_index for fault in decoded.faults}
         self._remove([row for row in self._rows if row.slot_index in faulty])
 
-    def _tell(self, decoded: Decoded, certain: Mapping[int, tuple[int, ...]]) -> Decoded:
-        """Add the tokens that are certain to those that were chosen, and let guessing know of both."""
+    def _tell(self, decoded: Decoded, forced: Mapping[int, tuple[int, ...]]) -> Decoded:
+        """Add the forced tokens to those that were chosen, and let guessing know of both."""
         said: dict[int, list[SampledToken]] = {}
         for token in decoded.tokens:
             said.setdefault(token.slot_index, []).append(token)
         for slot_index, tokens in said.items():
-            tokens += [SampledToken(slot_index, one) for one in certain.get(slot_index, ())]
+            tokens += [SampledToken(slot_index, one) for one in forced.get(slot_index, ())]
         decoded.tokens = [token for tokens in said.values() for token in tokens]
         for row in self._rows:
             if row.drafting is not None:
@@ -460,21 +460,21 @@ class Decoder:
         Args:
             row: It.
             token: None where the logits are not numbers.
-            is_known: Whether it was decided beforehand, so that the guide need not be told.
+            is_known: Whether it was decided beforehand, so that the matcher need not be told.
         """
         if token is None:
             return FloatingPointError("the row's logits are not numbers")
         row.sound_steps += 1
-        guide = row.sampling.guide
-        if guide is None or row.is_gone:
+        matcher = row.sampling.matcher
+        if matcher is None or row.is_gone:
             return None
         if not is_known:
             try:
-                guide.see(token.token_id)
+                matcher.accept(token.token_id)
             except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
                 return cause
-        if guide.is_done:
-            row.sampling.guide = self._sampler = None
+        if matcher.is_done:
+            row.sampling.matcher = self._sampler = None
         return None
 
     def _remove(self, rows: Collection[DecoderRow]) -> None:

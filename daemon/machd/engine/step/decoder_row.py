@@ -19,7 +19,7 @@ class DecoderRow:
         is_gone: It has left; a step that is under way computes it for nobody.
         steps: Dispatched with it.
         sound_steps: Of these, read and found to be numbers.
-        certain: Tokens that follow the last one without being sampled: part of the next pass.
+        forced: Tokens that follow the last one without being sampled: part of the next pass.
         length: Positions in the caches, those of a pass under way included.
         drafting: Its guesses; None where nobody guesses for any row.
     """
@@ -30,7 +30,7 @@ class DecoderRow:
     is_gone: bool = False
     steps: int = 0
     sound_steps: int = 0
-    certain: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
     length: int = 0
     drafting: RowDrafting | None = None
 

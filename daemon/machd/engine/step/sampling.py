@@ -17,8 +17,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from machd.engine.grammar.guide import RowGuide, guide_of
 from machd.engine.grammar.masks import TokenMasks
+from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 
@@ -53,14 +53,14 @@ class RowSampling:
         position: Index of the next token in the completion.
         prompt_mask: Which tokens the prompt has, bool [vocabulary]; None unless it matters.
         counts: How often each token was generated, float32 [vocabulary]; None unless it matters.
-        guide: What the row may say; None for anything.
+        matcher: What the row may say; None for anything.
     """
 
     params: SamplingParams
     position: int = 0
     prompt_mask: mx.array | None = None
     counts: mx.array | None = None
-    guide: RowGuide | None = None
+    matcher: Matcher | None = None
 
     @property
     def state(self) -> tuple[int, mx.array | None]:
@@ -76,32 +76,32 @@ class RowSampling:
         cls, params: SamplingParams, prompt: Sequence[int], vocabulary_tokens: int
     ) -> RowSampling:
         """The state in which a row with this prompt starts."""
-        guide = guide_of(params)
+        matcher = matcher_for(params)
         if not _has_penalty(params):
-            return cls(params, guide=guide)
+            return cls(params, matcher=matcher)
         mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
-        return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), guide)
+        return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), matcher)
 
     def fork(self) -> RowSampling:
         """A state of its own that goes on from here."""
-        return replace(self, guide=None if self.guide is None else self.guide.fork())
+        return replace(self, matcher=None if self.matcher is None else self.matcher.fork())
 
     def take(self, other: RowSampling) -> None:
         """Go on from where a fork of this row has come to."""
-        self.position, self.counts, self.guide = other.position, other.counts, other.guide
+        self.position, self.counts, self.matcher = other.position, other.counts, other.matcher
 
     def after(self, token_id: int) -> RowSampling | None:
-        """A fork that has chosen a token; None where the guide rules that out.
+        """A fork that has chosen a token; None where the matcher rules that out.
 
         Raises:
             GrammarError: The grammar has become too complex to follow.
         """
-        if self.guide is not None and not self.guide.allows(token_id):
+        if self.matcher is not None and not self.matcher.allows(token_id):
             return None
         following = self.fork()
-        if following.guide is not None and not following.guide.take_forced(1):
-            following.guide.see(token_id)
+        if following.matcher is not None and not following.matcher.take_forced(1):
+            following.matcher.accept(token_id)
         following.add((token_id,))
         return following
 
@@ -195,7 +195,7 @@ class Sampler:
         Args:
             rows: In the order of the logits.
             vocabulary_tokens: Width of the logits.
-            masks: Makes the masks of guided rows; there are none unless given.
+            masks: Makes the masks of constrained rows; there are none unless given.
         """
         assert rows, "a batch has at least one row"
         self._rows = list(rows)
@@ -204,7 +204,7 @@ class Sampler:
         self._biases = _bias_matrix(rows, vocabulary_tokens)
         self._filters = _filters(rows)
         self._held_open = [i for i, row in enumerate(rows) if row.params.min_tokens]
-        self._guided = [i for i, row in enumerate(rows) if row.guide is not None]
+        self._constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
         self._masks = masks
         self._scripted = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
         self._logprob_rows = tuple(
@@ -233,7 +233,7 @@ class Sampler:
             adjusted = self._penalise(adjusted.astype(mx.float32))
         if self._held_open:
             adjusted = self._hold_open(adjusted)
-        if self._guided:
+        if self._constrained:
             adjusted = self._mask(adjusted)
         token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
         chosen = mx.take_along_axis(adjusted, token_ids[:, None], axis=-1)[:, 0]
@@ -306,13 +306,15 @@ class Sampler:
         return logits
 
     def _mask(self, logits: mx.array) -> mx.array:
-        """Rule out what guides do not allow."""
-        assert self._masks is not None, "guided rows come with masks"
-        guides = {i: guide for i in self._guided if (guide := self._rows[i].guide) is not None}
-        masked = [i for i, guide in guides.items() if guide.needs_mask]
+        """Rule out what matchers do not allow."""
+        assert self._masks is not None, "constrained rows come with masks"
+        matchers = {
+            i: matcher for i in self._constrained if (matcher := self._rows[i].matcher) is not None
+        }
+        masked = [i for i, matcher in matchers.items() if matcher.needs_mask]
         if not masked:
             return logits
-        allowed = self._masks.fill([guides[i] for i in masked])
+        allowed = self._masks.fill([matchers[i] for i in masked])
         if len(masked) == len(self._rows):
             return mx.where(allowed, logits, -mx.inf)
         index = mx.array(masked, dtype=mx.int32)
@@ -328,10 +330,10 @@ class Sampler:
             row = self._rows[i]
             if row.position < len(row.params.forced_token_ids):
                 forced[i] = row.params.forced_token_ids[row.position]
-        for i in self._guided:
-            guide = self._rows[i].guide
-            if guide is not None and guide.forced:
-                forced[i] = guide.forced[0]
+        for i in self._constrained:
+            matcher = self._rows[i].matcher
+            if matcher is not None and matcher.forced:
+                forced[i] = matcher.forced[0]
         return forced
 
     def _advance(self, token_ids: mx.array) -> None:

@@ -47,7 +47,7 @@ class Verdict:
     Attributes:
         tokens: What the row says: the guesses that were right, and one token that was not guessed.
             The last one is None where its logits are not numbers.
-        sampling: The row's state after them, but for a guide that has not seen the last one.
+        sampling: The row's state after them, but for a matcher that has not seen the last one.
         is_clean: Whether the logits after the guesses that were wrong are numbers, too.
     """
 
@@ -76,10 +76,10 @@ def draft_of(sampling: RowSampling, proposed: Sequence[int], max_tokens: int) ->
     samplings = [sampling.fork()]
     is_followed = True
     while len(token_ids) < max_tokens:
-        place, guide = len(token_ids), samplings[-1].guide
+        place, matcher = len(token_ids), samplings[-1].matcher
         is_followed = is_followed and place < len(proposed)
-        if guide is not None and guide.forced:
-            token_id = guide.forced[0]
+        if matcher is not None and matcher.forced:
+            token_id = matcher.forced[0]
             is_followed = is_followed and token_id == proposed[place]
         elif is_followed:
             token_id = proposed[place]
@@ -110,7 +110,7 @@ def verify(
         slot_indices: Of the rows.
         logits: [positions, vocabulary]: for each row, after its last token and after each guess.
         vocabulary_tokens: Width of the logits.
-        masks: Makes the masks of guided rows.
+        masks: Makes the masks of constrained rows.
 
     Returns:
         One verdict for each row.

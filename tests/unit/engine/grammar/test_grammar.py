@@ -8,14 +8,14 @@ import random
 from typing import Any
 
 import pytest
-from guided_rows import many_readings, schema_grammar
+from constrained_rows import many_readings, schema_grammar
 from llguidance import LLMatcher, LLParserLimits
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled
-from machd.engine.grammar.guide import guide_of
+from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.errors import GrammarError
@@ -269,16 +269,16 @@ def test_grammar_is_compiled_again_after_many_followed_tokens(
     constraint = Constraint(ConstraintKind.REGEX, "[ab]{9}", "x")
     grammar = compiler.compile(constraint)
     for token_id in (ord("a"), ord("b"), ord("a")):
-        guide = guide_of(SamplingParams(grammar=grammar))
-        assert guide is not None
-        guide.see(token_id)
+        matcher = matcher_for(SamplingParams(grammar=grammar))
+        assert matcher is not None
+        matcher.accept(token_id)
         assert compiler.compile(constraint) is grammar
-    guide = guide_of(SamplingParams(grammar=grammar))
-    assert guide is not None
-    guide.see(ord("b"))
+    matcher = matcher_for(SamplingParams(grammar=grammar))
+    assert matcher is not None
+    matcher.accept(ord("b"))
     assert compiler.compile(constraint) is not grammar
-    guide.see(ord("a"))
-    assert guide.allows(ord("b")), "a row goes on with the grammar that it began with"
+    matcher.accept(ord("a"))
+    assert matcher.allows(ord("b")), "a row goes on with the grammar that it began with"
 
 
 def test_grammar_can_be_followed_however_many_answers_came_before(
@@ -291,11 +291,11 @@ def test_grammar_can_be_followed_however_many_answers_came_before(
     constraint = Constraint(ConstraintKind.REGEX, "([ab]*a[ab]{14}){2}[ab]*c", "x")
     rng = random.Random(5)
     for _ in range(60):
-        guide = guide_of(SamplingParams(grammar=compiler.compile(constraint)))
-        assert guide is not None
+        matcher = matcher_for(SamplingParams(grammar=compiler.compile(constraint)))
+        assert matcher is not None
         for _ in range(100):
-            guide.allowed()
-            guide.see(rng.choice(b"ab"))
+            matcher.allowed()
+            matcher.accept(rng.choice(b"ab"))
 
 
 def test_grammars_are_equal_by_what_they_say() -> None:

@@ -208,20 +208,20 @@ def test_a_draft_has_one_state_more_than_tokens() -> None:
 
 
 def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
-    """What cannot come true is not computed; the row's guide sees nothing of it."""
+    """What cannot come true is not computed; the row's matcher sees nothing of it."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]{5}")))
     draft = draft_of(row, tuple(b"abcab"), 5)
     assert bytes(draft.token_ids) == b"ab"
-    assert row.guide is not None
-    assert row.guide.allows(ord("a"))
-    assert not row.guide.allows(ord("c"))
-    last = draft.samplings[-1].guide
+    assert row.matcher is not None
+    assert row.matcher.allows(ord("a"))
+    assert not row.matcher.allows(ord("c"))
+    last = draft.samplings[-1].matcher
     assert last is not None
-    assert last is not row.guide
+    assert last is not row.matcher
 
 
 def test_a_draft_goes_on_where_a_grammar_leaves_no_choice() -> None:
-    """Its tokens are certain, whatever is proposed; a proposal counts on only as long as it agrees."""
+    """Its tokens are forced, whatever is proposed; a proposal counts on only as long as it agrees."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]-long-[ab]{5}")))
     assert bytes(draft_of(row, tuple(b"a-long-bb"), 9).token_ids) == b"a-long-bb"
     assert bytes(draft_of(row, tuple(b"axx"), 9).token_ids) == b"a-long-"

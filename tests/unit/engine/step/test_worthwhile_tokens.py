@@ -1,17 +1,17 @@
-"""How many certain tokens go into one pass."""
+"""How many forced tokens go into one pass."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.engine.step.certain_tokens import worthwhile_tokens
+from machd.engine.step.forced_tokens import worthwhile_tokens
 
 COSTS = 20
 """Tokens that a pass costs before its first one, as the decoder reckons."""
 
 
-def test_a_lonely_row_takes_all_that_is_certain() -> None:
+def test_a_row_alone_takes_all_forced_tokens() -> None:
     """Alone, a pass of several tokens costs little more than one of one, up to a limit."""
     assert worthwhile_tokens([0]) == 1
     assert worthwhile_tokens([5]) == 6
@@ -24,7 +24,7 @@ def test_one_row_in_sixteen_does_not_slow_the_others() -> None:
 
 
 def test_a_few_rows_share_what_pays() -> None:
-    """Where most rows have certain tokens, the pass takes them."""
+    """Where most rows have forced tokens, the pass takes them."""
     assert worthwhile_tokens([8, 8]) > 4
     assert worthwhile_tokens([3, 3, 3, 3]) == 4
 

@@ -1,4 +1,4 @@
-"""The tests of guided rows notice what they are there to notice: faults planted on purpose."""
+"""The tests of constrained rows notice what they are there to notice: faults planted on purpose."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from guided_rows import Run, grammar_of, run_rows, schema_grammar
+from constrained_rows import Run, grammar_of, run_rows, schema_grammar
 
 from machd.api.constraint import ConstraintKind
-from machd.engine.grammar.guide import RowGuide
 from machd.engine.grammar.masks import TokenMasks
+from machd.engine.grammar.matcher import Matcher
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
@@ -75,7 +75,7 @@ def test_wrong_masks_are_noticed(
     """Masks of the wrong row, or none: a row is ended with a fault instead of saying nonsense."""
     assert _holds(short_engine, _rows(short_engine))
     fill = TokenMasks._fill
-    monkeypatch.setattr(TokenMasks, "_fill", lambda self, guides: fault(fill(self, guides)))
+    monkeypatch.setattr(TokenMasks, "_fill", lambda self, matchers: fault(fill(self, matchers)))
     assert not _holds(short_engine, _rows(short_engine))
 
 
@@ -83,25 +83,25 @@ def test_a_token_that_is_not_counted_is_noticed(
     short_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A matcher that misses every fifth token lets a row say too much."""
-    see, seen = RowGuide.see, 0
+    accept, seen = Matcher.accept, 0
 
-    def forgetful(self: RowGuide, token_id: int) -> None:
+    def forgetful(self: Matcher, token_id: int) -> None:
         nonlocal seen
         seen += 1
         if seen % 5:
-            see(self, token_id)
+            accept(self, token_id)
 
-    monkeypatch.setattr(RowGuide, "see", forgetful)
+    monkeypatch.setattr(Matcher, "accept", forgetful)
     assert not _holds(short_engine, _rows(short_engine))
 
 
 def _wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certain tokens are put in, and then left out of the pass."""
+    """Forced tokens are put in, and then left out of the pass."""
     dispatch = Decoder._dispatch
 
     def without(self: Decoder, _beside: object = None) -> object:
         for row in self._rows:
-            row.certain = ()
+            row.forced = ()
         return dispatch(self, None)
 
     monkeypatch.setattr(Decoder, "_dispatch", without)
@@ -120,7 +120,7 @@ def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant", [_wrong_logits, pytest.param(_wrong_positions, marks=pytest.mark.long)]
 )
-def test_certain_tokens_that_go_wrong_are_noticed(
+def test_forced_tokens_that_go_wrong_are_noticed(
     short_engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[pytest.MonkeyPatch], None],

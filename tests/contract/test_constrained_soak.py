@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from guided_rows import run_rows, schema_grammar
+from constrained_rows import run_rows, schema_grammar
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
@@ -62,7 +62,7 @@ def _row(random_: random.Random, grammars: list[Grammar], vocabulary_tokens: int
 
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 @pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.ROTATING])
-def test_guided_rows_that_come_and_go_say_what_they_say_alone(
+def test_constrained_rows_that_come_and_go_say_what_they_say_alone(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:

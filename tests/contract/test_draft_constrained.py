@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from guessed_rows import GUESSES, guided_differences, say
-from guided_rows import grammar_of, schema_grammar
+from constrained_rows import grammar_of, schema_grammar
+from guessed_rows import GUESSES, constrained_differences, say
 from jsonschema import validate
 from oracle import Oracle, WatchedEngine
 from tiny_engines import loaded
@@ -42,7 +42,7 @@ PERSON: dict[str, object] = {
 
 pytestmark = pytest.mark.usefixtures("eager")
 
-_Guided = Callable[[Engine], SamplingParams]
+_Constrained = Callable[[Engine], SamplingParams]
 
 
 def _schema(engine: Engine) -> SamplingParams:
@@ -54,7 +54,7 @@ def _sampled_schema(engine: Engine) -> SamplingParams:
 
 
 def _schema_with_logprobs(engine: Engine) -> SamplingParams:
-    """Tokens that are certain are computed one by one here."""
+    """Forced tokens are computed one by one here."""
     return replace(_schema(engine), top_logprobs=2)
 
 
@@ -73,7 +73,7 @@ def _thoughts(engine: Engine) -> SamplingParams:
 
 
 def _free_after_thoughts(engine: Engine) -> SamplingParams:
-    """The guide is done once the thoughts are closed."""
+    """The matcher is done once the thoughts are closed."""
     end = tuple(engine.tokenizer.encode("</t>", add_special_tokens=False))
     thinking = Thinking((), end, is_open=True, budget_tokens=7)
     return replace(MIXED[3], thinking=thinking)
@@ -85,7 +85,7 @@ def _beginning(engine: Engine) -> SamplingParams:
     return replace(MIXED[2], forced_token_ids=begin)
 
 
-WAYS: dict[str, _Guided] = {
+WAYS: dict[str, _Constrained] = {
     "schema": _schema,
     "sampled schema": _sampled_schema,
     "schema with log-probabilities": _schema_with_logprobs,
@@ -104,7 +104,7 @@ def _rows(engine: Engine, lane: Lane = Lane.BATCH) -> list[Join]:
 
 
 @each_kind_and_look_ahead()
-def test_a_lonely_guided_row_says_the_same(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
+def test_a_lonely_constrained_row_says_the_same(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
     """Each way of being bound, with guesses that are right, right now and then, and never."""
     plain = MlxEngine(loaded(kind), looks_ahead=looks_ahead)
     oracle = Oracle({})
@@ -116,7 +116,7 @@ def test_a_lonely_guided_row_says_the_same(kind: TinyKind, looks_ahead: bool) ->
             oracle.right_of_ten = right_of_ten
             engine.forget()
             said = say(engine, [row], GUESSES)
-            assert guided_differences(expected, said, [row]) == [], list(WAYS)[number]
+            assert constrained_differences(expected, said, [row]) == [], list(WAYS)[number]
             assert said.draft_faults == []
             assert engine.memory().kv_used_bytes == oracle.open_rows == 0
             if right_of_ten == 10:
@@ -139,7 +139,7 @@ def test_rows_that_are_bound_by_other_grammars_are_guessed_for_together() -> Non
         oracle.right_of_ten = right_of_ten
         said = say(engine, rows, GUESSES)
         steps.append(len(said.results))
-        assert guided_differences(expected, said, rows) == []
+        assert constrained_differences(expected, said, rows) == []
         assert said.draft_faults == []
         text = plain.tokenizer.decode(said.token_ids[0])
         validate(json.loads(text), PERSON)
@@ -162,7 +162,7 @@ def test_what_a_grammar_rules_out_is_not_verified() -> None:
         patch.setattr("oracle._Row.propose", lambda _self, count: tuple(letters * count))
         said = say(engine, [row], GUESSES)
 
-    assert guided_differences(expected, said, [row]) == []
+    assert constrained_differences(expected, said, [row]) == []
     assert said.accepted_tokens == engine.drafted_tokens == 0
 
 
@@ -185,7 +185,7 @@ def test_the_end_of_the_text_may_be_guessed(guesses: int) -> None:
     said = say(engine, rows, guesses)
 
     assert said.token_ids[0][-1] in plain.model.eos_token_ids
-    assert guided_differences(expected, said, rows) == []
+    assert constrained_differences(expected, said, rows) == []
     assert engine.memory().kv_used_bytes == 0
 
 
@@ -208,4 +208,4 @@ def test_a_stop_token_inside_a_guess_ends_the_row_there(lane: Lane) -> None:
         end = 1 + expected.token_ids[0].index(stop)
         assert said.token_ids[0] == expected.token_ids[0][:end]
         assert engine.memory().kv_used_bytes == oracle.open_rows == 0
-        assert guided_differences(others, say(engine, [other], 6), [other]) == []
+        assert constrained_differences(others, say(engine, [other], 6), [other]) == []

@@ -1,6 +1,6 @@
 """What a row may say next: first its thoughts, then what its grammar allows.
 
-A guide follows its row wherever it goes. It is told every token once, in order, and is the only one
+A matcher follows its row wherever it goes. It is told every token once, in order, and is the only one
 who advances the row's matcher.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from machd.clock import thread_cpu_s
-from machd.engine.grammar.grammar import MAX_CERTAIN_TOKENS, compiled
+from machd.engine.grammar.grammar import MAX_FORCED_TOKENS, compiled
 from machd.engine.protocol.sampling import SamplingParams, Thinking
 from machd.errors import GrammarError
 
@@ -38,15 +38,15 @@ class _Phase(Enum):
     ANSWERING = auto()
 
 
-def guide_of(params: SamplingParams) -> RowGuide | None:
-    """A fresh guide for a row; None for one that may say anything."""
+def matcher_for(params: SamplingParams) -> Matcher | None:
+    """A fresh matcher for a row; None for one that may say anything."""
     has_budget = params.thinking is not None and params.thinking.budget_tokens is not None
     if params.grammar is None and not has_budget:
         return None
-    return RowGuide(params)
+    return Matcher(params)
 
 
-class RowGuide:
+class Matcher:
     """One row's.
 
     Attributes:
@@ -58,7 +58,7 @@ class RowGuide:
         self._thinking = params.thinking
         grammar = None if params.grammar is None else compiled(params.grammar)
         self._grammar = grammar
-        self.matcher = None if grammar is None else grammar.matcher.deep_copy()
+        self.llmatcher = None if grammar is None else grammar.matcher.deep_copy()
         self.forced: deque[int] = deque()
         self._phase = _first_phase(params.thinking)
         self._thoughts: deque[int] = deque(maxlen=_marker_tokens(params.thinking))
@@ -66,14 +66,14 @@ class RowGuide:
         # Shared with forks: they hold up the others as much.
         self._slow = _SlowTime()
         if self._phase is _Phase.ANSWERING:
-            self._force_certain()
+            self._force_next()
         elif self._phase is _Phase.THINKING:
             self._end_long_thoughts()
 
-    def fork(self) -> RowGuide:
+    def fork(self) -> Matcher:
         """Another that goes on from here, without changing this one."""
         forked = copy(self)
-        forked.matcher = None if self.matcher is None else self.matcher.deep_copy()
+        forked.llmatcher = None if self.llmatcher is None else self.llmatcher.deep_copy()
         forked.forced = self.forced.copy()
         forked._thoughts = self._thoughts.copy()  # noqa: SLF001 - of the same class
         return forked
@@ -82,21 +82,21 @@ class RowGuide:
         """Whether a token may come next."""
         if self.forced:
             return token_id == self.forced[0]
-        if self.matcher is None or token_id == self.also_allowed:
+        if self.llmatcher is None or token_id == self.also_allowed:
             return True
         if token_id in self.eos_token_ids:
-            return self.masks_by_matcher and self.matcher.is_accepting()
-        return not self.masks_by_matcher or self.matcher.validate_tokens([token_id]) == 1
+            return self.masks_by_matcher and self.llmatcher.is_accepting()
+        return not self.masks_by_matcher or self.llmatcher.validate_tokens([token_id]) == 1
 
     @property
     def is_done(self) -> bool:
         """Whether the row may say anything from now on, however long it goes on."""
-        return self._phase is _Phase.ANSWERING and self.matcher is None and not self.forced
+        return self._phase is _Phase.ANSWERING and self.llmatcher is None and not self.forced
 
     @property
     def needs_mask(self) -> bool:
         """Whether some tokens are out of the question now and none is forced."""
-        return self.matcher is not None and not self.forced
+        return self.llmatcher is not None and not self.forced
 
     @property
     def masks_by_matcher(self) -> bool:
@@ -121,10 +121,10 @@ class RowGuide:
 
     def allowed(self) -> frozenset[int]:
         """The tokens that may come next; a batch asks :class:`machd.engine.grammar.masks.TokenMasks`."""
-        assert self.matcher is not None, "only a grammar rules anything out"
+        assert self.llmatcher is not None, "only a grammar rules anything out"
         if not self.masks_by_matcher:
             return frozenset(range(self._vocabulary_tokens)) - self.eos_token_ids
-        mask = int.from_bytes(self.matcher.compute_bitmask(), "little")
+        mask = int.from_bytes(self.llmatcher.compute_bitmask(), "little")
         self.check()
         found = {token_id for token_id in range(mask.bit_length()) if mask >> token_id & 1}
         return frozenset(found if self.also_allowed is None else {*found, self.also_allowed})
@@ -135,16 +135,16 @@ class RowGuide:
         Raises:
             GrammarError: The row has held up the others for too long.
         """
-        assert self.matcher is not None, "only a grammar rules anything out"
+        assert self.llmatcher is not None, "only a grammar rules anything out"
         before_s = thread_cpu_s()
-        self.matcher.unsafe_compute_mask_ptr(address, size_bytes)
+        self.llmatcher.unsafe_compute_mask_ptr(address, size_bytes)
         self._spend(thread_cpu_s() - before_s)
 
     def take_forced(self, max_tokens: int) -> list[int]:
-        """The next forced tokens; the guide need not be told of them any more."""
+        """The next forced tokens; the matcher need not be told of them any more."""
         return [self.forced.popleft() for _ in range(min(max_tokens, len(self.forced)))]
 
-    def see(self, token_id: int) -> None:
+    def accept(self, token_id: int) -> None:
         """A token that was chosen, not forced.
 
         Raises:
@@ -164,7 +164,7 @@ class RowGuide:
         Raises:
             GrammarError: The grammar has become too complex to follow.
         """
-        if self.matcher is not None and self.matcher.is_error():
+        if self.llmatcher is not None and self.llmatcher.is_error():
             raise _too_complex()
 
     def _open(self, token_id: int) -> None:
@@ -180,7 +180,7 @@ class RowGuide:
 
     def _may_answer_with(self, token_id: int) -> bool:
         """Whether the answer could begin so; where thoughts could, too, it is taken for the answer."""
-        return self.matcher is not None and self.matcher.validate_tokens([token_id]) == 1
+        return self.llmatcher is not None and self.llmatcher.validate_tokens([token_id]) == 1
 
     def _think(self, token_id: int) -> None:
         self._thoughts.append(token_id)
@@ -201,19 +201,19 @@ class RowGuide:
 
     def _begin_answer(self) -> None:
         self._phase = _Phase.ANSWERING
-        self._force_certain()
+        self._force_next()
 
     def _answer(self, token_id: int) -> None:
-        if self.matcher is None:
+        if self.llmatcher is None:
             return
-        if token_id in self.eos_token_ids and self.matcher.is_accepting():
+        if token_id in self.eos_token_ids and self.llmatcher.is_accepting():
             return  # the end; whoever plans the next step takes the row out
         before_s = thread_cpu_s()
         assert self._grammar is not None, "a matcher is a copy of a grammar's"
         self._grammar.growth.tokens += 1
-        if not self.matcher.consume_token(token_id):
+        if not self.llmatcher.consume_token(token_id):
             raise _too_complex()
-        self._force_certain()
+        self._force_next()
         self._spend(thread_cpu_s() - before_s)
 
     def _spend(self, took_s: float) -> None:
@@ -221,14 +221,14 @@ class RowGuide:
         if self._slow.spent_s > _SLOW_BUDGET_S:
             raise _too_complex()
 
-    def _force_certain(self) -> None:
+    def _force_next(self) -> None:
         """Note the tokens that the grammar leaves no choice about."""
-        if self.matcher is None or self.matcher.is_stopped():
+        if self.llmatcher is None or self.llmatcher.is_stopped():
             return
-        certain = self.matcher.compute_ff_tokens()
-        if len(certain) > MAX_CERTAIN_TOKENS or not self.matcher.consume_tokens(certain):
+        forced = self.llmatcher.compute_ff_tokens()
+        if len(forced) > MAX_FORCED_TOKENS or not self.llmatcher.consume_tokens(forced):
             raise _too_complex()
-        self.forced.extend(certain)
+        self.forced.extend(forced)
 
 
 def _first_phase(thinking: Thinking | None) -> _Phase:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from guided_rows import grammar_of, many_readings, run_rows, schema_grammar
+from constrained_rows import grammar_of, many_readings, run_rows, schema_grammar
 from jsonschema import validate
 
 from machd.api.constraint import ConstraintKind
@@ -99,7 +99,7 @@ def test_a_constraint_binds_the_first_token(engine: Engine) -> None:
     assert re.fullmatch("[xyz]{3}", run.text(engine, 0))
 
 
-def test_what_is_certain_takes_fewer_passes_and_gives_the_same(engine: Engine) -> None:
+def test_forced_tokens_take_fewer_passes_and_give_the_same(engine: Engine) -> None:
     """Tokens that a grammar leaves no choice about are not computed one by one."""
     key = "a_key_that_is_so_long_that_it_takes_many_tokens_to_write_it_down"
     schema = {
@@ -114,8 +114,8 @@ def test_what_is_certain_takes_fewer_passes_and_gives_the_same(engine: Engine) -
     assert run.steps < len(run.tokens[0]) / 2
 
 
-def test_certain_tokens_stop_at_the_rows_end(engine: Engine) -> None:
-    """A row never gets more tokens than it may have, certain or not."""
+def test_forced_tokens_stop_at_the_rows_end(engine: Engine) -> None:
+    """A row never gets more tokens than it may have, forced or not."""
     schema = {"const": "word " * 30}
     params = SamplingParams(temperature=0.0, grammar=schema_grammar(engine, schema))
     prompt = prompt_of(engine, "Well?")
@@ -135,8 +135,8 @@ def test_certain_tokens_stop_at_the_rows_end(engine: Engine) -> None:
     engine.run(StepPlan(release=(0,)))
 
 
-def test_log_probabilities_come_with_every_token_of_a_guided_row(engine: Engine) -> None:
-    """A row that wants them gets one for each token, certain ones included."""
+def test_log_probabilities_come_with_every_token_of_a_constrained_row(engine: Engine) -> None:
+    """A row that wants them gets one for each token, forced ones included."""
     params = SamplingParams(temperature=0.0, top_logprobs=1, grammar=schema_grammar(engine, PERSON))
     prompt = prompt_of(engine, "Who?")
     chunk = PrefillChunk(
@@ -204,7 +204,7 @@ def test_a_row_that_holds_up_the_others_is_ended(embedded_engine: Engine) -> Non
 
 
 def test_penalties_and_grammars_go_together(engine: Engine) -> None:
-    """A guided row with penalties still follows its schema."""
+    """A constrained row with penalties still follows its schema."""
     params = SamplingParams(
         temperature=0.8,
         seed=4,

@@ -1,14 +1,14 @@
-"""A row's guide: thoughts, answer, end, each token told once."""
+"""A row's matcher: thoughts, answer, end, each token told once."""
 
 from __future__ import annotations
 
 import pytest
-from guided_rows import grammar_of, schema_grammar
+from constrained_rows import grammar_of, schema_grammar
 
 from machd.api.constraint import ConstraintKind
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import END_OF_TEXT
-from machd.engine.grammar.guide import RowGuide, guide_of
+from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.sampling import Grammar, SamplingParams, Thinking
 from machd.errors import GrammarError
 
@@ -21,44 +21,44 @@ def _digits() -> Grammar:
     return grammar_of(FakeEngine(), ConstraintKind.REGEX, "[0-9]{3}")
 
 
-def guide(grammar: Grammar | None, thinking: Thinking | None = None) -> RowGuide:
-    """A guide that has something to say."""
-    made = guide_of(SamplingParams(grammar=grammar, thinking=thinking))
+def matcher(grammar: Grammar | None, thinking: Thinking | None = None) -> Matcher:
+    """A matcher that has something to say."""
+    made = matcher_for(SamplingParams(grammar=grammar, thinking=thinking))
     assert made is not None
     return made
 
 
-def say(one: RowGuide, text: bytes) -> None:
+def say(one: Matcher, text: bytes) -> None:
     """A row says a text of its own choice."""
     for token_id in text:
-        one.see(token_id)
+        one.accept(token_id)
 
 
-def test_a_row_without_bounds_has_no_guide() -> None:
+def test_a_row_without_bounds_has_no_matcher() -> None:
     """Rows that may say anything cost nothing, thoughts without a budget included."""
-    assert guide_of(SamplingParams()) is None
-    assert guide_of(SamplingParams(thinking=Thinking(START, END, is_open=True))) is None
+    assert matcher_for(SamplingParams()) is None
+    assert matcher_for(SamplingParams(thinking=Thinking(START, END, is_open=True))) is None
 
 
 def test_only_what_the_grammar_allows_is_allowed(digits: Grammar) -> None:
     """Digits, then nothing but the end."""
-    one = guide(digits)
+    one = matcher(digits)
     assert one.allowed() == frozenset(b"0123456789")
     say(one, b"123")
     assert one.allowed() == {END_OF_TEXT}
-    one.see(END_OF_TEXT)
+    one.accept(END_OF_TEXT)
 
 
 def test_a_token_that_is_not_allowed_is_an_error(digits: Grammar) -> None:
     """What a wrong mask would let through does not pass in silence."""
-    one = guide(digits)
+    one = matcher(digits)
     with pytest.raises(GrammarError):
-        one.see(ord("x"))
+        one.accept(ord("x"))
 
 
-def test_what_is_certain_is_forced() -> None:
+def test_tokens_without_a_choice_are_forced() -> None:
     """A constant is forced from its first byte to its last; then the end is allowed."""
-    one = guide(schema_grammar(FakeEngine(), {"const": "hello"}))
+    one = matcher(schema_grammar(FakeEngine(), {"const": "hello"}))
     assert bytes(one.take_forced(3)) == b'"he'
     assert not one.needs_mask
     assert bytes(one.take_forced(100)) == b'llo"'
@@ -67,7 +67,7 @@ def test_what_is_certain_is_forced() -> None:
 
 def test_thoughts_are_free_but_for_their_end_of_text(digits: Grammar) -> None:
     """In open thoughts everything goes except ending the text, since no answer would follow."""
-    one = guide(digits, Thinking(START, END, is_open=True))
+    one = matcher(digits, Thinking(START, END, is_open=True))
     assert one.allowed() == frozenset(range(256))
     say(one, b"any words </thin")
     assert one.allowed() == frozenset(range(256))
@@ -80,12 +80,12 @@ def test_thoughts_are_free_but_for_their_end_of_text(digits: Grammar) -> None:
 def test_thoughts_may_be_opened_or_left_out(digits: Grammar) -> None:
     """Before anything is said both the answer and thoughts may begin."""
     thinking = Thinking(START, END, is_open=False)
-    answers = guide(digits, thinking)
+    answers = matcher(digits, thinking)
     assert answers.allowed() == frozenset(b"0123456789<")
     say(answers, b"12")
     assert answers.allowed() == frozenset(b"0123456789")
 
-    thinks = guide(digits, thinking)
+    thinks = matcher(digits, thinking)
     say(thinks, b"<")
     assert bytes(thinks.take_forced(99)) == b"think>"
     say(thinks, b"hm</think>")
@@ -95,7 +95,7 @@ def test_thoughts_may_be_opened_or_left_out(digits: Grammar) -> None:
 @pytest.mark.parametrize("budget_tokens", [1, 3])
 def test_a_budget_closes_thoughts(digits: Grammar, budget_tokens: int) -> None:
     """After so many tokens the end is forced, and the answer begins."""
-    one = guide(digits, Thinking(START, END, is_open=True, budget_tokens=budget_tokens))
+    one = matcher(digits, Thinking(START, END, is_open=True, budget_tokens=budget_tokens))
     say(one, b"abc"[:budget_tokens])
     assert bytes(one.take_forced(99)) == b"</think>"
     assert one.allowed() == frozenset(b"0123456789")
@@ -103,24 +103,24 @@ def test_a_budget_closes_thoughts(digits: Grammar, budget_tokens: int) -> None:
 
 def test_a_budget_of_nothing_closes_open_thoughts_at_once(digits: Grammar) -> None:
     """With no tokens to think in, the end comes first of all."""
-    one = guide(digits, Thinking(START, END, is_open=True, budget_tokens=0))
+    one = matcher(digits, Thinking(START, END, is_open=True, budget_tokens=0))
     assert bytes(one.take_forced(99)) == b"</think>"
 
 
-def test_a_guide_with_nothing_left_to_say_is_done() -> None:
+def test_a_matcher_with_nothing_left_to_say_is_done() -> None:
     """Once thoughts of a plain row are over, it costs what any other row does."""
-    one = guide(None, Thinking(START, END, is_open=True, budget_tokens=9))
+    one = matcher(None, Thinking(START, END, is_open=True, budget_tokens=9))
     before = one.is_done
     say(one, b"a</think>")
     assert [before, one.is_done] == [False, True]
-    short = guide(None, Thinking(START, END, is_open=True, budget_tokens=1))
+    short = matcher(None, Thinking(START, END, is_open=True, budget_tokens=1))
     say(short, b"a")
     assert [short.is_done, len(short.take_forced(99)), short.is_done] == [False, len(END), True]
 
 
 def test_rows_of_one_grammar_do_not_share_their_place(digits: Grammar) -> None:
     """Each row has a matcher of its own."""
-    one, other = guide(digits), guide(digits)
+    one, other = matcher(digits), matcher(digits)
     say(one, b"12")
     assert other.allowed() == frozenset(b"0123456789")
     say(other, b"9")
