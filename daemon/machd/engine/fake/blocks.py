@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from machd.engine.protocol.blocks import (
     BlockChange,
+    BlockOutcome,
     DropBlocks,
     ForgetSaved,
     HeldBlock,
@@ -81,16 +82,12 @@ class FakeBlocks:
 
     def apply(
         self, changes: Sequence[BlockChange], computed: Callable[[int], tuple[int, ...]]
-    ) -> tuple[tuple[HeldBlock, ...], tuple[int, ...], tuple[bytes, ...]]:
-        """Make changes in their order.
+    ) -> BlockOutcome:
+        """Make a plan's changes in their order.
 
         Args:
-            changes: A plan's.
-            computed: Tokens of a slot's row that are computed; none where there is no row.
-
-        Returns:
-            Blocks that are there since, the numbers of those that could not be had, and digests
-            of what the disk tier does not keep.
+            changes: The plan's.
+            computed: Gives the computed tokens of a slot's row; none where there is no row.
         """
         self._unsaved, self._dropped = self._dropped, {}
         touched: dict[int, bool] = {}
@@ -101,7 +98,7 @@ class FakeBlocks:
                     assert block_id not in self._blocks, "a new block has a number of its own"
                     self._blocks[block_id] = block
         held = [(one, self._blocks[one]) for one in touched if one in self._blocks]
-        return (
+        return BlockOutcome(
             tuple(HeldBlock(number, block.nbytes, block.has_state) for number, block in held),
             tuple(block_id for block_id, is_held in touched.items() if not is_held),
             tuple(self._unsaved),

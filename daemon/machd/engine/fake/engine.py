@@ -180,11 +180,13 @@ class FakeEngine:
             StepMemoryError: There is a limit, and the plan does not fit.
         """
         self._check_memory(plan)
-        held, lost, unsaved = self._blocks.apply(plan.blocks, self._computed)
+        blocks = self._blocks.apply(plan.blocks, self._computed)
         for slot_index in plan.release:
             self._rows.pop(slot_index, None)
         if not (plan.prefill or plan.decode):
-            return StepResult(held_blocks=held, lost_blocks=lost, unsaved_blocks=unsaved)
+            return StepResult(
+                held_blocks=blocks.held, lost_blocks=blocks.lost, unsaved_blocks=blocks.unsaved
+            )
         self._before_step(plan)
         step, self._step = self._step, self._step + 1
         if step in self._faults.step_errors:
@@ -196,9 +198,9 @@ class FakeEngine:
         return StepResult(
             tuple(one for one in outcomes if isinstance(one, SampledToken)),
             tuple(one for one in outcomes if isinstance(one, RowFault)),
-            held,
-            lost,
-            unsaved,
+            blocks.held,
+            blocks.lost,
+            blocks.unsaved,
             tuple(self._verified),
             tuple(self._unguessed),
             prompt_logprobs=tuple(prompt_logprobs),

@@ -71,19 +71,16 @@ class BlockArrays:
         """What they take."""
         return sum(array.nbytes for array in self.arrays)
 
-    def has_no_number(self) -> mx.array:
-        """Whether something in it is not a number: a bool yet to be computed."""
+    def has_nan(self) -> mx.array:
+        """Find out whether a number in it is NaN: a bool that is not evaluated yet."""
         floats = [one for one in self.arrays if one.size and mx.issubdtype(one.dtype, mx.floating)]
-        return mx.any(mx.stack([_no(), *(mx.any(mx.isnan(one)) for one in floats)]))
+        return mx.any(mx.stack([mx.zeros(()), *(mx.any(mx.isnan(one)) for one in floats)]))
 
-    def cut(self, at: int) -> tuple[BlockArrays, BlockArrays]:
-        """The positions before ``at``, without state, and those from there on."""
-        head = tuple(_joined([one[:, :, :at]], axis=2) for one in self.stacks)
-        tail = tuple(_joined([one[:, :, at:]], axis=2) for one in self.stacks)
-        return (
-            BlockArrays(self.layout, at, head, None if self.layout.needs_state else ()),
-            BlockArrays(self.layout, self.tokens - at, tail, self.state),
-        )
+    def part(self, start: int, stop: int, *, has_state: bool = True) -> BlockArrays:
+        """Copy positions, with the state where they end with the block's and it is wanted."""
+        stacks = tuple(_joined([one[:, :, start:stop]], axis=2) for one in self.stacks)
+        keeps_state = not self.layout.needs_state or (has_state and stop == self.tokens)
+        return BlockArrays(self.layout, stop - start, stacks, self.state if keeps_state else None)
 
 
 def copy_of_row(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
@@ -157,10 +154,6 @@ def _joined(parts: Sequence[mx.array], *, axis: int) -> mx.array:
     """Arrays in one of its own; of one array alone, concatenate gives the array itself."""
     empty = parts[0][:0] if axis == 0 else parts[0][:, :, :0]
     return mx.concatenate([empty, *parts], axis=axis)
-
-
-def _no() -> mx.array:
-    return mx.zeros((), dtype=mx.bool_)
 
 
 def _shape(plane: mx.array) -> PlaneShape:

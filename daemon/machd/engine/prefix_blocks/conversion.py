@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from machd.engine.backend.untyped import LanguageModel
+from machd.engine.kv.planes import KvFormat
+from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.kv.state import CacheState, is_like, shape_of
-from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout
+from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout, copy_of_row
 from machd.engine.prefix_blocks.content import BlockContent, PlainArray
 
 _DTYPES = {
@@ -27,6 +30,8 @@ _DTYPES = {
 _ARRAY = "array"
 _STATE = "state"
 _BFLOAT16 = "bfloat16"
+
+_TRACED_TOKENS = 8
 
 
 def content_of(block: BlockArrays) -> BlockContent:
@@ -48,6 +53,14 @@ class BlockForm:
     layout: BlockLayout
     stacks: tuple[tuple[int, int, int, mx.Dtype], ...]
     state: tuple[CacheState, ...]
+
+    @classmethod
+    def of_model(cls, model: LanguageModel, kv_format: KvFormat) -> BlockForm:
+        """Find the form of a model's blocks from the shapes of its caches; no layer is evaluated."""
+        caches = make_row_caches(model, kv_format)
+        model(mx.zeros((1, _TRACED_TOKENS), dtype=mx.int32), cache=caches)
+        row = StandingRow(caches, 0, _TRACED_TOKENS, is_exact=True)
+        return cls.of(copy_of_row(row, 0, _TRACED_TOKENS, has_state=True))
 
     @classmethod
     def of(cls, block: BlockArrays) -> BlockForm:

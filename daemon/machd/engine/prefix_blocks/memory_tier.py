@@ -1,12 +1,13 @@
-"""The blocks that are in memory: copied out of rows, cut, filled into rows, given back.
+"""The memory tier of the prefix cache: blocks are copied out of rows, cut, put into rows, dropped.
 
-Lives on the engine thread. Who uses a block how often and what is kept is the scheduler's; here a
-block is a number with arrays.
+Lives on the engine thread. The scheduler knows which tokens a block stands for and decides what is
+kept; here a block is a number with arrays. Blocks are saved to and loaded from the disk tier, if
+there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -23,6 +24,7 @@ from machd.engine.prefix_blocks.content import BlockContent
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
 from machd.engine.protocol.blocks import (
     BlockChange,
+    BlockOutcome,
     DropBlocks,
     ForgetSaved,
     HeldBlock,
@@ -36,18 +38,21 @@ from machd.engine.protocol.blocks import (
 from machd.engine.protocol.engine import DiskReading
 
 _CLOSE_WITHIN_S = 10.0
-"""For writing what is not written yet."""
+"""Time for writing blocks that are queued when the engine closes."""
 
 _REPORT_INTERVAL_S = 60.0
 
 _Made = TypeVar("_Made")
 
 FindRow = Callable[[int], StandingRow | None]
-"""A slot's row, or None where it has none that blocks can be copied from."""
+"""Gives a slot's row, or None where it has none that blocks can be copied from."""
+
+_Source = StandingRow | BlockArrays | None
+"""A row, or the copy of one that left."""
 
 
 class BlockStorage(Protocol):
-    """Where blocks can be besides memory: :class:`machd.engine.prefix_blocks.disk_tier.DiskTier`."""
+    """A place for blocks besides memory: :class:`machd.engine.prefix_blocks.disk_tier.DiskTier`."""
 
     def save(self, saved: SavedBlock, content: BlockContent) -> None:
         """Have a block kept. Never waits, never raises."""
@@ -79,72 +84,77 @@ class BlockStorage(Protocol):
 
 
 @dataclass(slots=True)
-class BlockOutcome:
-    """What became of a plan's changes.
+class _Done:
+    """The effect of the changes so far.
 
     Attributes:
-        held: Blocks that are in memory since, or changed their size.
-        lost: Those that could not be had.
-        unsaved: Digests of what the disk tier does not keep.
-        dropped_bytes: What was given back.
+        made: Numbers of blocks that were to be made, and whether they were.
+        unsaved: Digests of blocks that were to be saved and were not; values mean nothing.
     """
 
-    held: dict[int, HeldBlock] = field(default_factory=dict)
-    lost: list[int] = field(default_factory=list)
-    unsaved: list[bytes] = field(default_factory=list)
+    made: dict[int, bool] = field(default_factory=dict)
+    unsaved: dict[bytes, None] = field(default_factory=dict)
     dropped_bytes: int = 0
 
 
 class MemoryTier:
-    """Blocks by their numbers."""
+    """Blocks by their numbers, and copies of rows that left before their slots were released."""
 
-    def __init__(self, files: BlockStorage | None = None, clock: Clock | None = None) -> None:
-        """Begin with none.
+    def __init__(
+        self,
+        disk_tier: BlockStorage | None = None,
+        form: BlockForm | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Begin without blocks.
 
         Args:
-            files: The disk tier, if there is one.
+            disk_tier: Closed by this class; blocks are in memory alone unless given.
+            form: The form that loaded blocks must have; without it none can be loaded.
             clock: Reads time; the machine's unless given.
         """
-        self._files = files
+        self._disk_tier = disk_tier
+        self._form = form
         self._clock = clock or SystemClock()
         self._failed_count = 0
         self._reported_s: float | None = None
         self._blocks: dict[int, BlockArrays] = {}
-        self._form: BlockForm | None = None
+        self._left_rows: dict[int, BlockArrays] = {}
 
     @property
     def nbytes(self) -> int:
-        """What all blocks take."""
+        """Bytes of all blocks."""
         return sum(block.nbytes for block in self._blocks.values())
 
     @property
-    def has_files(self) -> bool:
-        """Whether there is a disk tier."""
-        return self._files is not None
-
-    def learn(self, row: StandingRow) -> None:
-        """Take a row as the pattern of blocks that are loaded: its shapes, whatever it computed."""
-        self._form = BlockForm.of(copy_of_row(row, 0, row.length, has_state=True))
+    def row_bytes(self) -> int:
+        """Bytes of the copies of rows that left."""
+        return sum(row.nbytes for row in self._left_rows.values())
 
     def apply(self, changes: Sequence[BlockChange], find_row: FindRow) -> BlockOutcome:
         """Make changes in their order.
 
-        One that fails costs its own blocks, which are lost or not saved; only what cannot be by our
-        own rules is raised.
+        A change that fails costs its own blocks, which are lost or not saved. Only an
+        AssertionError, a bug of ours, is raised.
         """
-        outcome = BlockOutcome()
+        done = _Done()
         for kind, group in groupby(changes, type):
             if kind is StoreBlock:
                 # Together, because the program waits for them.
-                self._store(
-                    [one for one in group if isinstance(one, StoreBlock)], find_row, outcome
-                )
-                continue
-            for change in group:
-                self._make(change, outcome)
-        if self._files is not None:
-            outcome.unsaved += self._files.take_unsaved()
-        return outcome
+                stores = [one for one in group if isinstance(one, StoreBlock)]
+                done.made |= self._store(stores, find_row)
+            else:
+                for change in group:
+                    self._change(change, done)
+        if self._disk_tier is not None:
+            done.unsaved |= dict.fromkeys(self._disk_tier.take_unsaved())
+        held = [(one, self._blocks[one]) for one in done.made if one in self._blocks]
+        return BlockOutcome(
+            tuple(HeldBlock(number, one.nbytes, one.state is not None) for number, one in held),
+            tuple(block_id for block_id, is_held in done.made.items() if not is_held),
+            tuple(done.unsaved),
+            done.dropped_bytes,
+        )
 
     def fill(self, caches: Sequence[Cache], reused: ReusedPrefix) -> None:
         """Fill a row's empty caches with the beginning of its prompt."""
@@ -155,76 +165,96 @@ class MemoryTier:
         blocks = [self._blocks[block_id] for block_id in reused.block_ids]
         fill_caches(caches, blocks, len(reused.token_ids))
 
+    def keep_row(self, slot_index: int, row: StandingRow) -> None:
+        """Copy a row that leaves before its slot is released, so that blocks can still be made of it.
+
+        Looking ahead, a row leaves once its last token is chosen, a step before the scheduler has
+        seen that token. The device copies the row before it computes the next pass.
+        """
+        if row.length:
+            copy = self._left_rows[slot_index] = copy_of_row(row, 0, row.length, has_state=True)
+            mx.async_eval(copy.arrays)
+
+    def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
+        """Drop the copies of these slots' rows; of all rows unless given."""
+        for slot_index in list(self._left_rows) if slot_indices is None else slot_indices:
+            self._left_rows.pop(slot_index, None)
+
     def saved(self) -> tuple[SavedBlock, ...]:
-        """What the disk tier has."""
-        return () if self._files is None else self._files.saved()
+        """List the disk tier's blocks."""
+        return () if self._disk_tier is None else self._disk_tier.saved()
 
     def reading(self) -> DiskReading | None:
-        """How the disk tier does; None without one."""
-        return None if self._files is None else self._files.reading()
+        """Read the disk tier's counts; None without one."""
+        return None if self._disk_tier is None else self._disk_tier.reading()
 
     def close(self) -> None:
-        """Drop all blocks, and let the disk tier write what it was given."""
+        """Drop all blocks, and let the disk tier write those that are queued."""
         self._blocks.clear()
-        if self._files is not None:
-            self._files.close(_CLOSE_WITHIN_S)
+        self._left_rows.clear()
+        if self._disk_tier is not None:
+            self._disk_tier.close(_CLOSE_WITHIN_S)
 
-    def _make(self, change: BlockChange, outcome: BlockOutcome) -> None:
+    def _change(self, change: BlockChange, done: _Done) -> None:
         match change:
             case SplitBlock():
-                self._split(change, outcome)
-            case DropBlocks():
-                for block_id in change.block_ids:
-                    block = self._blocks.pop(block_id, None)
-                    outcome.held.pop(block_id, None)
-                    outcome.dropped_bytes += 0 if block is None else block.nbytes
+                done.made |= self._split(change)
             case LoadBlock():
-                block = self._tried(lambda: self._loaded(change.saved))
-                self._keep(change.block_id, block, outcome)
+                block = self._tried(partial(self._load, change.saved))
+                done.made[change.block_id] = self._keep(change.block_id, block)
+            case DropBlocks():
+                dropped = [self._blocks.pop(block_id, None) for block_id in change.block_ids]
+                done.dropped_bytes += sum(one.nbytes for one in dropped if one is not None)
             case SaveBlock():
-                if not self._tried(lambda: self._saved(change)):
-                    outcome.unsaved.append(change.saved.digest)
-            case ForgetSaved() if self._files is not None:
-                self._files.forget(change.digests)
+                if not self._tried(partial(self._save, change)):
+                    done.unsaved[change.saved.digest] = None
+            case ForgetSaved() if self._disk_tier is not None:
+                self._disk_tier.forget(change.digests)
 
-    def _store(
-        self, changes: Sequence[StoreBlock], find_row: FindRow, outcome: BlockOutcome
-    ) -> None:
-        rows = [find_row(change.slot_index) for change in changes]
-        copies = self._tried(lambda: _copies(changes, rows))
+    def _store(self, changes: Sequence[StoreBlock], find_row: FindRow) -> dict[int, bool]:
+        sources = [self._source(change, find_row) for change in changes]
+        copies = self._tried(lambda: _copies(changes, sources))
         if copies is None:
-            # What there was no room for at once may go one by one, and the others need not go with
-            # the one that fails.
+            # Memory that is too little for all copies at once may do for each alone, and one that
+            # fails need not take the others with it.
             copies = [
-                one
-                for change, row in zip(changes, rows, strict=True)
-                for one in self._tried(partial(_copies, [change], [row])) or [None]
+                copy
+                for change, source in zip(changes, sources, strict=True)
+                for copy in self._tried(partial(_copies, [change], [source])) or [None]
             ]
-        for change, copy in zip(changes, copies, strict=True):
-            self._keep(change.block_id, copy, outcome)
+        return {
+            change.block_id: self._keep(change.block_id, copy)
+            for change, copy in zip(changes, copies, strict=True)
+        }
 
-    def _split(self, change: SplitBlock, outcome: BlockOutcome) -> None:
+    def _source(self, change: StoreBlock, find_row: FindRow) -> _Source:
+        row = find_row(change.slot_index)
+        return self._left_rows.get(change.slot_index) if row is None else row
+
+    def _split(self, change: SplitBlock) -> dict[int, bool]:
         block = self._blocks.pop(change.block_id, None)
         halves = None if block is None else self._tried(lambda: _halves(block, change.at))
         head, tail = halves or (None, None)
-        self._keep(change.head_id, head, outcome)
-        self._keep(change.block_id, tail, outcome)
+        return {
+            change.head_id: self._keep(change.head_id, head),
+            change.block_id: self._keep(change.block_id, tail),
+        }
 
-    def _saved(self, change: SaveBlock) -> bool:
+    def _save(self, change: SaveBlock) -> bool:
         block = self._blocks.get(change.block_id)
-        if self._files is None or block is None:
+        if self._disk_tier is None or block is None:
             return False
-        self._files.save(change.saved, content_of(block))
+        self._disk_tier.save(change.saved, content_of(block))
         return True
 
-    def _loaded(self, saved: SavedBlock) -> BlockArrays | None:
-        content = None if self._files is None else self._files.load(saved)
+    def _load(self, saved: SavedBlock) -> BlockArrays | None:
+        content = None if self._disk_tier is None else self._disk_tier.load(saved)
         if content is None or self._form is None:
             return None
         return self._form.block_of(content, len(saved.token_ids))
 
     def _tried(self, make: Callable[[], _Made]) -> _Made | None:
-        """What is made; None where that fails for want of memory, or whatever a library raises."""
+        """Call ``make``; None if it fails for want of memory, or with whatever a library raises."""
         try:
             return make()
         except AssertionError:
@@ -239,39 +269,37 @@ class MemoryTier:
                 )
             return None
 
-    def _keep(self, block_id: int, block: BlockArrays | None, outcome: BlockOutcome) -> None:
+    def _keep(self, block_id: int, block: BlockArrays | None) -> bool:
+        """Keep a block if it was made; returns whether it was."""
         if block is None:
-            outcome.held.pop(block_id, None)
-            outcome.lost.append(block_id)
-            return
+            return False
         assert block_id not in self._blocks, "a new block has a number of its own"
         self._blocks[block_id] = block
-        has_state = block.state is not None
-        outcome.held[block_id] = HeldBlock(block_id, block.nbytes, has_state)
+        return True
 
 
-def _copies(
-    changes: Sequence[StoreBlock], rows: Sequence[StandingRow | None]
-) -> list[BlockArrays | None]:
-    """Copies of rows, computed; None where there is no such row, or what it has is no number."""
-    copies = [_copy(change, row) for change, row in zip(changes, rows, strict=True)]
-    flags = [None if one is None else one.has_no_number() for one in copies]
-    # Or what is copied would keep the whole row alive, and the row could not grow in place.
-    mx.eval([one.arrays for one in copies if one is not None], flags)
-    # What went wrong in one row must not come back in others.
+def _copies(changes: Sequence[StoreBlock], sources: Sequence[_Source]) -> list[BlockArrays | None]:
+    """Copy rows, and wait for it; None where there is no such row, or it holds a NaN."""
+    copies = [_copy(change, source) for change, source in zip(changes, sources, strict=True)]
+    flags = [None if copy is None else copy.has_nan() for copy in copies]
+    # An unevaluated copy would keep the whole row alive, and the row could not grow in place.
+    mx.eval([copy.arrays for copy in copies if copy is not None], flags)
+    # A NaN of one row must not come back in others.
     return [
         None if flag is None or flag.item() else copy
         for copy, flag in zip(copies, flags, strict=True)
     ]
 
 
+def _copy(change: StoreBlock, source: _Source) -> BlockArrays | None:
+    if isinstance(source, BlockArrays) and change.stop <= source.tokens:
+        return source.part(change.start, change.stop, has_state=change.has_state)
+    if isinstance(source, StandingRow) and change.stop <= source.length:
+        return copy_of_row(source, change.start, change.stop, has_state=change.has_state)
+    return None
+
+
 def _halves(block: BlockArrays, at: int) -> tuple[BlockArrays, BlockArrays]:
-    head, tail = block.cut(at)
-    mx.eval(head.arrays, tail.arrays)
-    return head, tail
-
-
-def _copy(change: StoreBlock, row: StandingRow | None) -> BlockArrays | None:
-    if row is None or row.length < change.stop:
-        return None
-    return copy_of_row(row, change.start, change.stop, has_state=change.has_state)
+    halves = block.part(0, at), block.part(at, block.tokens)
+    mx.eval([half.arrays for half in halves])
+    return halves

@@ -121,6 +121,23 @@ class HeldBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockOutcome:
+    """The effect of a plan's changes.
+
+    Attributes:
+        held: Blocks that are in memory since, or have another size.
+        lost: Numbers of the blocks that could not be made or read.
+        unsaved: Digests of blocks that the disk tier was to keep and does not, each once.
+        dropped_bytes: Memory that was given back.
+    """
+
+    held: tuple[HeldBlock, ...] = ()
+    lost: tuple[int, ...] = ()
+    unsaved: tuple[bytes, ...] = ()
+    dropped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ReusedPrefix:
     """The beginning of a prompt that is not computed, because blocks hold it.
 

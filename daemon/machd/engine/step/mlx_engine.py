@@ -25,8 +25,8 @@ from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.loading.loader import LoadedModel
+from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.key import block_key
-from machd.engine.prefix_blocks.left_rows import LeftRows
 from machd.engine.prefix_blocks.memory_tier import BlockStorage, MemoryTier
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
@@ -109,11 +109,12 @@ class MlxEngine:
         )
         self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
         self._prefills: dict[int, Prefill] = {}
-        self._blocks = MemoryTier(disk_tier)
+        has_disk = disk_tier is not None
+        form = BlockForm.of_model(loaded.model, loaded.kv_format) if has_disk else None
+        self._blocks = MemoryTier(disk_tier, form)
         self._dropped_bytes = 0
-        self._left = LeftRows(self._make_caches)
         has_blocks = prefix_cache(loaded.description.cache).extent is not PrefixExtent.NONE
-        self._see_leaving = self._left.take if leaves_blocks and has_blocks else None
+        self._see_leaving = self._blocks.keep_row if leaves_blocks and has_blocks else None
         self._batch = self._decoder(BatchCaches(max_rows))
         self._serial: dict[int, Decoder] = {}
         if is_cpu:
@@ -203,14 +204,14 @@ class MlxEngine:
         max_draft_tokens = min((row.max_draft_tokens for row in plan.decode), default=0)
         for lane in turns:
             step.add(lane.decode(max_draft_tokens=max_draft_tokens))
-        self._left.forget(fault.slot_index for fault in step.faults)
+        self._blocks.forget_rows(fault.slot_index for fault in step.faults)
         self._give_back(blocks.dropped_bytes)
         return StepResult(
             tuple(step.tokens),
             tuple(step.faults),
-            tuple(blocks.held.values()),
-            tuple(blocks.lost),
-            tuple(dict.fromkeys(blocks.unsaved)),
+            blocks.held,
+            blocks.lost,
+            blocks.unsaved,
             tuple(step.drafts),
             tuple(step.draft_faults),
             None if self._drafting is None else self._drafting.batched_gain,
@@ -227,7 +228,7 @@ class MlxEngine:
         return MemoryReading(
             kv_used_bytes=sum(lane.kv_bytes for lane in self._every_lane)
             + sum(prefill.kv_bytes for prefill in self._prefills.values())
-            + self._left.nbytes,
+            + self._blocks.row_bytes,
             active_bytes=mx.get_active_memory(),
             peak_bytes=self._memory.peak_bytes,
             cache_bytes=mx.get_cache_memory(),
@@ -248,7 +249,7 @@ class MlxEngine:
         for lane in self._every_lane:
             lane.close()
         self._serial.clear()
-        self._left.clear()
+        self._blocks.forget_rows()
         self._batch = self._decoder(BatchCaches(self._max_rows))
         mx.clear_cache()
 
@@ -285,15 +286,14 @@ class MlxEngine:
             self._prefills.pop(slot_index, None)
             if (lane := self._serial.pop(slot_index, None)) is not None:
                 lane.close()
-        self._left.forget(slot_indices)
+        self._blocks.forget_rows(slot_indices)
         self._batch.leave(slot_indices)
 
     def _standing(self, slot_index: int) -> StandingRow | None:
-        """The row of a slot, wherever it is."""
+        """Find a slot's row, in prefill or in a lane; None if there is none."""
         if slot_index in self._prefills:
             return self._prefills[slot_index].standing
-        running = self._serial.get(slot_index, self._batch).standing(slot_index)
-        return running or self._left.find(slot_index)
+        return self._serial.get(slot_index, self._batch).standing(slot_index)
 
     def _lanes(self, slot_indices: Iterable[int]) -> list[Decoder]:
         """The decoders of these rows, each once."""
@@ -424,11 +424,6 @@ class MlxEngine:
         )
         self.run(StepPlan(prefill=(whole,)))
         self.run(StepPlan(release=(0,)))
-        if self._blocks.has_files:
-            # What is loaded has to look like what this model leaves.
-            self.run(StepPlan(prefill=(replace(whole, is_last=False),)))
-            self._blocks.learn(self._prefills[0].standing)
-            self.run(StepPlan(release=(0,)))
         self._memory.forget_peak()
 
 

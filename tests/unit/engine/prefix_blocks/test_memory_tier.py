@@ -105,7 +105,7 @@ def test_layers_without_arrays_and_without_width_go_through() -> None:
 def test_a_model_without_caches_has_empty_blocks() -> None:
     """Nothing is kept, and nothing fails."""
     block = copy_of_row(_standing([], 4), 0, 4, has_state=True)
-    head, tail = block.cut(1)
+    head, tail = block.part(0, 1), block.part(1, 4)
 
     fill_caches([], [head, tail], 3)
 
@@ -138,7 +138,10 @@ def test_a_block_is_of_its_own_memory() -> None:
         mx.eval(cache.state)
         row = _standing([cache], 4096)
         block = copy_of_row(row, 0, 4096, has_state=False)
-        small, (head, tail) = copy_of_row(row, 0, 16, has_state=False), block.cut(16)
+        small, (head, tail) = (
+            copy_of_row(row, 0, 16, has_state=False),
+            (block.part(0, 16), block.part(16, 4096)),
+        )
         mx.eval(block.arrays, small.arrays, head.arrays, tail.arrays)
         del cache, row, block
         before = mx.get_active_memory()
@@ -564,7 +567,7 @@ _SAVED = SavedBlock(b"digest", b"", 0, (1, 2), has_state=True, nbytes=10)
 def test_what_raises_costs_its_block_alone() -> None:
     """No step and no row; the log has it once in a while."""
     clock = ManualClock()
-    store = MemoryTier(_FailingFiles(MemoryError()), clock)
+    store = MemoryTier(_FailingFiles(MemoryError()), clock=clock)
     row = _standing([_kv(8)], 8)
     with structlog.testing.capture_logs() as logs:
         for n in range(4):
@@ -578,8 +581,8 @@ def test_what_raises_costs_its_block_alone() -> None:
                 ],
                 lambda _: row,
             )
-            assert set(outcome.held) == {10 * n, 10 * n + 2}
-            assert (outcome.lost, outcome.unsaved) == ([10 * n + 1], [b"digest"])
+            assert {one.block_id for one in outcome.held} == {10 * n, 10 * n + 2}
+            assert (outcome.lost, outcome.unsaved) == ((10 * n + 1,), (b"digest",))
     assert [(one["event"], one["count"]) for one in logs] == [
         ("blocks.change_failed", 1),
         ("blocks.change_failed", 7),
@@ -613,8 +616,8 @@ def test_a_store_that_fails_leaves_the_others(
     monkeypatch.setattr(mx, "eval", fail)
     outcome = store.apply([StoreBlock(1, 0, 0, 4), StoreBlock(2, 0, 4, 8)], lambda _: row)
 
-    assert outcome.lost == [failing]
-    assert set(outcome.held) == {1, 2} - {failing}
+    assert outcome.lost == (failing,)
+    assert {one.block_id for one in outcome.held} == {1, 2} - {failing}
 
 
 def test_a_cut_that_fails_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,7 +631,7 @@ def test_a_cut_that_fails_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(outcome.lost) == [1, 2]
     assert store.nbytes == 0
     changes: list[BlockChange] = [StoreBlock(1, 0, 0, 8), StoreBlock(2, 0, 0, 8)]
-    assert store.apply(changes, lambda _: row).lost == []
+    assert store.apply(changes, lambda _: row).lost == ()
 
 
 def _raise(*_: object) -> None:
