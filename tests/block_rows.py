@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from machd.engine.prefix_blocks.content import BlockContent
+from machd.engine.prefix_blocks.encoding import BlockContent
 from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from machd.engine.prefix_blocks.content import BlockContent, PlainArray
+from machd.engine.prefix_blocks.encoding import BlockContent, PlainArray
 from machd.engine.protocol.blocks import SavedBlock
 
 ROOT = hashlib.blake2b(b"a namespace", digest_size=16).digest()

@@ -27,9 +27,9 @@ import structlog
 from block_samples import chain, content_of
 
 from machd.engine.prefix_blocks import directory as block_directory
-from machd.engine.prefix_blocks.content import BlockContent
+from machd.engine.prefix_blocks.directory import KeyDirectory
 from machd.engine.prefix_blocks.disk_tier import DiskTier
-from machd.engine.prefix_blocks.key_directory import KeyDirectory
+from machd.engine.prefix_blocks.encoding import BlockContent
 from machd.engine.protocol.blocks import SavedBlock
 
 KEY = b"the key of many"

@@ -17,7 +17,7 @@ from machd.engine.kv.planes import KvFormat
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.kv.state import CacheState, is_like, shape_of
 from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout, copy_of_row
-from machd.engine.prefix_blocks.content import BlockContent, PlainArray
+from machd.engine.prefix_blocks.encoding import BlockContent, PlainArray
 
 _DTYPES = {
     str(dtype).rpartition(".")[2]: dtype

@@ -15,12 +15,9 @@ from pathlib import Path
 import structlog
 
 from machd.clock import Clock, SystemClock
-from machd.engine.prefix_blocks.content import BlockContent
-from machd.engine.prefix_blocks.directory import BlockDirectory
-from machd.engine.prefix_blocks.encoding import decode_block, is_of
-from machd.engine.prefix_blocks.key_directory import KeyDirectory, NotAFileError
-from machd.engine.prefix_blocks.other_keys import OtherKeys
-from machd.engine.prefix_blocks.scan import FoundBlocks, find_blocks
+from machd.engine.prefix_blocks.directory import BlockDirectory, KeyDirectory, NotAFileError
+from machd.engine.prefix_blocks.encoding import BlockContent, decode_block, is_of
+from machd.engine.prefix_blocks.scan import FoundBlocks, OtherKeys, find_blocks
 from machd.engine.prefix_blocks.writer import BlockWriter, WrittenBlock
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import DiskReading

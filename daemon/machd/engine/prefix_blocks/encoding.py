@@ -10,14 +10,16 @@ billion pass.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from machd.engine.prefix_blocks.content import BlockContent
 from machd.engine.protocol.blocks import SavedBlock
 
 BLOCK_VERSION = 1
@@ -42,6 +44,28 @@ _MAX_MEMORY_BYTES = 1 << 20
 _LENGTH_BYTES = 8
 _MARK = b'"checksum":"'
 _ZEROS = b"0" * (2 * hashlib.sha256().digest_size)
+
+PlainArray = NDArray[Any]
+"""An array of numpy's, of a type that safetensors has: floats, integers, booleans."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """Arrays by name, and what else has to be known to make a block of them.
+
+    Attributes:
+        arrays: Of numpy's own memory, and nobody writes to them any more.
+        notes: Short texts that come back as they were.
+    """
+
+    arrays: Mapping[str, PlainArray]
+    notes: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """What the arrays take."""
+        return sum(array.nbytes for array in self.arrays.values())
+
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 

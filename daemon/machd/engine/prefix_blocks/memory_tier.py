@@ -20,8 +20,8 @@ from machd.clock import Clock, SystemClock
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
-from machd.engine.prefix_blocks.content import BlockContent
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
+from machd.engine.prefix_blocks.encoding import BlockContent
 from machd.engine.protocol.blocks import (
     BlockChange,
     BlockOutcome,

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import structlog
 
 from machd.clock import Clock
-from machd.engine.prefix_blocks.content import BlockContent
-from machd.engine.prefix_blocks.encoding import encode_block
-from machd.engine.prefix_blocks.key_directory import KeyDirectory
+from machd.engine.prefix_blocks.directory import KeyDirectory
+from machd.engine.prefix_blocks.encoding import BlockContent, encode_block
 from machd.engine.protocol.blocks import SavedBlock
 from machd.errors import SettingsError
 

@@ -31,10 +31,9 @@ from polling import CEILING_S, wait_until
 
 from machd.clock import ManualClock
 from machd.engine.prefix_blocks import scan as block_scan
-from machd.engine.prefix_blocks.content import BlockContent
+from machd.engine.prefix_blocks.directory import KeyDirectory
 from machd.engine.prefix_blocks.disk_tier import DiskTier
-from machd.engine.prefix_blocks.encoding import MAX_BLOCK_BYTES, header_stop
-from machd.engine.prefix_blocks.key_directory import KeyDirectory
+from machd.engine.prefix_blocks.encoding import MAX_BLOCK_BYTES, BlockContent, header_stop
 from machd.engine.prefix_blocks.writer import MAX_QUEUED_BYTES, BlockWriter
 from machd.engine.protocol.blocks import SavedBlock
 from machd.errors import SettingsError

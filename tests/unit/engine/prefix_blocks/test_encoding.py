@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from block_samples import content_of, is_same_content, saved_block
 
-from machd.engine.prefix_blocks.content import BlockContent
 from machd.engine.prefix_blocks.encoding import (
     MAX_HEADER_BYTES,
+    BlockContent,
     decode_block,
     encode_block,
     header_stop,

@@ -25,8 +25,8 @@ from machd.engine.kv.row_planes import StandingRow
 from machd.engine.kv.state import copied, is_like, row_state, shape_of
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
-from machd.engine.prefix_blocks.content import BlockContent, PlainArray
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
+from machd.engine.prefix_blocks.encoding import BlockContent, PlainArray
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.blocks import (
     BlockChange,
