@@ -34,6 +34,24 @@ class SystemClock:
         return time.time()  # noqa: TID251 - this is the one place
 
 
+class Throttle:
+    """Spaces log lines: one is due at once, the next ones an interval after the last that was."""
+
+    def __init__(self, clock: Clock, interval_s: float) -> None:
+        """Begin with a line that is due."""
+        self._clock = clock
+        self._interval_s = interval_s
+        self._due_s: float | None = None
+
+    def is_due(self) -> bool:
+        """Find out whether a line may be logged now; if so, the next interval begins."""
+        now_s = self._clock.monotonic_s()
+        if self._due_s is not None and now_s < self._due_s:
+            return False
+        self._due_s = now_s + self._interval_s
+        return True
+
+
 def thread_cpu_s() -> float:
     """Seconds of processor time that the calling thread has had; others' load does not count."""
     return time.thread_time()

@@ -124,7 +124,7 @@ def _engine(
     block_directory: Path | None,
     proposer: Proposer | None = None,
 ) -> Engine:
-    from machd.engine.prefix_blocks.disk_tier import DiskTier  # noqa: PLC0415 - for those who have a directory
+    from machd.engine.prefix_blocks.disk_tier import DiskTier  # noqa: PLC0415 - only where there is a directory
     from machd.engine.prefix_blocks.key import block_key  # noqa: PLC0415 - imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
@@ -139,12 +139,6 @@ def _engine(
     budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
     disk_tier = DiskTier(block_directory, block_key(loaded), budget_bytes=budget_bytes)
     try:
-        if damaged := disk_tier.reading().damaged:
-            structlog.get_logger("machd.engine").warning(
-                "blocks.damaged",
-                count=damaged,
-                advice="see that nothing else writes to cache.disk_dir, and that its disk is well",
-            )
         return make_engine(disk_tier=disk_tier)
     except BaseException:
         disk_tier.close(within_s=0)

@@ -1,9 +1,9 @@
-"""The directory of the disk tier: private, and one daemon's at a time.
+"""The directories of blocks: one for each key, in one that is private to one daemon at a time.
 
-It has a sub-directory for each key, so that models, formats and versions never meet. Two daemons
-cannot share it: each would count its own files alone, so together they would go over the budget, and
-each would delete what the other relies on. A lock file says whose it is; the kernel lets go of the
-lock when the process ends, however it ends.
+Blocks hold prompts, so a directory that another user owns or may enter is refused. Everything is
+named by a directory's file descriptor, and no link is followed, so that no other place can be
+slipped in later. Two daemons cannot share a directory: each would count its own files alone, and
+delete what the other relies on. The kernel releases the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ from machd.errors import SettingsError
 _SETTING = "cache.disk_dir"
 _LOCK = "lock"
 _KEY = re.compile(r"(?:[0-9a-f]{2}){1,64}")
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 _BLOCK = re.compile(r"((?:[0-9a-f]{2}){1,64})\.safetensors")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{2,128}\.[0-9a-f]{16}\.tmp")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _FEW_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_DIRECTORY = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EEXIST})
 
 
 class NotAFileError(OSError):
-    """What has a block's name is a link, or no regular file."""
+    """A link, or anything but a regular file, that has a block's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """What is named like a block's file."""
+    """An entry of a directory that is named like a block's file."""
 
     digest: bytes
     size_bytes: int
@@ -50,14 +47,18 @@ class BlockFile:
 
 
 class KeyDirectory:
-    """A directory of blocks that were made under one key."""
+    """The files of the blocks that were made under one key, each there as a whole or not at all.
+
+    A file gets its name by a rename, once all of it is on the disk. A process that is killed leaves
+    a temporary file at worst, which the next start removes.
+    """
 
     def __init__(self, fd: int, reopen: Callable[[], int] | None = None) -> None:
         """Take over a directory's file descriptor.
 
         Args:
             fd: The directory.
-            reopen: Makes the directory again and opens it, after somebody has removed it.
+            reopen: Makes a directory that was removed again and opens it.
         """
         self._fd = fd
         self._reopen = reopen
@@ -65,7 +66,7 @@ class KeyDirectory:
         self._keep_spare()
 
     def files(self) -> list[BlockFile]:
-        """All that is named like a block's file; temporary files of killed processes are removed."""
+        """List the files of blocks, and remove temporary files of killed processes."""
         found: list[BlockFile] = []
         with os.scandir(self._fd) as entries:
             for entry in entries:
@@ -74,13 +75,12 @@ class KeyDirectory:
                 elif name := _BLOCK.fullmatch(entry.name):
                     with suppress(OSError):  # removed meanwhile, or its disk is broken there
                         facts = entry.stat(follow_symlinks=False)
-                        found.append(
-                            BlockFile(bytes.fromhex(name[1]), facts.st_size, facts.st_mtime)
-                        )
+                        digest = bytes.fromhex(name[1])
+                        found.append(BlockFile(digest, facts.st_size, facts.st_mtime))
         return found
 
     def read(self, digest: bytes, max_bytes: int) -> bytes:
-        """The first bytes of a block's file.
+        """Read the first bytes of a block's file.
 
         Raises:
             NotAFileError: It is a link or no regular file.
@@ -105,15 +105,17 @@ class KeyDirectory:
         """Write a block's file, in the place of one that is there; returns its length.
 
         Args:
-            digest: Names it.
-            pieces: What is in it.
-            used_unix_s: When the block was last of use; 0 for now.
+            digest: The block's name.
+            pieces: The file's bytes.
+            used_unix_s: The time at which the block was last of use; 0 for now.
 
         Raises:
-            OSError: Nothing is left of it.
+            OSError: It cannot be written, and nothing is left of it.
         """
         temporary = f".{digest.hex()}.{secrets.token_hex(8)}.tmp"
-        fd = os.open(temporary, _CREATE, 0o600, dir_fd=self._fd)
+        fd = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=self._fd
+        )
         try:
             try:
                 size_bytes = sum(_write_all(fd, piece) for piece in pieces)
@@ -129,36 +131,35 @@ class KeyDirectory:
         return size_bytes
 
     def touch(self, digest: bytes) -> None:
-        """Note that a block was of use now; that it cannot be noted is no fault."""
+        """Note that a block was of use now; a failure is ignored."""
         # Not every macOS can do it for what a link is, which there is none of here.
         with suppress(OSError, NotImplementedError):
             os.utime(_name(digest), dir_fd=self._fd, follow_symlinks=False)
 
     def delete(self, digest: bytes) -> None:
-        """Delete a block's file, or what has its name; that it cannot be deleted is no fault."""
+        """Delete a block's file, or the link of its name; a failure is ignored."""
         self._unlink(_name(digest))
 
     def restore(self) -> None:
-        """Make the directory again; nothing is in it.
+        """Make the directory again after it was removed; it is empty then.
 
         Raises:
             SettingsError: It cannot be made, or another daemon has made it.
         """
         if self._reopen is not None:
-            fd = self._reopen()
-            os.dup2(fd, self._fd, inheritable=False)  # the same number for all threads
-            os.close(fd)
+            _move_descriptor(self._reopen(), self._fd)
 
     def close(self) -> None:
-        """Give the file descriptors back."""
+        """Close the file descriptors."""
         os.close(self._fd)
         if self._spare_fd is not None:
             os.close(self._spare_fd)
 
     def _open(self, name: str) -> int:
         """Open for reading, with the spare file descriptor where connections have all others."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | _SAFE
         try:
-            return os.open(name, _READ, dir_fd=self._fd)
+            return os.open(name, flags, dir_fd=self._fd)
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise NotAFileError(error.errno, error.strerror) from error
@@ -166,7 +167,7 @@ class KeyDirectory:
                 raise
         os.close(self._spare_fd)
         self._spare_fd = None
-        return os.open(name, _READ, dir_fd=self._fd)
+        return os.open(name, flags, dir_fd=self._fd)
 
     def _keep_spare(self) -> None:
         if self._spare_fd is None:
@@ -178,66 +179,50 @@ class KeyDirectory:
             os.unlink(name, dir_fd=self._fd)
 
 
-def _name(digest: bytes) -> str:
-    return f"{digest.hex()}.safetensors"
-
-
-def _write_all(fd: int, piece: memoryview) -> int:
-    """Write to the end, which a full disk may keep a single call from."""
-    written = 0
-    while written < len(piece):
-        written += os.write(fd, piece[written:])
-    return written
-
-
-def check_block_directory(path: Path) -> None:
-    """Make the directory if it is not there, and see that a :class:`BlockDirectory` could use it.
-
-    Raises:
-        SettingsError: It could not.
-    """
-    BlockDirectory(path).close()
-
-
 class BlockDirectory:
-    """A locked directory of all keys."""
+    """The locked directory that has a sub-directory for each key."""
 
     def __init__(self, path: Path) -> None:
-        """Make what is missing of it, mode 0700, and lock it.
+        """Make what is missing of the path, mode 0700, and lock it.
 
         Raises:
             SettingsError: It is a link or no directory, belongs to another user, is open to others,
                 cannot be written, or another daemon uses it.
         """
         self._path = path
-        self._fd = _open_root(path)
-        try:
-            self._lock_fd = _lock(path, self._fd)
-        except SettingsError:
-            os.close(self._fd)
-            raise
+        self._fd, self._lock_fd = _open_locked(path)
 
     def of_key(self, key: bytes) -> KeyDirectory:
-        """The sub-directory of a key.
+        """Open the sub-directory of a key, and make it if it is not there.
 
         Raises:
             SettingsError: There is something else of that name, or it cannot be made.
         """
         return KeyDirectory(self._open_key(key), lambda: self._reopen_key(key))
 
-    def _reopen_key(self, key: bytes) -> int:
-        """Make again what was removed while it was in use: the directory, its lock, a key's part."""
-        if not self._is_in_place():
-            fd = _open_root(self._path)
-            try:
-                lock_fd = _lock(self._path, fd)
-                # The numbers stay, so that other threads can go on using them.
-                os.dup2(lock_fd, self._lock_fd, inheritable=False)
-                os.close(lock_fd)
-                os.dup2(fd, self._fd, inheritable=False)
-            finally:
-                os.close(fd)
-        return self._open_key(key)
+    def found(self, key: bytes) -> KeyDirectory:
+        """Open the sub-directory of a key that is there.
+
+        Raises:
+            OSError, SettingsError: It is not there, is something else, or cannot be used.
+        """
+        return KeyDirectory(_open_private(self._path / key.hex(), self._fd))
+
+    def other_keys(self, key: bytes) -> list[bytes]:
+        """List the other keys that have a sub-directory, or anything else of its name."""
+        with os.scandir(self._fd) as entries:
+            names = [one.name for one in entries if _KEY.fullmatch(one.name)]
+        return [bytes.fromhex(name) for name in names if name != key.hex()]
+
+    def remove(self, key: bytes) -> None:
+        """Remove the sub-directory of a key if it is empty; a failure is ignored."""
+        with suppress(OSError):
+            os.rmdir(key.hex(), dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock_fd)
+        os.close(self._fd)
 
     def _open_key(self, key: bytes) -> int:
         path = self._path / key.hex()
@@ -248,8 +233,16 @@ class BlockDirectory:
         except OSError as error:
             raise _unusable(path, error) from error
 
+    def _reopen_key(self, key: bytes) -> int:
+        """Make again what was removed while in use: the directory, its lock, a key's sub-directory."""
+        if not self._is_in_place():
+            fd, lock_fd = _open_locked(self._path)
+            _move_descriptor(lock_fd, self._lock_fd)
+            _move_descriptor(fd, self._fd)
+        return self._open_key(key)
+
     def _is_in_place(self) -> bool:
-        """Whether the directory and the lock are those that the paths lead to."""
+        """Find out whether the paths still lead to the open directory and the open lock."""
         try:
             lock = os.stat(_LOCK, dir_fd=self._fd, follow_symlinks=False)
             return os.path.samestat(self._path.lstat(), os.fstat(self._fd)) and os.path.samestat(
@@ -258,57 +251,49 @@ class BlockDirectory:
         except OSError:
             return False
 
-    def keys(self) -> list[bytes]:
-        """All that have a sub-directory, or something else of its name."""
-        with os.scandir(self._fd) as entries:
-            return [bytes.fromhex(entry.name) for entry in entries if _KEY.fullmatch(entry.name)]
 
-    def found(self, key: bytes) -> KeyDirectory:
-        """The sub-directory of a key, which is not made if it is not there.
+def check_block_directory(path: Path) -> None:
+    """Make the directory if it is not there, and check that a :class:`BlockDirectory` can use it.
 
-        Raises:
-            OSError, SettingsError: It is not there, is something else, or cannot be used.
-        """
-        return KeyDirectory(_open_private(self._path / key.hex(), self._fd))
-
-    def remove(self, key: bytes) -> None:
-        """Remove the sub-directory of a key, if nothing is in it; that it cannot be is no fault."""
-        with suppress(OSError):
-            os.rmdir(key.hex(), dir_fd=self._fd)
-
-    def close(self) -> None:
-        """Let go of the lock."""
-        os.close(self._lock_fd)
-        os.close(self._fd)
+    Raises:
+        SettingsError: It cannot be used.
+    """
+    BlockDirectory(path).close()
 
 
-def _open_root(path: Path) -> int:
+def _open_locked(path: Path) -> tuple[int, int]:
+    """Open the directory and its lock."""
     try:
         for missing in [one for one in (path, *path.parents) if not os.path.lexists(one)][::-1]:
             missing.mkdir(mode=0o700, exist_ok=True)
-        return _open_private(path)
+        fd = _open_private(path)
     except ValueError:
         raise SettingsError([f"{_SETTING}: no path is like that; name another"]) from None
     except OSError as error:
         raise _unusable(path, error) from error
+    try:
+        return fd, _lock(path, fd)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _open_private(path: Path, parent_fd: int | None = None) -> int:
-    """Open a directory that is ours alone.
+    """Open a directory that no other user owns or may enter.
 
     Raises:
         OSError: It cannot be opened, is a link, or no directory.
-        SettingsError: It is not ours alone.
+        SettingsError: Another user owns it or may enter it.
     """
-    fd = os.open(path if parent_fd is None else path.name, _DIRECTORY, dir_fd=parent_fd)
+    flags = os.O_RDONLY | os.O_DIRECTORY | _SAFE
+    fd = os.open(path if parent_fd is None else path.name, flags, dir_fd=parent_fd)
     facts = os.fstat(fd)
-    problem: str | None = None
     if facts.st_uid != os.geteuid():
         problem = f"it is owned by user id {facts.st_uid}; name a directory of the daemon's user"
     elif facts.st_mode & _OTHERS:
         mode = stat.S_IMODE(facts.st_mode)
         problem = f"others may enter it (mode {mode:04o}); it holds prompts: run chmod 700 on it"
-    if problem is None:
+    else:
         return fd
     os.close(fd)
     raise SettingsError([f"{_SETTING}: {path} cannot be used: {problem}"])
@@ -323,7 +308,7 @@ def _lock(path: Path, directory_fd: int) -> int:
     import fcntl  # noqa: PLC0415 - other platforms have none, and this module is imported on all
 
     try:
-        fd = os.open(_LOCK, _LOCK_FLAGS, 0o600, dir_fd=directory_fd)
+        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=directory_fd)
     except OSError as error:
         raise _unusable(path, error) from error
     try:
@@ -340,8 +325,26 @@ def _lock(path: Path, directory_fd: int) -> int:
 
 
 def _unusable(path: Path, error: OSError) -> SettingsError:
-    if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
+    if error.errno in _NO_DIRECTORY:
         problem = "it is a link or no directory; name the directory itself"
     else:
         problem = f"{error.strerror}; name a place that the daemon's user can write to"
     return SettingsError([f"{_SETTING}: {path} cannot be used: {problem}"])
+
+
+def _move_descriptor(fd: int, number: int) -> None:
+    """Make ``number`` mean another open file, so that other threads can go on using the number."""
+    os.dup2(fd, number, inheritable=False)
+    os.close(fd)
+
+
+def _name(digest: bytes) -> str:
+    return f"{digest.hex()}.safetensors"
+
+
+def _write_all(fd: int, piece: memoryview) -> int:
+    """Write all bytes, which a full disk may keep a single call from."""
+    written = 0
+    while written < len(piece):
+        written += os.write(fd, piece[written:])
+    return written

@@ -1,10 +1,9 @@
-"""A block as the bytes of a safetensors file, and back, if they are exactly those that were made.
+"""The file of a block: a safetensors file that is read only if every byte is as it was written.
 
-``__metadata__`` has two entries. ``machd_block`` is a JSON object that says which block it is;
-``checksum`` is the SHA-256 of the whole file with zeros in its own place, so every byte counts, and
-nothing is parsed before it is known to be ours. SHA-256 is the fastest hash of the standard library
-where the processor helps (1.8 GB/s here, BLAKE2b 0.95); a CRC would let one torn file of four
-billion pass.
+``__metadata__`` has two entries. ``machd_block`` is a JSON object that says which block it is.
+``checksum`` is the SHA-256 of the whole file with zeros in its own place, and is verified before
+anything is parsed. SHA-256 is the fastest hash of the standard library where the processor helps
+(1.8 GB/s here, BLAKE2b 0.95); a CRC would let one torn file of four billion pass.
 """
 
 from __future__ import annotations
@@ -26,35 +25,36 @@ BLOCK_VERSION = 1
 """To be raised with every change of what is in a file, or of what its arrays mean."""
 
 MAX_BLOCK_BYTES = 4 << 30
-"""Of a file."""
+"""Bytes of the largest file."""
 
 MAX_HEADER_BYTES = 1 << 20
 """A block of 4,096 tokens in a model of 200 layers has some 100 kB."""
 
 FIRST_BYTES = 32 << 10
-"""As far as most headers go; to be read in one go."""
+"""Bytes that hold most headers, to be read at once."""
 
 _MAX_TOKENS = 4096
-"""Of a block: the most that ``cache.block_tokens`` takes."""
+"""Tokens of a block: the upper bound of ``cache.block_tokens``."""
 
 _MAX_START = 1 << 32
 _MAX_MEMORY_BYTES = 1 << 20
-"""That a block may take in memory beside eight times its file."""
+"""Bytes that a block may take in memory beside eight times its file."""
 
 _LENGTH_BYTES = 8
 _MARK = b'"checksum":"'
 _ZEROS = b"0" * (2 * hashlib.sha256().digest_size)
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
 PlainArray = NDArray[Any]
-"""An array of numpy's, of a type that safetensors has: floats, integers, booleans."""
+"""A numpy array of a type that safetensors has: floats, integers, booleans."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """Arrays by name, and what else has to be known to make a block of them.
+    """A block's arrays in numpy's own memory, which any thread may read and none writes to.
 
     Attributes:
-        arrays: Of numpy's own memory, and nobody writes to them any more.
         notes: Short texts that come back as they were.
     """
 
@@ -63,15 +63,12 @@ class BlockContent:
 
     @property
     def nbytes(self) -> int:
-        """What the arrays take."""
+        """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """What a file says of itself; bytes are base64."""
+class BlockHead(msgspec.Struct, frozen=True):
+    """The description of a block in its file; bytes are base64, ``token_ids`` little-endian uint32."""
 
     version: _Count
     key: bytes
@@ -84,6 +81,23 @@ class _Head(msgspec.Struct, frozen=True):
     data_bytes: _Count
     notes: dict[str, str]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the block."""
+        return len(self.token_ids) // 4
+
+    def saved(self, used_unix_s: float) -> SavedBlock:
+        """Make the block that the file says it is."""
+        return SavedBlock(
+            digest=self.digest,
+            parent=self.parent,
+            start=self.start,
+            token_ids=tuple(np.frombuffer(self.token_ids, dtype="<u4").tolist()),
+            has_state=self.has_state,
+            nbytes=self.nbytes,
+            used_unix_s=used_unix_s,
+        )
+
 
 class _Metadata(msgspec.Struct, frozen=True):
     machd_block: str
@@ -95,18 +109,18 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 _decode_header = msgspec.json.Decoder(_Header).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_head = msgspec.json.Decoder(BlockHead).decode
 
 
 def encode_block(saved: SavedBlock, content: BlockContent, key: bytes) -> tuple[memoryview, ...]:
-    """The bytes of a file, in pieces.
+    """Make the bytes of a file, in pieces.
 
     Raises:
         ValueError, OverflowError, SafetensorError: It has names, types or numbers that a file
-            cannot have.
+            cannot have, or is too large.
     """
     arrays = {name: np.asarray(array, order="C") for name, array in content.arrays.items()}
-    head = _Head(
+    head = BlockHead(
         version=BLOCK_VERSION,
         key=key,
         digest=saved.digest,
@@ -129,36 +143,46 @@ def encode_block(saved: SavedBlock, content: BlockContent, key: bytes) -> tuple[
 
 
 def decode_block(whole: bytes, saved: SavedBlock, key: bytes) -> BlockContent | None:
-    """The content, or None if it is not exactly that of ``saved`` under ``key``."""
-    if not _is_intact(memoryview(whole)):
-        return None
-    found = _read_head(whole, len(whole))
-    if found is None or found.key != key or not is_of(_saved(found, 0.0), saved):
+    """Read a file's content; None if it is not exactly that of ``saved`` under ``key``."""
+    head = read_head(whole, len(whole), key) if _is_intact(memoryview(whole)) else None
+    if head is None or not is_of(head.saved(0.0), saved):
         return None
     try:
         arrays = load(whole)
     except (SafetensorError, KeyError, TypeError, ValueError):
         return None
-    return BlockContent(arrays, found.notes)
+    return BlockContent(arrays, head.notes)
 
 
-def read_head(first: bytes, size_bytes: int, key: bytes, used_unix_s: float) -> SavedBlock | None:
-    """Which block a file says that it is; None where it says something that cannot be.
+def read_head(first: bytes, size_bytes: int, key: bytes) -> BlockHead | None:
+    """Read which block a file says it is; None if that cannot be. The checksum is not looked at.
 
     Args:
-        first: Its first bytes, at least to the end of the header. The checksum is not looked at.
-        size_bytes: All that it has.
-        key: What it has to be made under.
-        used_unix_s: When it was last of use.
+        first: The file's first bytes, at least to the end of the header.
+        size_bytes: Bytes of the whole file.
+        key: The key that it has to be made under.
     """
-    found = _read_head(first, size_bytes)
-    if found is None or found.key != key:
+    stop = header_stop(first)
+    if stop > min(len(first), MAX_HEADER_BYTES):
         return None
-    return _saved(found, used_unix_s)
+    try:
+        head = _decode_head(_decode_header(first[_LENGTH_BYTES:stop]).metadata.machd_block)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    is_possible = (
+        head.version == BLOCK_VERSION
+        and head.key == key
+        and stop + head.data_bytes == size_bytes
+        and 0 < len(head.token_ids) <= 4 * _MAX_TOKENS
+        and len(head.token_ids) % 4 == 0
+        and head.start <= _MAX_START
+        and head.nbytes <= _MAX_MEMORY_BYTES + 8 * size_bytes
+    )
+    return head if is_possible else None
 
 
 def is_of(found: SavedBlock, wanted: SavedBlock) -> bool:
-    """Whether a block is the one that is wanted, by all that its content depends on."""
+    """Compare all that a block's content depends on."""
     return (
         found.digest == wanted.digest
         and found.parent == wanted.parent
@@ -169,43 +193,12 @@ def is_of(found: SavedBlock, wanted: SavedBlock) -> bool:
 
 
 def header_stop(first: bytes | memoryview) -> int:
-    """Where the header ends, as far as the first eight bytes can be believed."""
+    """Compute where the header ends, if the first eight bytes can be believed."""
     return _LENGTH_BYTES + int.from_bytes(first[:_LENGTH_BYTES], "little")
 
 
-def _read_head(first: bytes, size_bytes: int) -> _Head | None:
-    stop = header_stop(first)
-    if stop > min(len(first), MAX_HEADER_BYTES):
-        return None
-    try:
-        head = _decode_head(_decode_header(first[_LENGTH_BYTES:stop]).metadata.machd_block)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    is_possible = (
-        head.version == BLOCK_VERSION
-        and stop + head.data_bytes == size_bytes
-        and 0 < len(head.token_ids) <= 4 * _MAX_TOKENS
-        and len(head.token_ids) % 4 == 0
-        and head.start <= _MAX_START
-        and head.nbytes <= _MAX_MEMORY_BYTES + 8 * size_bytes
-    )
-    return head if is_possible else None
-
-
-def _saved(head: _Head, used_unix_s: float) -> SavedBlock:
-    return SavedBlock(
-        digest=head.digest,
-        parent=head.parent,
-        start=head.start,
-        token_ids=tuple(np.frombuffer(head.token_ids, dtype="<u4").tolist()),
-        has_state=head.has_state,
-        nbytes=head.nbytes,
-        used_unix_s=used_unix_s,
-    )
-
-
 def _checksum_at(whole: memoryview) -> int | None:
-    """Where the checksum's digits are; None where there is no place for them."""
+    """Find the checksum's digits; None if there is no place for them."""
     stop = header_stop(whole)
     if len(whole) < _LENGTH_BYTES or stop > min(len(whole), MAX_HEADER_BYTES):
         return None

@@ -1,10 +1,14 @@
-"""What a directory of blocks has at the start, told from the beginnings of its files."""
+"""The blocks that a directory has at the start, and the files of other keys, which make room.
+
+Only the heads of files are read. A block counts as used when any block that follows it was, because
+it is found through those before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from machd.engine.prefix_blocks.directory import (
     BlockDirectory,
@@ -16,6 +20,7 @@ from machd.engine.prefix_blocks.encoding import (
     FIRST_BYTES,
     MAX_BLOCK_BYTES,
     MAX_HEADER_BYTES,
+    BlockHead,
     header_stop,
     read_head,
 )
@@ -26,18 +31,17 @@ MAX_FOUND_FILES = 100_000
 """Files that are taken over, those last used first; the others are deleted."""
 
 MAX_FOUND_TOKENS = 4_000_000
-"""Of all of them together; they take some 150 MB of memory."""
+"""Tokens of all blocks that are taken over; they take some 150 MB of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBlocks:
-    """What was found, and what was deleted.
+    """The blocks that were taken over, and how many files were deleted.
 
     Attributes:
-        blocks: With the sizes of their files; what a block follows comes before it. Each counts as
-            used when what follows it was, because nobody gets there but through it.
-        damaged: Files that said something that cannot be.
-        useless: Files whose block follows one that is not there, or is beyond the limits.
+        blocks: Each with the bytes of its file, and after the block that it follows.
+        damaged: Files whose head cannot be right.
+        useless: Files whose block follows one that is not there, or that are beyond the limits.
     """
 
     blocks: tuple[tuple[SavedBlock, int], ...]
@@ -47,98 +51,129 @@ class FoundBlocks:
 
 @dataclass(slots=True)
 class _Seen:
-    """A file with a head that can be.
+    """A file whose head can be right.
 
     Attributes:
-        tokens: How many it has.
-        used_unix_s: When its block or one that follows it was last of use.
-        saved: What the head says; None where that is not kept, for there is too much of it.
+        used_unix_s: When its block, or one that follows it, was last of use.
     """
 
     file: BlockFile
-    parent: bytes
-    start: int
-    tokens: int
+    head: BlockHead
     used_unix_s: float
-    saved: SavedBlock | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """The files of a key.
+
+    Attributes:
+        rooted: Files whose blocks follow one another from position 0, parents first.
+        orphans: Files whose block follows one that was not seen.
+        damaged: Files whose head cannot be right.
+        is_complete: Whether all heads could be read.
+    """
+
+    rooted: list[_Seen]
+    orphans: list[BlockFile]
+    damaged: list[BlockFile]
+    is_complete: bool
 
 
 def find_blocks(directory: KeyDirectory, key: bytes) -> FoundBlocks:
-    """Read the heads of all files, and delete those that are of no use.
+    """Read the heads of all files, and delete the files that are of no use.
 
-    The tensors are not looked at, nor the checksum: whoever loads a block does that. A file that
-    cannot be read just now stays, and what seems to follow nothing then stays with it; neither
-    counts until it is written again.
+    A head that is wrong is found out when its block is loaded. A file that cannot be read just now
+    stays, and so do the blocks that seem to follow nothing then; none of them is taken over.
     """
-    seen, damaged, is_complete = _look(directory, key, MAX_FOUND_TOKENS)
-    for file in damaged:
+    scan = _scanned(directory, key)
+    kept = _within_limits(scan.rooted)
+    useless = [one.file for one in scan.rooted[len(kept) :]]
+    useless += scan.orphans if scan.is_complete else []
+    for file in (*scan.damaged, *useless):
         directory.delete(file.digest)
-    rooted, orphans = _rooted(seen)
-    _use_with_what_follows(rooted)
-    kept = _within_limits(rooted)
-    useless = rooted[len(kept) :] + (orphans if is_complete else [])
-    for one in useless:
-        directory.delete(one.file.digest)
-    kept.sort(key=lambda one: one.start)
-    blocks = tuple((saved, one.file.size_bytes) for one, saved in _with_heads(directory, key, kept))
-    return FoundBlocks(blocks, len(damaged), len(useless))
+    kept.sort(key=lambda one: one.head.start)
+    blocks = tuple((one.head.saved(one.used_unix_s), one.file.size_bytes) for one in kept)
+    return FoundBlocks(blocks, len(scan.damaged), len(useless))
 
 
-def files_by_worth(
-    directory: KeyDirectory, key: bytes
-) -> list[tuple[tuple[float, int], BlockFile]]:
-    """All files, each with what orders it: the smaller, the sooner it may go.
+class OtherKeys:
+    """The files of all keys but one: of models and versions that are not served now.
 
-    Nothing is deleted. What a block follows is worth more than it, and what nobody could find or
-    read is worth nothing.
+    They stay while the budget has room, so that a daemon that goes back to another model finds its
+    blocks, and go one by one as the files of the served key need it: the longest unused first, and
+    none before the blocks that follow it. Used by one thread at a time.
     """
-    seen, damaged, _ = _look(directory, key, 0)
-    rooted, orphans = _rooted(seen)
-    _use_with_what_follows(rooted)
-    worthless = [*damaged, *(one.file for one in orphans)]
-    return [
-        *(((0.0, 0), file) for file in worthless),
-        *(((one.used_unix_s, -one.start), one.file) for one in rooted),
-    ]
+
+    def __init__(self, root: BlockDirectory, key: bytes, budget_bytes: int | None) -> None:
+        """Count the bytes of other keys' files; directories without files are removed.
+
+        Args:
+            root: The directory of all keys.
+            key: The key whose files are not counted, and never deleted.
+            budget_bytes: Bytes that the files of all keys may take; None leaves the others alone.
+        """
+        self._root = root
+        self._budget_bytes = budget_bytes
+        self._keys = [] if budget_bytes is None else root.other_keys(key)
+        self._bytes = 0
+        self._worst_last: list[tuple[bytes, BlockFile]] | None = None
+        for other in self._keys:
+            with suppress(OSError, SettingsError), closing(root.found(other)) as directory:
+                self._bytes += sum(file.size_bytes for file in directory.files())
+                root.remove(other)
+
+    def make_room(self, own_bytes: int) -> int:
+        """Delete files until ``own_bytes`` and the rest fit the budget; returns how many."""
+        deleted = 0
+        while self._budget_bytes is not None and own_bytes + self._bytes > self._budget_bytes:
+            if self._worst_last is None:
+                self._worst_last = self._ranked()
+            if not self._worst_last:
+                self._bytes = 0  # nothing else can be deleted
+                break
+            self._delete(*self._worst_last.pop())
+            deleted += 1
+        return deleted
+
+    def _delete(self, key: bytes, file: BlockFile) -> None:
+        with suppress(OSError, SettingsError), closing(self._root.found(key)) as directory:
+            directory.delete(file.digest)
+        self._bytes -= file.size_bytes
+        self._root.remove(key)
+
+    def _ranked(self) -> list[tuple[bytes, BlockFile]]:
+        """Order all files; the last one is worth least. A file of no use is worth nothing."""
+        ranked: list[tuple[float, int, bytes, BlockFile]] = []
+        for key in self._keys:
+            with suppress(OSError, SettingsError), closing(self._root.found(key)) as directory:
+                scan = _scanned(directory, key)
+                useless = (*scan.damaged, *scan.orphans)
+                ranked += [(0.0, 0, key, file) for file in useless]
+                ranked += [(one.used_unix_s, -one.head.start, key, one.file) for one in scan.rooted]
+        ranked.sort(key=lambda one: one[:2], reverse=True)
+        return [(key, file) for _, _, key, file in ranked]
 
 
-def _look(
-    directory: KeyDirectory, key: bytes, max_tokens: int
-) -> tuple[list[_Seen], list[BlockFile], bool]:
-    """Files with a head that can be, those without, and whether all could be read.
-
-    No more heads are kept than have ``max_tokens`` tokens together.
-    """
+def _scanned(directory: KeyDirectory, key: bytes) -> _Scan:
     seen: list[_Seen] = []
     damaged: list[BlockFile] = []
     is_complete = True
-    tokens = 0
     for file in directory.files():
         try:
-            saved = _read(directory, file, key)
+            head = _read(directory, file, key)
         except OSError:
             is_complete = False
             continue
-        if saved is None:
+        if head is None:
             damaged.append(file)
-            continue
-        tokens += len(saved.token_ids)
-        is_kept = tokens <= max_tokens
-        seen.append(
-            _Seen(
-                file=file,
-                parent=saved.parent,
-                start=saved.start,
-                tokens=len(saved.token_ids),
-                used_unix_s=file.used_unix_s,
-                saved=saved if is_kept else None,
-            )
-        )
-    return seen, damaged, is_complete
+        else:
+            seen.append(_Seen(file, head, file.used_unix_s))
+    rooted, orphans = _rooted(seen)
+    return _Scan(rooted, orphans, damaged, is_complete)
 
 
-def _read(directory: KeyDirectory, file: BlockFile, key: bytes) -> SavedBlock | None:
-    """What a head says; None where that cannot be.
+def _read(directory: KeyDirectory, file: BlockFile, key: bytes) -> BlockHead | None:
+    """Read a file's head; None if it cannot be right.
 
     Raises:
         OSError: It cannot be read just now.
@@ -151,112 +186,41 @@ def _read(directory: KeyDirectory, file: BlockFile, key: bytes) -> SavedBlock | 
             first = directory.read(file.digest, header_stop(first))
     except NotAFileError:
         return None
-    saved = read_head(first, file.size_bytes, key, file.used_unix_s)
-    return saved if saved is not None and saved.digest == file.digest else None
+    head = read_head(first, file.size_bytes, key)
+    return head if head is not None and head.digest == file.digest else None
 
 
-def _rooted(seen: Iterable[_Seen]) -> tuple[list[_Seen], list[_Seen]]:
-    """Those that follow one another from position 0 on, in order, and those that do not."""
-    stops: dict[bytes, int] = {}
-    rooted: list[_Seen] = []
-    orphans: list[_Seen] = []
-    for one in sorted(seen, key=lambda one: one.start):
-        if one.start == 0 or stops.get(one.parent) == one.start:
-            stops[one.file.digest] = one.start + one.tokens
-            rooted.append(one)
+def _rooted(seen: Iterable[_Seen]) -> tuple[list[_Seen], list[BlockFile]]:
+    """Split blocks into those that follow one another from position 0, in order, and the rest."""
+    by_digest: dict[bytes, _Seen] = {}
+    orphans: list[BlockFile] = []
+    for one in sorted(seen, key=lambda one: one.head.start):
+        parent = by_digest.get(one.head.parent)
+        if one.head.start == 0 or (parent is not None and _stop(parent) == one.head.start):
+            by_digest[one.head.digest] = one
         else:
-            orphans.append(one)
+            orphans.append(one.file)
+    rooted = list(by_digest.values())
+    for one in reversed(rooted):
+        parent = by_digest.get(one.head.parent)
+        if one.head.start > 0 and parent is not None:
+            parent.used_unix_s = max(parent.used_unix_s, one.used_unix_s)
     return rooted, orphans
 
 
-def _use_with_what_follows(rooted: list[_Seen]) -> None:
-    """Have a block count as used when what follows it was; parents come first, and stay so."""
-    by_digest = {one.file.digest: one for one in rooted}
-    for one in reversed(rooted):
-        parent = by_digest.get(one.parent)
-        if one.start > 0 and parent is not None:
-            parent.used_unix_s = max(parent.used_unix_s, one.used_unix_s)
+def _stop(one: _Seen) -> int:
+    return one.head.start + one.head.tokens
 
 
 def _within_limits(rooted: list[_Seen]) -> list[_Seen]:
-    """Those last used, as many as may be; with any of them all that it follows.
+    """Take the blocks that were last used, each with all that it follows.
 
-    ``rooted`` is put in that order.
+    ``rooted`` is put in that order, so that the others are its end.
     """
-    rooted.sort(key=lambda one: (-one.used_unix_s, one.start))
+    rooted.sort(key=lambda one: (-one.used_unix_s, one.head.start))
     tokens = 0
     for number, one in enumerate(rooted):
-        tokens += one.tokens
+        tokens += one.head.tokens
         if number == MAX_FOUND_FILES or tokens > MAX_FOUND_TOKENS:
             return rooted[:number]
     return rooted[:]
-
-
-def _with_heads(
-    directory: KeyDirectory, key: bytes, kept: Iterable[_Seen]
-) -> Iterator[tuple[_Seen, SavedBlock]]:
-    """What the heads say, read again where it was not kept."""
-    for one in kept:
-        saved = one.saved
-        if saved is None:
-            try:
-                saved = _read(directory, one.file, key)
-            except OSError:
-                continue  # what follows is found to follow nothing
-        if saved is not None:
-            yield one, replace(saved, used_unix_s=one.used_unix_s)
-
-
-class OtherKeys:
-    """What a directory has of all keys but one. Used by one thread at a time."""
-
-    def __init__(self, root: BlockDirectory, key: bytes, budget_bytes: int | None) -> None:
-        """Count what is there; directories without files are removed.
-
-        Args:
-            root: Of all keys.
-            key: Whose files are not counted, and never deleted.
-            budget_bytes: What the files of all keys may take; None leaves the others alone.
-        """
-        self._root = root
-        self._budget_bytes = budget_bytes
-        self._counts: dict[bytes, int] = {}
-        self._bytes = 0
-        self._order: list[tuple[bytes, BlockFile]] | None = None
-        for other in [] if budget_bytes is None else root.keys():
-            if other != key:
-                with suppress(OSError, SettingsError), closing(root.found(other)) as directory:
-                    files = directory.files()
-                    self._bytes += sum(one.size_bytes for one in files)
-                    self._counts[other] = len(files)
-                    if not files:
-                        root.remove(other)
-
-    def make_room(self, own_bytes: int) -> int:
-        """Delete until ``own_bytes`` and what is left fit the budget; returns how many files."""
-        deleted = 0
-        while self._budget_bytes is not None and own_bytes + self._bytes > self._budget_bytes:
-            if self._order is None:
-                self._order = self._worst_last()
-            if not self._order:
-                self._bytes = 0  # nothing else can be deleted
-                break
-            self._delete(*self._order.pop())
-            deleted += 1
-        return deleted
-
-    def _delete(self, key: bytes, file: BlockFile) -> None:
-        with suppress(OSError, SettingsError), closing(self._root.found(key)) as directory:
-            directory.delete(file.digest)
-        self._bytes -= file.size_bytes
-        self._counts[key] -= 1
-        if not self._counts[key]:
-            self._root.remove(key)
-
-    def _worst_last(self) -> list[tuple[bytes, BlockFile]]:
-        ranked = []
-        for key in self._counts:
-            with suppress(OSError, SettingsError), closing(self._root.found(key)) as directory:
-                ranked += [(rank, key, file) for rank, file in files_by_worth(directory, key)]
-        ranked.sort(key=lambda one: one[0], reverse=True)
-        return [(key, file) for _, key, file in ranked]

@@ -64,9 +64,9 @@ def test_what_was_written_comes_back() -> None:
     """Floats, integers and booleans, without dimensions and without elements, and notes."""
     whole = _whole()
     assert is_same_content(decode_block(whole, SAVED, KEY), content_of(SAVED, 128))
-    assert read_head(whole[: header_stop(whole)], len(whole), KEY, 5.0) == replace(
-        SAVED, used_unix_s=5.0
-    )
+    head = read_head(whole[: header_stop(whole)], len(whole), KEY)
+    assert head is not None
+    assert head.saved(5.0) == replace(SAVED, used_unix_s=5.0)
 
 
 def test_the_own_changes_are_good() -> None:
@@ -93,7 +93,7 @@ def test_cut_off_anywhere() -> None:
     assert len(whole) < 4000
     for stop in range(len(whole)):
         assert decode_block(whole[:stop], SAVED, KEY) is None
-        assert read_head(whole[:stop], stop, KEY, 0.0) is None
+        assert read_head(whole[:stop], stop, KEY) is None
 
 
 def test_grown() -> None:
@@ -147,7 +147,7 @@ def test_another_block(wanted: object) -> None:
 def test_another_key() -> None:
     """Nor one that another model left, though it lies in the right place."""
     assert decode_block(_whole(), SAVED, b"another key") is None
-    assert read_head(_whole(), len(_whole()), b"another key", 0.0) is None
+    assert read_head(_whole(), len(_whole()), b"another key") is None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_header_of_any_length(length: int) -> None:
     whole = _whole()
     damaged = length.to_bytes(8, "little") + whole[8:]
     assert decode_block(damaged, SAVED, KEY) is None
-    assert read_head(damaged, len(damaged), KEY, 0.0) is None
+    assert read_head(damaged, len(damaged), KEY) is None
 
 
 def test_a_header_above_the_limit() -> None:
