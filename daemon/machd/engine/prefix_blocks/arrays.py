@@ -1,12 +1,13 @@
-"""The arrays of a block: its own, and as few as possible.
+"""The arrays of a block: keys and values of its positions, and the state at its end.
 
-On Metal every array is a buffer, and their number is limited. So the planes of all layers that are
-of one shape and dtype lie in one array, one behind the other: of a usual model a block is one array.
+On Metal every array is a buffer, and their number is limited. So the keys and values of all layers
+that have one shape and dtype are stacked into one array; most models' blocks are one array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -17,8 +18,8 @@ from machd.engine.kv.state import CacheState, arrays_in, copied, row_state
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneShape:
-    """What planes that share an array have in common."""
+class KvShape:
+    """The shape of one layer's keys or values, whatever their positions."""
 
     heads: int
     width: int
@@ -27,33 +28,34 @@ class PlaneShape:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Where a block keeps what a model's caches hold.
+    """The place in a block of each array that a model's caches hold.
 
     Attributes:
-        planes: Of each innermost cache, its planes in order; None of one without positions.
+        caches: Shapes of each innermost cache's keys and values, in order; None for a cache that
+            has a state instead.
     """
 
-    planes: tuple[tuple[PlaneShape, ...] | None, ...]
+    caches: tuple[tuple[KvShape, ...] | None, ...]
 
     @property
-    def stacks(self) -> tuple[PlaneShape, ...]:
-        """What the arrays are made of, in the order in which it first occurs."""
-        return tuple(dict.fromkeys(one for planes in self.planes for one in planes or ()))
+    def stacks(self) -> Mapping[KvShape, int]:
+        """How many arrays each stack is made of, in the stacks' order."""
+        return Counter(shape for shapes in self.caches for shape in shapes or ())
 
     @property
     def needs_state(self) -> bool:
-        """Whether there are caches without positions."""
-        return None in self.planes
+        """Whether there are caches that have a state."""
+        return None in self.caches
 
 
 @dataclass(frozen=True, slots=True)
 class BlockArrays:
-    """What a block holds.
+    """A block in memory.
 
     Attributes:
         tokens: Positions.
-        stacks: [planes, heads, tokens, n] each, as the layout orders them.
-        state: At its end, of each cache without positions; None where it is not known.
+        stacks: [arrays, heads, tokens, width] each, as the layout orders them.
+        state: The state at the block's end, of each cache that has one; None if it is not known.
     """
 
     layout: BlockLayout
@@ -63,12 +65,12 @@ class BlockArrays:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All there are."""
+        """The stacks and the arrays of the state."""
         return [*self.stacks, *arrays_in(self.state)]
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     def has_nan(self) -> mx.array:
@@ -77,43 +79,45 @@ class BlockArrays:
         return mx.any(mx.stack([mx.zeros(()), *(mx.any(mx.isnan(one)) for one in floats)]))
 
     def part(self, start: int, stop: int, *, has_state: bool = True) -> BlockArrays:
-        """Copy positions, with the state where they end with the block's and it is wanted."""
+        """Copy positions, with the state if it is wanted and they end where the block does."""
         stacks = tuple(_joined([one[:, :, start:stop]], axis=2) for one in self.stacks)
         keeps_state = not self.layout.needs_state or (has_state and stop == self.tokens)
         return BlockArrays(self.layout, stop - start, stacks, self.state if keeps_state else None)
 
 
 def copy_of_row(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
-    """Positions of a row, and its state if it is wanted and the row stands at ``stop``.
+    """Copy positions of a row, with its state if it is wanted and the row is computed up to ``stop``.
 
-    Nothing is computed yet; before the row is computed any further, it should be.
+    The copy is not evaluated; it should be before the row is computed any further.
     """
     assert 0 <= start < stop <= row.length, "what is copied is computed"
     caches = innermost(row.caches)
-    columns: dict[PlaneShape, list[mx.array]] = {}
-    layout: list[tuple[PlaneShape, ...] | None] = []
+    columns: dict[KvShape, list[mx.array]] = {}
+    layout: list[tuple[KvShape, ...] | None] = []
     for cache in caches:
-        planes = planes_of(cache)
-        shapes = None if planes is None else tuple(_shape(plane) for plane in planes)
-        for plane, shape in zip(planes or (), shapes or (), strict=True):
-            one = plane[row.index : row.index + 1, :, start:stop]
-            columns.setdefault(shape, []).append(one)
+        arrays = planes_of(cache)  # [rows, heads, columns, width] each
+        shapes = None
+        if arrays is not None:
+            shapes = tuple(KvShape(one.shape[1], one.shape[3], one.dtype) for one in arrays)
+            for array, shape in zip(arrays, shapes, strict=True):
+                one = array[row.index : row.index + 1, :, start:stop]
+                columns.setdefault(shape, []).append(one)
         layout.append(shapes)
-    others = [cache for cache, planes in zip(caches, layout, strict=True) if planes is None]
+    others = [cache for cache, shapes in zip(caches, layout, strict=True) if shapes is None]
     state: tuple[CacheState, ...] | None = None
     if not others or (has_state and row.is_exact and row.length == stop):
         state = tuple(row_state(cache, row.index) for cache in others)
-    stacks = tuple(_joined(planes, axis=0) for planes in columns.values())
+    stacks = tuple(_joined(parts, axis=0) for parts in columns.values())
     return BlockArrays(BlockLayout(tuple(layout)), stop - start, stacks, state)
 
 
 def fill_caches(caches: Iterable[Cache], blocks: Sequence[BlockArrays], length: int) -> None:
-    """Put what blocks hold into a row's empty caches.
+    """Put blocks into a row's empty caches.
 
     Args:
-        caches: As the model makes them.
-        blocks: Following one another from position 0, with ``length`` positions or more. If there
-            are caches without positions, the last one has state and ends there.
+        caches: The caches as the model makes them.
+        blocks: Blocks that follow one another from position 0, with ``length`` positions or more.
+            If there are caches that have a state, the last block has it and ends there.
         length: Positions that the row has then.
     """
     layout, last = blocks[0].layout, blocks[-1]
@@ -123,25 +127,22 @@ def fill_caches(caches: Iterable[Cache], blocks: Sequence[BlockArrays], length: 
     if layout.needs_state:
         assert last.state is not None, "the last block has state"
         assert length == held, "state is of the block's end"
-    stacks = {
-        shape: _put_together([block.stacks[number] for block in blocks], length)
-        for number, shape in enumerate(layout.stacks)
+    arrays = {
+        shape: iter(
+            mx.split(_put_together([block.stacks[number] for block in blocks], length), count)
+        )
+        for number, (shape, count) in enumerate(layout.stacks.items())
     }
-    places = dict.fromkeys(layout.stacks, 0)
     states = iter(last.state or ())
-    for cache, shapes in zip(innermost(caches), layout.planes, strict=True):
+    for cache, shapes in zip(innermost(caches), layout.caches, strict=True):
         if shapes is None:
             cache.state = copied(next(states))
-            continue
-        planes = []
-        for shape in shapes:
-            planes.append(stacks[shape][places[shape] : places[shape] + 1])
-            places[shape] += 1
-        fill_planes(cache, planes, length)
+        else:
+            fill_planes(cache, [next(arrays[shape]) for shape in shapes], length)
 
 
 def _put_together(stacks: Sequence[mx.array], length: int) -> mx.array:
-    """Stacks one behind the other, the first ``length`` positions: [planes, heads, length, n]."""
+    """Join stacks of blocks, and cut them to ``length``: [arrays, heads, length, width]."""
     needed: list[mx.array] = []
     for stack in stacks:
         if length > 0:
@@ -151,10 +152,6 @@ def _put_together(stacks: Sequence[mx.array], length: int) -> mx.array:
 
 
 def _joined(parts: Sequence[mx.array], *, axis: int) -> mx.array:
-    """Arrays in one of its own; of one array alone, concatenate gives the array itself."""
+    """Join arrays in memory of their own; of one array alone, concatenate gives the array itself."""
     empty = parts[0][:0] if axis == 0 else parts[0][:, :, :0]
     return mx.concatenate([empty, *parts], axis=axis)
-
-
-def _shape(plane: mx.array) -> PlaneShape:
-    return PlaneShape(plane.shape[1], plane.shape[3], plane.dtype)

@@ -1,6 +1,7 @@
-"""Blocks to plain arrays that may leave the engine thread, and back.
+"""Conversion of blocks to numpy arrays, which may leave the engine thread, and back.
 
-What comes back is held against the model's own blocks: a file may be of another model, or anything.
+A file may be another model's, or anything; so what comes back has to have the form of the model's
+own blocks.
 """
 
 from __future__ import annotations
@@ -17,15 +18,7 @@ from machd.engine.kv.planes import KvFormat
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.kv.state import CacheState, is_like, shape_of
 from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout, copy_of_row
-from machd.engine.prefix_blocks.encoding import BlockContent, PlainArray
-
-_DTYPES = {
-    str(dtype).rpartition(".")[2]: dtype
-    for dtype in (
-        mx.bfloat16, mx.float16, mx.float32, mx.bool_,
-        mx.uint8, mx.uint16, mx.uint32, mx.uint64, mx.int8, mx.int16, mx.int32, mx.int64,
-    )
-}  # fmt: skip
+from machd.engine.prefix_blocks.encoding import BlockContent
 
 _ARRAY = "array"
 _STATE = "state"
@@ -35,28 +28,33 @@ _TRACED_TOKENS = 8
 
 
 def content_of(block: BlockArrays) -> BlockContent:
-    """A block's content in numpy's own memory. Waits until it is computed."""
+    """Copy a block into numpy's own memory, once it is computed."""
     arrays = {f"stack.{number}": stack for number, stack in enumerate(block.stacks)}
-    structure = None if block.state is None else [_flattened(one, arrays) for one in block.state]
-    notes = {_STATE: json.dumps(structure), _BFLOAT16: json.dumps(_bfloat16_names(arrays))}
-    return BlockContent({name: _plain(array) for name, array in arrays.items()}, notes)
+    structure = None if block.state is None else [_named(one, arrays) for one in block.state]
+    bfloat16 = [name for name, array in arrays.items() if array.dtype == mx.bfloat16]
+    notes = {_STATE: json.dumps(structure), _BFLOAT16: json.dumps(bfloat16)}
+    plain = {
+        # numpy has no bfloat16.
+        name: np.array(array.view(mx.uint16) if name in bfloat16 else array)
+        for name, array in arrays.items()
+    }
+    return BlockContent(plain, notes)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """What the blocks of a model look like, whatever their tokens.
+    """The form of a model's blocks, whatever their tokens.
 
     Attributes:
-        state: Of each cache without positions, with shapes for arrays.
+        state: The state of each cache that has one, with shapes for arrays.
     """
 
     layout: BlockLayout
-    stacks: tuple[tuple[int, int, int, mx.Dtype], ...]
     state: tuple[CacheState, ...]
 
     @classmethod
     def of_model(cls, model: LanguageModel, kv_format: KvFormat) -> BlockForm:
-        """Find the form of a model's blocks from the shapes of its caches; no layer is evaluated."""
+        """Find the form from the shapes of a model's caches; no layer is evaluated."""
         caches = make_row_caches(model, kv_format)
         model(mx.zeros((1, _TRACED_TOKENS), dtype=mx.int32), cache=caches)
         row = StandingRow(caches, 0, _TRACED_TOKENS, is_exact=True)
@@ -64,75 +62,55 @@ class BlockForm:
 
     @classmethod
     def of(cls, block: BlockArrays) -> BlockForm:
-        """That of a block with state."""
+        """Find the form from a block with state."""
         assert block.state is not None, "state shows what others have to look like"
-        stacks = tuple(
-            (one.shape[0], one.shape[1], one.shape[3], one.dtype) for one in block.stacks
-        )
-        return cls(block.layout, stacks, tuple(shape_of(one) for one in block.state))
+        return cls(block.layout, tuple(shape_of(one) for one in block.state))
 
     def block_of(self, content: BlockContent, tokens: int) -> BlockArrays | None:
-        """A block of so many tokens; None where the content is not of this form."""
+        """Make a block of ``tokens`` positions; None if the content is not of this form."""
         try:
             bfloat16 = frozenset(json.loads(content.notes[_BFLOAT16]))
-            arrays = {
-                name: _array(one, is_bfloat16=name in bfloat16)
-                for name, one in content.arrays.items()
-            }
-            stacks = tuple(arrays[f"stack.{number}"] for number in range(len(self.stacks)))
-            state = _state(json.loads(content.notes[_STATE]), arrays)
+            arrays = {name: mx.array(plain) for name, plain in content.arrays.items()}
+            arrays |= {name: arrays[name].view(mx.bfloat16) for name in bfloat16 & arrays.keys()}
+            stacks = tuple(arrays[f"stack.{number}"] for number in range(len(self.layout.stacks)))
+            state = _states(json.loads(content.notes[_STATE]), arrays)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None
         block = BlockArrays(self.layout, tokens, stacks, state)
         return block if self._fits(block) else None
 
     def _fits(self, block: BlockArrays) -> bool:
-        for stack, (planes, heads, width, dtype) in zip(block.stacks, self.stacks, strict=True):
-            if stack.shape != (planes, heads, block.tokens, width) or stack.dtype != dtype:
+        for stack, (shape, count) in zip(block.stacks, self.layout.stacks.items(), strict=True):
+            expected = (count, shape.heads, block.tokens, shape.width)
+            if stack.shape != expected or stack.dtype != shape.dtype:
                 return False
-        if block.state is None:
-            return self.layout.needs_state
-        return is_like(block.state, self.state)
+        return self.layout.needs_state if block.state is None else is_like(block.state, self.state)
 
 
-def _flattened(state: CacheState, arrays: dict[str, mx.array]) -> object:
-    """A state as JSON knows it; its arrays are added to ``arrays`` and named."""
+def _named(state: CacheState, arrays: dict[str, mx.array]) -> object:
+    """Convert a state to JSON's types; its arrays are added to ``arrays`` and named."""
     if isinstance(state, mx.array):
         name = f"state.{len(arrays)}"
         arrays[name] = state
         return {_ARRAY: name}
     if isinstance(state, tuple | list):
-        return [_flattened(one, arrays) for one in state]
+        return [_named(one, arrays) for one in state]
     return state
 
 
-def _state(structure: object, arrays: Mapping[str, mx.array]) -> tuple[CacheState, ...] | None:
+def _states(structure: object, arrays: Mapping[str, mx.array]) -> tuple[CacheState, ...] | None:
     if structure is None:
         return None
     if not isinstance(structure, list):
         raise TypeError("states come in a list")
-    return tuple(_nested(one, arrays) for one in structure)
+    return tuple(_state(one, arrays) for one in structure)
 
 
-def _nested(structure: object, arrays: Mapping[str, mx.array]) -> CacheState:
+def _state(structure: object, arrays: Mapping[str, mx.array]) -> CacheState:
+    """Convert what :func:`_named` made of a state back."""
     if isinstance(structure, dict):
         return arrays[structure[_ARRAY]]
     if isinstance(structure, list):
-        return [_nested(one, arrays) for one in structure]
+        return [_state(one, arrays) for one in structure]
     assert structure is None or isinstance(structure, int | float | str), "JSON has no others"
     return structure
-
-
-def _bfloat16_names(arrays: Mapping[str, mx.array]) -> list[str]:
-    return [name for name, array in arrays.items() if array.dtype == mx.bfloat16]
-
-
-def _plain(array: mx.array) -> PlainArray:
-    # numpy has no bfloat16.
-    bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.array(bits)
-
-
-def _array(plain: PlainArray, *, is_bfloat16: bool) -> mx.array:
-    array = mx.array(plain)
-    return array.view(mx.bfloat16) if is_bfloat16 else array
