@@ -5,9 +5,10 @@ Blocks are numbered from 1 on; a helper of a test, so every answer is held again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.encoding import BlockContent
 from machd.engine.protocol.blocks import (
     BlockChange,
@@ -35,7 +36,7 @@ ASKED = SamplingParams(temperature=0.0, top_logprobs=2)
 _RESERVED = 40
 
 
-class FilesInMemory:
+class FilesInMemory(DiskTier):
     """Stands in for the disk tier: content by digest, saved at once."""
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class FilesInMemory:
         _, content = self.contents.get(saved.digest, (None, None))
         return content
 
-    def forget(self, digests: Sequence[bytes]) -> None:
+    def forget(self, digests: Iterable[bytes]) -> None:
         """Delete."""
         for digest in digests:
             self.contents.pop(digest, None)

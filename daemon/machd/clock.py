@@ -35,16 +35,16 @@ class SystemClock:
 
 
 class Throttle:
-    """Spaces log lines: one is due at once, the next ones an interval after the last that was."""
+    """A limit of one log line in an interval; the first line is due at once."""
 
-    def __init__(self, clock: Clock, interval_s: float) -> None:
+    def __init__(self, clock: Clock, interval_s: float = 60.0) -> None:
         """Begin with a line that is due."""
         self._clock = clock
         self._interval_s = interval_s
         self._due_s: float | None = None
 
     def is_due(self) -> bool:
-        """Find out whether a line may be logged now; if so, the next interval begins."""
+        """Find out whether a line may be logged now; if it may, the next interval begins."""
         now_s = self._clock.monotonic_s()
         if self._due_s is not None and now_s < self._due_s:
             return False

@@ -1,4 +1,4 @@
-"""The blocks of the scripted engine: tokens instead of arrays, so that it shows whose they are."""
+"""The blocks of the scripted engine: tokens instead of arrays, so that a wrong block shows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ BYTES_PER_STATE = 4096
 
 @dataclass(frozen=True, slots=True)
 class FakeBlock:
-    """Tokens and where they stand.
+    """Tokens and their first position.
 
     Attributes:
         has_state: Whether a row can be opened at its end.
-        state_bytes: What that takes.
+        state_bytes: Bytes that the state takes.
     """
 
     start: int
@@ -40,21 +40,21 @@ class FakeBlock:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in a made-up memory."""
+        """Bytes that it takes in a made-up memory."""
         return len(self.token_ids) * BYTES_PER_TOKEN + self.state_bytes
 
 
 FakeDisk = dict[bytes, tuple[SavedBlock, FakeBlock]]
-"""A disk tier that outlives the engine: by digest."""
+"""A disk tier that outlives the engine: blocks by digest."""
 
 
 @dataclass(slots=True)
 class FakeDiskFaults:
-    """What goes wrong with the disk tier.
+    """Faults of the disk tier.
 
     Attributes:
         lost_loads: Digests of blocks that it has and cannot read.
-        dropped_saves: Digests of blocks that it does not write, as the step after says.
+        dropped_saves: Digests of blocks that it does not write, as the next step reports.
     """
 
     lost_loads: Collection[bytes] = field(default_factory=set)
@@ -68,9 +68,9 @@ class FakeBlocks:
         """Begin with none.
 
         Args:
-            is_stateful: Whether the made-up model keeps something that only exists where a row is.
+            is_stateful: Whether the made-up model has a state, which exists at a row's end alone.
             disk: The disk tier, if there is one.
-            faults: What goes wrong there.
+            faults: Faults of the disk tier.
         """
         self._is_stateful = is_stateful
         self._disk = disk
@@ -105,7 +105,7 @@ class FakeBlocks:
         )
 
     def open(self, reused: ReusedPrefix) -> tuple[int, ...]:
-        """The tokens that a row is opened with, which its blocks have to hold."""
+        """Return the tokens that a row is opened with, which its blocks have to hold."""
         missing = set(reused.block_ids) - self._blocks.keys()
         assert not missing, (
             f"a row is opened from blocks that are held, and these are not: {missing}"
@@ -128,24 +128,24 @@ class FakeBlocks:
         return sum(block.nbytes for block in self._blocks.values())
 
     def saved(self) -> tuple[SavedBlock, ...]:
-        """What the disk tier has."""
+        """List the disk tier's blocks."""
         return tuple(saved for saved, _ in (self._disk or {}).values())
 
     def reading(self) -> DiskReading | None:
-        """How the disk tier does."""
+        """Read the disk tier's counts; None without one."""
         if self._disk is None:
             return None
         held_bytes = sum(block.nbytes for _, block in self._disk.values())
         return DiskReading(held_bytes, self._written, self._loaded, dropped=self._dropped_count)
 
     def close(self) -> None:
-        """Drop all that is in memory."""
+        """Drop all blocks in memory."""
         self._blocks.clear()
 
     def _made(
         self, change: BlockChange, computed: Callable[[int], tuple[int, ...]]
     ) -> list[tuple[int, FakeBlock | None]]:
-        """What a change leaves: a block or none for each number."""
+        """Make a change; returns a block, or None if it could not be made, for each number."""
         match change:
             case StoreBlock():
                 return [(change.block_id, self._copy(change, computed(change.slot_index)))]
@@ -158,7 +158,7 @@ class FakeBlocks:
                 return []
 
     def _give_up(self, change: DropBlocks | SaveBlock | ForgetSaved) -> None:
-        """Changes after which no block is in memory that was not before."""
+        """Make a change after which no block is in memory that was not before."""
         match change:
             case DropBlocks():
                 for block_id in change.block_ids:

@@ -39,12 +39,12 @@ class BlockLayout:
 
     @property
     def stacks(self) -> Mapping[KvShape, int]:
-        """How many arrays each stack is made of, in the stacks' order."""
+        """Number of arrays in each stack, in the stacks' order."""
         return Counter(shape for shapes in self.caches for shape in shapes or ())
 
     @property
     def needs_state(self) -> bool:
-        """Whether there are caches that have a state."""
+        """Presence of caches that have a state."""
         return None in self.caches
 
 

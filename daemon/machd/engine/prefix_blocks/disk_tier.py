@@ -17,7 +17,7 @@ from machd.clock import Clock, SystemClock, Throttle
 from machd.engine.prefix_blocks.directory import BlockDirectory, KeyDirectory, NotAFileError
 from machd.engine.prefix_blocks.encoding import BlockContent, decode_block, is_of
 from machd.engine.prefix_blocks.scan import FoundBlocks, OtherKeys, find_blocks
-from machd.engine.prefix_blocks.writer import REPORT_INTERVAL_S, BlockWriter, WrittenBlock
+from machd.engine.prefix_blocks.writer import BlockWriter, WrittenBlock
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import DiskReading
 
@@ -50,7 +50,7 @@ class DiskTier:
         self._key = key
         self._is_closed = False
         self._loaded_count = 0
-        self._damage_reports = Throttle(clock, REPORT_INTERVAL_S)
+        self._damage_reports = Throttle(clock)
         with ExitStack() as opened:
             root = opened.enter_context(closing(BlockDirectory(directory)))
             self._directory = opened.enter_context(closing(root.of_key(key)))

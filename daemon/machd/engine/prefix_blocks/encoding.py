@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -183,13 +183,7 @@ def read_head(first: bytes, size_bytes: int, key: bytes) -> BlockHead | None:
 
 def is_of(found: SavedBlock, wanted: SavedBlock) -> bool:
     """Compare all that a block's content depends on."""
-    return (
-        found.digest == wanted.digest
-        and found.parent == wanted.parent
-        and found.start == wanted.start
-        and found.token_ids == wanted.token_ids
-        and found.has_state == wanted.has_state
-    )
+    return replace(found, nbytes=0, used_unix_s=0.0) == replace(wanted, nbytes=0, used_unix_s=0.0)
 
 
 def header_stop(first: bytes | memoryview) -> int:

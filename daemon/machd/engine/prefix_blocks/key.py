@@ -1,8 +1,8 @@
-"""What two daemons must have in common for one to use the other's blocks.
+"""The key of a model's blocks: two daemons with the same key can use each other's.
 
-What a block holds follows from its tokens, the weights, the code that computes and how caches are
-kept. Weights are told apart by their files: names, sizes, times, and some of what is in them, because
-copies and archives can have any time. All of it would be read for minutes.
+A block's content follows from its tokens, the weights, the code that computes and the KV format.
+Weights are told apart by their files: names, sizes, times, and both ends, because copies and archives
+can have any time. To read all of them would take minutes.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from pathlib import Path
 from machd.engine.backend.model_files import open_regular
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.encoding import BLOCK_VERSION
-from machd.engine.protocol.engine import ModelDescription
 from machd.errors import ModelNotFoundError
 from machd.installed import installed_version
 
 _KEY_BYTES = 16
 _SAMPLE_BYTES = 64 << 10
-"""Of a file's beginning, where its header is, and of its end."""
+"""Bytes that are read of a file's beginning, where its header is, and of its end."""
 
 _COMPUTING = ("mlx", "mlx-lm")
 
 
 def block_key(loaded: LoadedModel) -> bytes:
-    """Of the weights, their dtype, how caches are kept, and the versions of what computes.
+    """Compute the key from the weights, their dtype, the caches, and the versions that compute.
 
-    A model that was made in memory is known by its description alone.
+    A model that was made in memory is known by its description and name alone.
 
     Raises:
         ModelNotFoundError: A file of the model's cannot be read any more.
@@ -42,34 +41,29 @@ def block_key(loaded: LoadedModel) -> bytes:
 
 
 def _parts(loaded: LoadedModel) -> Iterator[bytes]:
+    description = loaded.description
     texts = [
         str(BLOCK_VERSION),
         *(f"{name} {installed_version(name)}" for name in _COMPUTING),
         loaded.kv_format.name,
-        *_described(loaded.description),
+        # All that decides on keys and values, but not what a request may use of the model.
+        description.architecture,
+        description.dtype,
+        str(description.quantization),
+        description.backend,
+        f"{description.parameters} {description.weights_bytes} {description.vocabulary_tokens}",
+        repr(description.cache),
     ]
     for text in texts:
         yield text.encode()
-    for file in sorted(loaded.weight_files):
-        yield from _file(file)
-    for file in _beside(loaded.weight_files):
+    for file in (*sorted(loaded.weight_files), *_beside(loaded.weight_files)):
         yield from _file(file)
     if not loaded.weight_files:
-        yield loaded.description.model_id.encode()
-
-
-def _described(description: ModelDescription) -> Iterator[str]:
-    """What decides on keys and values, but not what a request may use of the model."""
-    yield description.architecture
-    yield description.dtype
-    yield str(description.quantization)
-    yield description.backend
-    yield f"{description.parameters} {description.weights_bytes} {description.vocabulary_tokens}"
-    yield repr(description.cache)
+        yield description.model_id.encode()
 
 
 def _beside(weight_files: tuple[Path, ...]) -> list[Path]:
-    """What else decides what a model in mlx-lm's layout computes: its configuration and own code."""
+    """List the configuration and code beside weights in mlx-lm's layout, which decide, too."""
     directories = {file.parent for file in weight_files if file.suffix == ".safetensors"}
     return [
         file
@@ -80,7 +74,7 @@ def _beside(weight_files: tuple[Path, ...]) -> list[Path]:
 
 
 def _file(path: Path) -> Iterator[bytes]:
-    """Name, size, time, and both ends."""
+    """Read a file's name, size, time, and both ends."""
     try:
         with open_regular(path) as file:
             facts = os.fstat(file.fileno())

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
 import structlog
 
-from machd.clock import Clock, SystemClock
+from machd.clock import Clock, SystemClock, Throttle
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
-from machd.engine.prefix_blocks.encoding import BlockContent
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.protocol.blocks import (
     BlockChange,
     BlockOutcome,
@@ -40,8 +40,6 @@ from machd.engine.protocol.engine import DiskReading
 _CLOSE_WITHIN_S = 10.0
 """Time for writing blocks that are queued when the engine closes."""
 
-_REPORT_INTERVAL_S = 60.0
-
 _Made = TypeVar("_Made")
 
 FindRow = Callable[[int], StandingRow | None]
@@ -49,38 +47,6 @@ FindRow = Callable[[int], StandingRow | None]
 
 _Source = StandingRow | BlockArrays | None
 """A row, or the copy of one that left."""
-
-
-class BlockStorage(Protocol):
-    """A place for blocks besides memory: :class:`machd.engine.prefix_blocks.disk_tier.DiskTier`."""
-
-    def save(self, saved: SavedBlock, content: BlockContent) -> None:
-        """Have a block kept. Never waits, never raises."""
-        ...
-
-    def load(self, saved: SavedBlock) -> BlockContent | None:
-        """A block's content; None where it is not there, or not as it was."""
-        ...
-
-    def forget(self, digests: Sequence[bytes]) -> None:
-        """Have blocks deleted; those that are not there are no fault."""
-        ...
-
-    def take_unsaved(self) -> tuple[bytes, ...]:
-        """Digests of what was to be kept and is not, since this was last asked."""
-        ...
-
-    def saved(self) -> tuple[SavedBlock, ...]:
-        """What was found at the start and is still there."""
-        ...
-
-    def reading(self) -> DiskReading:
-        """How it does."""
-        ...
-
-    def close(self, within_s: float) -> None:
-        """Keep what is not kept yet, for so long at most."""
-        ...
 
 
 @dataclass(slots=True)
@@ -102,7 +68,7 @@ class MemoryTier:
 
     def __init__(
         self,
-        disk_tier: BlockStorage | None = None,
+        disk_tier: DiskTier | None = None,
         form: BlockForm | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -115,9 +81,8 @@ class MemoryTier:
         """
         self._disk_tier = disk_tier
         self._form = form
-        self._clock = clock or SystemClock()
         self._failed_count = 0
-        self._reported_s: float | None = None
+        self._failure_reports = Throttle(clock or SystemClock())
         self._blocks: dict[int, BlockArrays] = {}
         self._left_rows: dict[int, BlockArrays] = {}
 
@@ -261,9 +226,7 @@ class MemoryTier:
             raise  # a bug of ours
         except Exception as error:  # noqa: BLE001 - a block is lost, and no row with it
             self._failed_count += 1
-            now_s = self._clock.monotonic_s()
-            if self._reported_s is None or now_s - self._reported_s >= _REPORT_INTERVAL_S:
-                self._reported_s = now_s
+            if self._failure_reports.is_due():
                 structlog.get_logger("machd.engine").error(
                     "blocks.change_failed", count=self._failed_count, exc_info=error
                 )

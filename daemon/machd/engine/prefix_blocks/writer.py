@@ -26,8 +26,6 @@ larger alone has to find the queue empty."""
 _ENTRY_BYTES = 4096
 """About what a queued block takes beside its arrays, so that empty ones are bounded, too."""
 
-REPORT_INTERVAL_S = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlock:
@@ -98,7 +96,7 @@ class BlockWriter:
         self._is_closing = False
         self._unreported_count = 0
         self._cause = ""
-        self._reports = Throttle(clock, REPORT_INTERVAL_S)
+        self._reports = Throttle(clock)
         self._thread = threading.Thread(target=self._run, name="machd-blocks", daemon=True)
         self._thread.start()
 

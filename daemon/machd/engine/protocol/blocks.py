@@ -1,11 +1,11 @@
-"""What a step does with blocks: keys and values of a stretch of tokens, kept beside the rows.
+"""Blocks of the prefix cache, as the scheduler and the engine name them.
 
-A block holds what the positions of its tokens left in the caches, given that certain tokens came
-before. The scheduler knows which tokens those are and decides what is kept, shared and dropped; the
-engine knows how it lies in memory. Between them a block is a number.
+A block holds the keys and values of a stretch of tokens after certain others, and perhaps the state
+at its end. The scheduler knows the tokens and decides which blocks are kept, shared and dropped; the
+engine knows how they lie in memory. Between them a block is a number.
 
-A step makes the changes of its plan in their order, before all else. Then who is gone is released,
-and rows are opened from blocks.
+A step makes the changes of its plan in their order, before all else. Then it releases slots, and
+opens rows from blocks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 class StoreBlock:
     """Copy positions of a row into a new block.
 
-    What a row keeps for its positions one by one (standard caches) can be copied for any of them
-    that are computed. All else (windows, recurrent state) only exists for where the row stands.
+    Keys and values of standard caches can be copied for any computed positions. The state (windows,
+    recurrent state) exists only for the last computed one.
 
     Attributes:
         block_id: A number that no block has.
         start: First position.
-        stop: Position after the last one; what is copied is computed.
-        has_state: Whether the row stands at ``stop`` and all else is kept, too.
+        stop: Position after the last one.
+        has_state: Whether the state is copied, too; the row is then computed up to ``stop``.
     """
 
     block_id: int
@@ -36,11 +36,11 @@ class StoreBlock:
 
 @dataclass(frozen=True, slots=True)
 class SplitBlock:
-    """Cut a block in two, because another text goes on differently in its middle.
+    """Cut a block in two at a branch point, where another text goes on differently.
 
     Attributes:
-        block_id: Keeps the positions from ``at`` on, and its state.
-        head_id: A number that no block has; gets the positions before, and no state.
+        block_id: The block, which keeps the positions from ``at`` on, and its state.
+        head_id: A number that no block has, for the positions before, without state.
         at: Positions of the head, at least one and fewer than there are.
     """
 
@@ -51,7 +51,7 @@ class SplitBlock:
 
 @dataclass(frozen=True, slots=True)
 class DropBlocks:
-    """Give back the memory of blocks; numbers that no block has are no fault."""
+    """Drop blocks from memory; numbers that no block has are ignored."""
 
     block_ids: tuple[int, ...]
 
@@ -61,14 +61,14 @@ class SavedBlock:
     """A block as the disk tier knows it.
 
     Attributes:
-        digest: Of everything that decides its content: the model, how caches are kept, whose text
-            it is, and all tokens up to its end. The name it is saved by.
-        parent: The same up to where it starts; at position 0 that of no tokens at all.
+        digest: The name that it is saved by: a digest of the model, the KV format, the namespace
+            and all tokens up to its end.
+        parent: The digest up to its start; at position 0 that of no tokens at all.
         start: First position.
-        token_ids: Its tokens; what a digest promises is compared with them.
-        has_state: Whether it has what only exists at its end.
-        nbytes: What it takes in memory.
-        used_unix_s: When it was last of use, as far as is known.
+        token_ids: Its tokens, which are compared besides the digest.
+        has_state: Whether it has the state at its end.
+        nbytes: Bytes that it takes in memory.
+        used_unix_s: The time at which it was last of use, as far as is known.
     """
 
     digest: bytes
@@ -82,7 +82,7 @@ class SavedBlock:
 
 @dataclass(frozen=True, slots=True)
 class SaveBlock:
-    """Write a block to the disk tier, behind the steps' back. That it cannot is no fault."""
+    """Write a block to the disk tier while steps go on; a failure is told by a later step."""
 
     block_id: int
     saved: SavedBlock
@@ -98,7 +98,7 @@ class LoadBlock:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSaved:
-    """Delete blocks of the disk tier; those that are not there are no fault."""
+    """Delete blocks of the disk tier; digests that are not there are ignored."""
 
     digests: tuple[bytes, ...]
 
@@ -108,11 +108,11 @@ BlockChange = StoreBlock | SplitBlock | DropBlocks | SaveBlock | LoadBlock | For
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block that is in memory since this step, or whose size has changed.
+    """A block that is in memory since this step, or has another size since.
 
     Attributes:
-        nbytes: What it takes there.
-        has_state: Whether it has what only exists at its end.
+        nbytes: Bytes that it takes in memory.
+        has_state: Whether it has the state at its end.
     """
 
     block_id: int
@@ -139,7 +139,7 @@ class BlockOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ReusedPrefix:
-    """The beginning of a prompt that is not computed, because blocks hold it.
+    """The beginning of a prompt that is taken from blocks instead of computed.
 
     Attributes:
         token_ids: Its tokens, at least one and not the prompt's last.

@@ -26,8 +26,9 @@ from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
+from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
-from machd.engine.prefix_blocks.memory_tier import BlockStorage, MemoryTier
+from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams
@@ -68,7 +69,7 @@ class MlxEngine:
         max_rows: int = 256,
         looks_ahead: bool | None = None,
         leaves_blocks: bool = True,
-        disk_tier: BlockStorage | None = None,
+        disk_tier: DiskTier | None = None,
         proposer: Proposer | None = None,
         draft_pacing: DraftPacing | None = None,
     ) -> None:
