@@ -1,6 +1,6 @@
-"""Rows that leave blocks and rows that begin with them, as a scheduler would ask for them.
+"""Rows that leave blocks and rows that begin with them, asked for as a scheduler does.
 
-Blocks are numbered from 1 on; a helper of a test, so every answer is held against what was asked.
+Blocks are numbered from 1 on. Every result is compared with what was asked for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RESERVED = 40
 
 
 class FilesInMemory(DiskTier):
-    """Stands in for the disk tier: content by digest, saved at once."""
+    """A disk tier in memory: content by digest, saved at once."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -47,42 +47,42 @@ class FilesInMemory(DiskTier):
         self._unsaved: list[bytes] = []
 
     def save(self, saved: SavedBlock, content: BlockContent) -> None:
-        """Keep it, unless it is to be dropped."""
+        """Keep a block, unless it is to be dropped."""
         if saved.digest in self.dropped_saves:
             self._unsaved.append(saved.digest)
             return
         self.contents[saved.digest] = (saved, content)
 
     def load(self, saved: SavedBlock) -> BlockContent | None:
-        """Give it back."""
+        """Return a block."""
         _, content = self.contents.get(saved.digest, (None, None))
         return content
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """Delete."""
+        """Delete blocks."""
         for digest in digests:
             self.contents.pop(digest, None)
 
     def take_unsaved(self) -> tuple[bytes, ...]:
-        """What was dropped."""
+        """Take the digests of dropped blocks."""
         unsaved, self._unsaved = tuple(self._unsaved), []
         return unsaved
 
     def saved(self) -> tuple[SavedBlock, ...]:
-        """All there are."""
+        """List all blocks."""
         return tuple(saved for saved, _ in self.contents.values())
 
     def reading(self) -> DiskReading:
-        """How many bytes there are."""
+        """Count the bytes."""
         return DiskReading(sum(content.nbytes for _, content in self.contents.values()))
 
     def close(self, within_s: float) -> None:
-        """Note that it was."""
+        """Note that it was closed."""
         self.closed_within_s = within_s
 
 
 def saved_block(held: HeldBlock, token_ids: Sequence[int], start: int) -> SavedBlock:
-    """A block as the disk tier names it."""
+    """Make a block as the disk tier names it."""
     digest = repr((start, tuple(token_ids))).encode()
     return SavedBlock(digest, b"", start, tuple(token_ids), held.has_state, held.nbytes)
 
@@ -95,24 +95,24 @@ class BlockRows:
     next_id: int = 1
 
     def new_id(self) -> int:
-        """A number that no block has."""
+        """Return a number that no block has."""
         self.next_id += 1
         return self.next_id - 1
 
     def run(self, plan: StepPlan) -> StepResult:
-        """One step that nothing may go wrong in."""
+        """Run a step in which no row may fail."""
         result = self.engine.run(plan)
         assert not result.faults
         return result
 
     def change(self, *changes: BlockChange) -> StepResult:
-        """A step of changes alone."""
+        """Run a step of changes alone."""
         return self.run(StepPlan(blocks=changes))
 
     def store(
         self, slot_index: int, start: int, stop: int, *, has_state: bool = False
     ) -> HeldBlock:
-        """A block of a row, which has to work."""
+        """Store a block of a row, which has to work."""
         block_id = self.new_id()
         result = self.change(StoreBlock(block_id, slot_index, start, stop, has_state))
         assert result.lost_blocks == ()
@@ -128,13 +128,13 @@ class BlockRows:
         return head_id, block_id
 
     def drop(self, *block_ids: int) -> None:
-        """Give blocks back."""
+        """Drop blocks."""
         self.change(DropBlocks(block_ids))
 
     def prompt_blocks(
         self, prompt: Sequence[int], stops: Sequence[int], slot_index: int = 0
     ) -> tuple[int, ...]:
-        """Blocks with state at each stop, of a row that is only prefilled, and left in its slot."""
+        """Store blocks with state at each stop of a row that is only prefilled, and stays in its slot."""
         stored = []
         start = 0
         for stop in stops:
@@ -146,7 +146,7 @@ class BlockRows:
         return tuple(stored)
 
     def release(self, *slot_indices: int) -> None:
-        """Free slots."""
+        """Release slots."""
         self.run(StepPlan(release=slot_indices))
 
     def chunk(
@@ -160,7 +160,7 @@ class BlockRows:
         lane: Lane = Lane.BATCH,
         sampling: SamplingParams = ASKED,
     ) -> PrefillChunk:
-        """Some of a prompt's tokens; with blocks, those before come out of them."""
+        """Make a chunk of a prompt's tokens; the tokens before it come out of blocks, if there are any."""
         reused = ReusedPrefix(tuple(prompt[:start]), tuple(block_ids)) if block_ids else None
         return PrefillChunk(
             slot_index=slot_index,
@@ -176,7 +176,7 @@ class BlockRows:
     def generate(
         self, opening: PrefillChunk, count: int, *, others: Sequence[int] = ()
     ) -> list[SampledToken]:
-        """A row from its only chunk on to so many tokens, while other slots decode with it."""
+        """Run a row from its only chunk on to ``count`` tokens, while other slots decode with it."""
         rows = tuple(DecodeRow(one) for one in others)
         tokens = self.tokens(StepPlan(prefill=(opening,), decode=rows))[opening.slot_index]
         own = (*rows, DecodeRow(opening.slot_index))
@@ -187,7 +187,7 @@ class BlockRows:
         return tokens[:count]
 
     def tokens(self, plan: StepPlan) -> Mapping[int, list[SampledToken]]:
-        """A step's tokens by slot; none for a slot without."""
+        """Run a step and sort its tokens by slot; a slot without tokens has an empty list."""
         by_slot: dict[int, list[SampledToken]] = {}
         for chunk in plan.prefill:
             by_slot[chunk.slot_index] = []
@@ -200,7 +200,7 @@ class BlockRows:
     def alone(
         self, prompt: Sequence[int], count: int, sampling: SamplingParams = ASKED
     ) -> list[SampledToken]:
-        """What a prompt says without blocks, in slot 0, which is free before and after."""
+        """Generate from a prompt without blocks, in slot 0, which is free before and after."""
         chunk = self.chunk(prompt, 0, len(prompt), sampling=sampling)
         tokens = self.generate(chunk, count)
         self.release(0)
@@ -209,7 +209,7 @@ class BlockRows:
     def reusing(
         self, prompt: Sequence[int], length: int, block_ids: Sequence[int], count: int, **how: Lane
     ) -> list[SampledToken]:
-        """What it says if its first ``length`` tokens come out of blocks; the same slot."""
+        """Generate from a prompt with its first ``length`` tokens out of blocks, in slot 0."""
         chunk = replace(
             self.chunk(prompt, length, len(prompt), block_ids=block_ids),
             lane=how.get("lane", Lane.BATCH),

@@ -1,4 +1,4 @@
-"""Blocks whose content follows from their digest, so that anybody can tell whether it is right."""
+"""Blocks whose content follows from their digest, so that a test can check it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = hashlib.blake2b(b"a namespace", digest_size=16).digest()
 def saved_block(
     number: int, *, parent: SavedBlock | None = None, tokens: int = 8, has_state: bool = False
 ) -> SavedBlock:
-    """A block of a text, one of many by its number; what it follows decides its digest, too."""
+    """Make a block of a text by its number; its digest depends on its parent, too."""
     before = ROOT if parent is None else parent.digest
     start = 0 if parent is None else parent.start + len(parent.token_ids)
     token_ids = tuple((number * 7919 + i) % 100_000 for i in range(tokens))
@@ -29,7 +29,7 @@ def saved_block(
 
 
 def chain(number: int, length: int) -> Iterator[SavedBlock]:
-    """The blocks of a text, from the first on."""
+    """Make the blocks of a text, from the first on."""
     block = None
     for i in range(length):
         block = saved_block(number * 1000 + i, parent=block)
@@ -37,7 +37,7 @@ def chain(number: int, length: int) -> Iterator[SavedBlock]:
 
 
 def content_of(saved: SavedBlock, size_bytes: int = 4096) -> BlockContent:
-    """What a block has to hold."""
+    """Make the content of a block."""
     random = np.random.default_rng(list(saved.digest))
     arrays: dict[str, PlainArray] = {
         "0.keys": random.standard_normal((1, 2, 8, size_bytes // 128), dtype=np.float32),
@@ -52,7 +52,7 @@ def content_of(saved: SavedBlock, size_bytes: int = 4096) -> BlockContent:
 
 
 def is_same_content(found: BlockContent | None, wanted: BlockContent) -> bool:
-    """Whether all names, types, shapes, bytes and notes agree."""
+    """Compare all names, types, shapes, bytes and notes."""
     return (
         found is not None
         and dict(found.notes) == dict(wanted.notes)
@@ -67,12 +67,12 @@ def is_same_content(found: BlockContent | None, wanted: BlockContent) -> bool:
 
 
 def file_of(directory: Path, key: bytes, saved: SavedBlock) -> Path:
-    """Where a block is."""
+    """Return the path of a block's file."""
     return directory / key.hex() / f"{saved.digest.hex()}.safetensors"
 
 
 def files_in(directory: Path, key: bytes) -> dict[str, int]:
-    """Names and sizes of all files of a key, without those that are deleted while it looks."""
+    """List names and sizes of all files of a key; files that are deleted meanwhile are left out."""
     sizes: dict[str, int] = {}
     for one in (directory / key.hex()).iterdir():
         with suppress(FileNotFoundError):

@@ -38,14 +38,14 @@ _AHEAD_BLOCKS = 16
 
 
 class BlockWriters:
-    """Has processes started, one at a time, and kills them."""
+    """A parent of processes that write, one at a time, and are killed."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         """Take over the parent."""
         self._process = process
 
     def write_and_die(self, calls: int, seed: int) -> None:
-        """Let one write until it is killed within so many calls that change files."""
+        """Let a process write until it is killed within ``calls`` calls that change files."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"%d %d\n" % (calls, seed))
@@ -57,10 +57,10 @@ class BlockWriters:
 
 @contextmanager
 def block_writers(directory: Path, *, is_torn: bool = False) -> Iterator[BlockWriters]:
-    """The parent of processes that write to a directory.
+    """Start the parent of processes that write to a directory.
 
     Args:
-        directory: Where.
+        directory: The directory.
         is_torn: Whether they write to the files themselves, instead of renaming whole ones.
     """
     command = [sys.executable, __file__, str(directory), "torn" if is_torn else "whole"]
@@ -71,7 +71,7 @@ def block_writers(directory: Path, *, is_torn: bool = False) -> Iterator[BlockWr
 
 
 class _TornDirectory(KeyDirectory):
-    """What a naive program would do: pages come to the file one after the other."""
+    """A directory without the rename: pages come to the file one after the other."""
 
     def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
         del used_unix_s
@@ -85,7 +85,7 @@ class _TornDirectory(KeyDirectory):
 
 
 def block_content(saved: SavedBlock) -> BlockContent:
-    """What they write for a block: some have a page, some have many."""
+    """Make the content of a block that they write: some have a page, some have many."""
     return content_of(saved, 4 << 10 if saved.digest[0] % 2 else 256 << 10)
 
 

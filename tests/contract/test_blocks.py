@@ -1,7 +1,7 @@
-"""What every engine does with blocks: the rules of ``engine/protocol/blocks.py``.
+"""The rules of ``engine/protocol/blocks.py``, which every engine keeps.
 
-Proven on the scripted engine and on tiny models, each with and without something that only exists
-where a row stands. What rows say that begin with blocks is ``test_prefix_parity.py``'s.
+They are proven on the scripted engine and on tiny models, each with and without a state. The tokens
+of rows that begin with blocks are checked by ``test_prefix_parity.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from block_rows import BlockRows, FilesInMemory, saved_block
-from constrained_rows import grammar_of
+from guided_rows import grammar_of
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
@@ -43,11 +43,11 @@ PENALISED = SamplingParams(
 
 @dataclass
 class Maker:
-    """Makes engines of one kind that have a disk tier in common.
+    """A maker of engines of one kind that share a disk tier.
 
     Attributes:
-        lost_loads: Digests of what it has and cannot read.
-        dropped_saves: Digests of what it does not write.
+        lost_loads: Digests of blocks that it has and cannot read.
+        dropped_saves: Digests of blocks that it does not write.
     """
 
     is_fake: bool
@@ -59,7 +59,7 @@ class Maker:
     dropped_saves: set[bytes] = field(default_factory=set)
 
     def __call__(self, *, has_disk: bool = True) -> BlockRows:
-        """A fresh engine."""
+        """Make a fresh engine."""
         return BlockRows(self._engine(has_disk=has_disk))
 
     def _engine(self, *, has_disk: bool) -> Engine:
@@ -75,7 +75,7 @@ class Maker:
         return MlxEngine(loaded(kind), looks_ahead=self.looks_ahead, disk_tier=files)
 
     def lose(self, saved: SavedBlock) -> None:
-        """Damage what the disk tier has of a block."""
+        """Damage a block in the disk tier."""
         self.lost_loads.add(saved.digest)
         self.files.forget([saved.digest])
 
@@ -102,8 +102,8 @@ def _rows(maker: Maker) -> BlockRows:
     return maker()
 
 
-def test_what_the_disk_does_not_keep_is_told(maker: Maker) -> None:
-    """Once, and no later than with the next step; saved again, it is there like any other."""
+def test_unsaved_block_is_reported_once(maker: Maker) -> None:
+    """It is reported no later than with the next step; saved again, it is there like any other."""
     rows = maker()
     one, two = rows.prompt_blocks(PROMPT, (8, 16))
     held = {number: rows.store(0, 8 * n, 8 * n + 8) for n, number in enumerate((one, two))}
@@ -125,8 +125,8 @@ def test_what_the_disk_does_not_keep_is_told(maker: Maker) -> None:
 
 
 @pytest.mark.parametrize("has_disk", [True, False])
-def test_a_block_that_is_gone_is_not_saved(maker: Maker, *, has_disk: bool) -> None:
-    """And that is told, as where there is nowhere to save it."""
+def test_dropped_block_is_reported_as_unsaved(maker: Maker, *, has_disk: bool) -> None:
+    """It is reported as where there is no disk tier."""
     rows = maker(has_disk=has_disk)
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 8),)))
     held = rows.store(0, 0, 8)
@@ -139,8 +139,8 @@ def test_a_block_that_is_gone_is_not_saved(maker: Maker, *, has_disk: bool) -> N
     assert rows.change(DropBlocks(())).unsaved_blocks == ()
 
 
-def test_bytes_are_those_of_the_tokens(rows: BlockRows) -> None:
-    """Twice the positions take twice the bytes, and state takes the same wherever it is."""
+def test_bytes_of_a_block_follow_its_tokens(rows: BlockRows) -> None:
+    """Twice the positions take twice the bytes, and state takes the same at every position."""
     one, two, rest = rows.prompt_blocks(PROMPT, (8, 16, 32))
     del one, two, rest
     sizes = {
@@ -153,8 +153,8 @@ def test_bytes_are_those_of_the_tokens(rows: BlockRows) -> None:
     assert sizes[24] == 3 * sizes[8]
 
 
-def test_state_costs_bytes_where_there_is_state(maker: Maker) -> None:
-    """And is said to be there wherever nothing is missing."""
+def test_state_costs_bytes_if_the_model_has_one(maker: Maker) -> None:
+    """A block of a model without state is reported to miss none."""
     rows = maker()
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
 
@@ -165,8 +165,8 @@ def test_state_costs_bytes_where_there_is_state(maker: Maker) -> None:
     assert (held.nbytes > without.nbytes) is maker.is_stateful
 
 
-def test_blocks_are_no_rows(rows: BlockRows) -> None:
-    """KV in use is that of rows: with them gone there is none, however many blocks are held."""
+def test_kv_in_use_counts_rows_and_not_blocks(rows: BlockRows) -> None:
+    """With all rows gone it is 0, however many blocks are held."""
     rows.prompt_blocks(PROMPT, (8, 16))
     assert rows.engine.memory().kv_used_bytes > 0
 
@@ -175,8 +175,8 @@ def test_blocks_are_no_rows(rows: BlockRows) -> None:
     assert rows.engine.memory().kv_used_bytes == 0
 
 
-def test_a_plan_of_changes_alone_says_nothing(rows: BlockRows) -> None:
-    """It yields blocks and no tokens."""
+def test_plan_of_changes_alone_gives_no_tokens(rows: BlockRows) -> None:
+    """It gives blocks alone."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
 
     result = rows.change(StoreBlock(1, 0, 0, 8), StoreBlock(2, 0, 8, 16))
@@ -185,8 +185,8 @@ def test_a_plan_of_changes_alone_says_nothing(rows: BlockRows) -> None:
     assert (result.tokens, result.lost_blocks) == ((), ())
 
 
-def test_changes_come_before_all_else(rows: BlockRows) -> None:
-    """A row leaves blocks in the plan that frees its slot and gives it to one that begins with them."""
+def test_changes_come_before_releases_and_prefill(rows: BlockRows) -> None:
+    """A row leaves blocks in the plan that releases its slot to a row that begins with them."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
     opening = rows.chunk(PROMPT, 16, len(PROMPT), block_ids=(1,))
 
@@ -202,8 +202,8 @@ def test_changes_come_before_all_else(rows: BlockRows) -> None:
     assert len(result.tokens) == 1
 
 
-def test_changes_are_made_in_their_order(rows: BlockRows) -> None:
-    """What is stored can be cut and given back in the same plan; what is gone is not reported."""
+def test_changes_are_made_in_order(rows: BlockRows) -> None:
+    """A block can be stored, cut and dropped in one plan; a dropped block is not reported."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
 
     result = rows.change(
@@ -221,8 +221,8 @@ def test_changes_are_made_in_their_order(rows: BlockRows) -> None:
     assert sizes[1] + sizes[3] == whole.nbytes
 
 
-def test_a_free_slot_has_no_block_to_give(rows: BlockRows) -> None:
-    """It is lost, and so is what was to be made of it; nothing else of the plan fails."""
+def test_block_of_a_free_slot_is_lost(rows: BlockRows) -> None:
+    """Blocks to be made of it are lost, too; the rest of the plan is carried out."""
     opening = rows.chunk(PROMPT, 0, len(PROMPT))
 
     result = rows.run(
@@ -234,16 +234,16 @@ def test_a_free_slot_has_no_block_to_give(rows: BlockRows) -> None:
     assert len(result.tokens) == 1
 
 
-def test_a_row_that_is_freed_has_none(rows: BlockRows) -> None:
-    """Blocks are copied from rows that are there."""
+def test_block_of_a_released_row_is_lost(rows: BlockRows) -> None:
+    """Blocks are copied only from rows that hold a slot."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
     rows.release(0)
 
     assert rows.change(StoreBlock(1, 0, 0, 8)).lost_blocks == (1,)
 
 
-def test_a_prompts_last_token_is_not_prefilled(rows: BlockRows) -> None:
-    """Of a prompt in chunks what is computed so far can be had, and no more."""
+def test_last_token_of_a_prompt_is_not_stored(rows: BlockRows) -> None:
+    """The computed positions of a prompt in chunks can be stored, and no more."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
 
     assert rows.change(StoreBlock(1, 0, 0, 17)).lost_blocks == (1,)
@@ -251,8 +251,8 @@ def test_a_prompts_last_token_is_not_prefilled(rows: BlockRows) -> None:
 
 
 @pytest.mark.parametrize("lane", list(Lane))
-def test_a_last_token_is_not_computed(rows: BlockRows, lane: Lane) -> None:
-    """Of a row that decodes all can be had but the last token that it said."""
+def test_last_sampled_token_is_not_stored(rows: BlockRows, lane: Lane) -> None:
+    """All positions of a decoding row can be stored but that of the last sampled token."""
     completion = rows.generate(rows.chunk(PROMPT, 0, len(PROMPT), lane=lane), 5)
     computed = len(PROMPT) + len(completion) - 1
 
@@ -260,8 +260,8 @@ def test_a_last_token_is_not_computed(rows: BlockRows, lane: Lane) -> None:
     assert rows.store(0, 0, computed).block_id
 
 
-def test_state_is_of_where_the_row_stands(maker: Maker) -> None:
-    """Anywhere else a block is kept without it, if there is any."""
+def test_state_is_stored_only_at_the_last_computed_position(maker: Maker) -> None:
+    """A block that ends before it has no state, if the model has one."""
     rows = maker()
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 16),)))
 
@@ -270,8 +270,8 @@ def test_state_is_of_where_the_row_stands(maker: Maker) -> None:
     assert held.has_state is not maker.is_stateful
 
 
-def test_halves_are_reported(maker: Maker) -> None:
-    """Both, with bytes that add up; the tail keeps the number and the state."""
+def test_split_reports_both_halves(maker: Maker) -> None:
+    """Their bytes add up; the tail keeps the number and the state."""
     rows = maker()
     (block,) = rows.prompt_blocks(PROMPT, (16,))
     whole = rows.store(0, 0, 16, has_state=True)
@@ -287,10 +287,10 @@ def test_halves_are_reported(maker: Maker) -> None:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), PENALISED])
 @pytest.mark.parametrize("stop", [1, 16, FULL])
-def test_what_is_reused_belongs_to_the_prompt(
+def test_reused_tokens_belong_to_the_prompt(
     rows: BlockRows, stop: int, sampling: SamplingParams
 ) -> None:
-    """Penalties, seeds and positions are those of the whole prompt, also where nothing is left."""
+    """Penalties, seeds and positions are those of the whole prompt, even if no token is left."""
     expected = rows.alone(PROMPT, 8, sampling)
     blocks = rows.prompt_blocks(PROMPT, (stop,))
     rows.release(0)
@@ -301,8 +301,8 @@ def test_what_is_reused_belongs_to_the_prompt(
     assert [one.token_id for one in said] == [one.token_id for one in expected]
 
 
-def test_a_row_may_be_opened_in_pieces(rows: BlockRows) -> None:
-    """After the opening chunk others follow, as without blocks."""
+def test_row_opened_from_blocks_takes_more_chunks(rows: BlockRows) -> None:
+    """Other chunks follow the opening one, as without blocks."""
     expected = rows.alone(PROMPT, 6)
     blocks = rows.prompt_blocks(PROMPT, (8, 16))
     rows.release(0)
@@ -314,8 +314,8 @@ def test_a_row_may_be_opened_in_pieces(rows: BlockRows) -> None:
     assert [one.token_id for one in said] == [one.token_id for one in expected]
 
 
-def test_a_block_outlives_its_row_and_a_reset(rows: BlockRows) -> None:
-    """It is there until it is dropped, whatever becomes of the slots."""
+def test_block_outlives_its_row_and_a_reset(rows: BlockRows) -> None:
+    """It is there until it is dropped."""
     expected = rows.alone(PROMPT, 4)
     blocks = rows.prompt_blocks(PROMPT, (16,))
 
@@ -325,8 +325,8 @@ def test_a_block_outlives_its_row_and_a_reset(rows: BlockRows) -> None:
     assert [one.token_id for one in said] == [one.token_id for one in expected]
 
 
-def test_a_row_outlives_its_blocks(rows: BlockRows) -> None:
-    """They may be dropped as soon as a row was opened with them."""
+def test_row_outlives_its_blocks(rows: BlockRows) -> None:
+    """Blocks may be dropped as soon as a row was opened with them."""
     expected = rows.alone(PROMPT, 6)
     blocks = rows.prompt_blocks(PROMPT, (16,))
     rows.release(0)
@@ -338,8 +338,8 @@ def test_a_row_outlives_its_blocks(rows: BlockRows) -> None:
     assert [one.token_id for one in said] == [one.token_id for one in expected]
 
 
-def test_a_dropped_block_opens_nothing(rows: BlockRows) -> None:
-    """Beginning with what is not held is the scheduler's fault, and is not answered with tokens."""
+def test_row_cannot_be_opened_from_a_dropped_block(rows: BlockRows) -> None:
+    """An assertion fails, because it is the scheduler's fault."""
     (block,) = rows.prompt_blocks(PROMPT, (16,))
     rows.release(0)
     rows.drop(block, 77)
@@ -348,8 +348,8 @@ def test_a_dropped_block_opens_nothing(rows: BlockRows) -> None:
         rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 16, 20, block_ids=(block,)),)))
 
 
-def test_a_number_can_be_used_again(rows: BlockRows) -> None:
-    """Once its block is dropped."""
+def test_number_of_a_dropped_block_can_be_used_again(rows: BlockRows) -> None:
+    """A new block may have it."""
     (block,) = rows.prompt_blocks(PROMPT, (16,))
 
     result = rows.change(DropBlocks((block,)), StoreBlock(block, 0, 0, 8))
@@ -358,10 +358,12 @@ def test_a_number_can_be_used_again(rows: BlockRows) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [2, 6])
-def test_forced_tokens_are_not_computed_when_they_are_said(maker: Maker, max_tokens: int) -> None:
-    """Of a row with a grammar all can be had but what its last result said, first token included.
+def test_forced_tokens_are_not_stored_before_they_are_computed(
+    maker: Maker, max_tokens: int
+) -> None:
+    """All positions of a row with a grammar can be stored but those of its last result.
 
-    That result may end with tokens that were never sampled, and nothing has been computed of them.
+    That result may end with forced tokens, whose positions are not computed yet.
     """
     rows = maker()
     grammar = grammar_of(rows.engine, ConstraintKind.REGEX, "(ab|cd)efghijklmnop[a-z]*")
@@ -381,7 +383,7 @@ def test_forced_tokens_are_not_computed_when_they_are_said(maker: Maker, max_tok
 
 
 def _saved(rows: BlockRows, start: int, stop: int) -> SavedBlock:
-    """A block of the prompt that is in the disk tier and no longer in memory."""
+    """Make a block of the prompt that is in the disk tier and no longer in memory."""
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, start, stop),)))
     held = rows.store(0, start, stop, has_state=True)
     saved = saved_block(held, PROMPT[start:stop], start)
@@ -389,8 +391,8 @@ def _saved(rows: BlockRows, start: int, stop: int) -> SavedBlock:
     return saved
 
 
-def test_another_engine_loads_what_was_saved(maker: Maker) -> None:
-    """It finds all blocks at its start, and a row that begins with them says what it should."""
+def test_another_engine_loads_saved_blocks(maker: Maker) -> None:
+    """It finds all blocks at its start, and a row that begins with them gives the same tokens."""
     first = maker()
     expected = first.alone(PROMPT, 6)
     saved = (_saved(first, 0, 8), _saved(first, 8, 16))
@@ -410,8 +412,8 @@ def test_another_engine_loads_what_was_saved(maker: Maker) -> None:
     assert disk.bytes > 0
 
 
-def test_what_is_forgotten_or_unreadable_is_lost(maker: Maker) -> None:
-    """A load that fails is a lost block, and the other one is there."""
+def test_forgotten_or_unreadable_block_is_lost(maker: Maker) -> None:
+    """The other block is loaded."""
     rows = maker()
     saved = (_saved(rows, 0, 8), _saved(rows, 8, 16), _saved(rows, 16, 24))
     rows.change(ForgetSaved((saved[0].digest, b"never there")))
@@ -424,8 +426,8 @@ def test_what_is_forgotten_or_unreadable_is_lost(maker: Maker) -> None:
     assert saved[0] not in rows.engine.saved_blocks()
 
 
-def test_without_a_disk_tier_nothing_is_saved(maker: Maker) -> None:
-    """Saving and forgetting do nothing, and what is to be loaded is lost."""
+def test_engine_without_a_disk_tier_saves_nothing(maker: Maker) -> None:
+    """Saving and forgetting do nothing, and a block to be loaded is lost."""
     rows = maker(has_disk=False)
 
     saved = _saved(rows, 0, 8)
@@ -437,7 +439,7 @@ def test_without_a_disk_tier_nothing_is_saved(maker: Maker) -> None:
     assert rows.engine.memory().disk is None
 
 
-def test_saving_what_is_not_held_does_nothing(maker: Maker) -> None:
+def test_saving_a_lost_block_does_nothing(maker: Maker) -> None:
     """The block may have been lost in the same plan."""
     rows = maker()
     saved = SavedBlock(b"digest", b"", 0, PROMPT[:8], has_state=False, nbytes=1)
@@ -448,8 +450,8 @@ def test_saving_what_is_not_held_does_nothing(maker: Maker) -> None:
     assert rows.engine.saved_blocks() == ()
 
 
-def test_the_scripted_engine_knows_whose_tokens_a_block_has() -> None:
-    """A scheduler that opens a row with another text's blocks is told so."""
+def test_scripted_engine_checks_the_tokens_of_blocks() -> None:
+    """An assertion fails if a row is opened with another text's blocks."""
     rows = BlockRows(FakeEngine())
     blocks = rows.prompt_blocks(PROMPT, (8, 16))
     rows.release(0)
@@ -463,8 +465,8 @@ def test_the_scripted_engine_knows_whose_tokens_a_block_has() -> None:
             rows.run(StepPlan(prefill=(chunk,)))
 
 
-def test_the_scripted_engine_knows_where_state_is() -> None:
-    """A row of a model with state begins where a block with state ends, and nowhere else."""
+def test_scripted_engine_checks_the_state_of_blocks() -> None:
+    """A row of a model with state begins at the end of a block with state, and nowhere else."""
     rows = BlockRows(FakeEngine(is_stateful=True))
     (block,) = rows.prompt_blocks(PROMPT, (16,))
     head, _ = rows.split(block, 8)
@@ -475,8 +477,8 @@ def test_the_scripted_engine_knows_where_state_is() -> None:
             rows.run(StepPlan(prefill=(rows.chunk(PROMPT, length, 20, block_ids=ids),)))
 
 
-def test_a_failed_row_of_the_scripted_engine_leaves_nothing() -> None:
-    """As a row of a model whose logits were not numbers."""
+def test_failed_row_of_the_scripted_engine_leaves_no_blocks() -> None:
+    """A row of a model whose logits were NaN leaves none, either."""
     faults = FakeFaults(row_errors={(0, 1): ArithmeticError("no numbers")})
     rows = BlockRows(FakeEngine(faults=faults))
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, len(PROMPT)),)))

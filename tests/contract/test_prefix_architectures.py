@@ -36,7 +36,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _computed(rows: BlockRows) -> list[SampledToken]:
-    """What the prompt says without blocks, in the chunks that its blocks are made of."""
+    """Generate from the prompt without blocks, in the chunks that its blocks are made of."""
     tokens: list[SampledToken] = []
     for start, stop in pairwise(_ENDS):
         chunk = rows.chunk(_PROMPT, start, stop)
@@ -48,8 +48,8 @@ def _computed(rows: BlockRows) -> list[SampledToken]:
 
 
 @each_architecture()
-def test_blocks_stand_for_what_was_computed(variant: str) -> None:
-    """In both lanes; after a round through plain arrays; and behind what a row has said."""
+def test_row_opened_from_blocks_gives_the_same_tokens(variant: str) -> None:
+    """In both lanes, with loaded blocks, and with the blocks of a completion."""
     loaded = tiny_loaded(variant)
     if prefix_cache(loaded.description.cache).extent is PrefixExtent.NONE:
         assert loaded.description.cache.kind in {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED}

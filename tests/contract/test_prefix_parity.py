@@ -1,4 +1,4 @@
-"""A row that begins with blocks says what it says alone, whatever its cache is and its company.
+"""A row that begins with blocks gives the tokens that it gives alone, with every cache and company.
 
 Log-probabilities are compared with the same tolerance as in ``test_batch_parity.py``. At the end
 faults are planted into blocks, one at least for each kind of cache, and the comparison has to notice.
@@ -21,7 +21,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow, innermost, planes_of
 from machd.engine.kv.state import copied
 from machd.engine.prefix_blocks import arrays as block_arrays
-from machd.engine.prefix_blocks import memory_tier as block_store
+from machd.engine.prefix_blocks import memory_tier
 from machd.engine.prefix_blocks.arrays import BlockArrays
 from machd.engine.protocol.blocks import LoadBlock, SaveBlock
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, StepPlan
@@ -32,7 +32,7 @@ PROMPT = random_prompt(41, 5)
 OTHERS = (random_prompt(7, 1), random_prompt(18, 3))
 TOKENS = 12
 STOPS = (16, 32, 40)
-"""Where its blocks end: twice where they are full, and before its last token."""
+"""Ends of its blocks: two full ones, and the position before its last token."""
 
 _STATEFUL = [kind for kind in TinyKind if kind is not TinyKind.STANDARD]
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
@@ -55,13 +55,13 @@ def _off(one: Sequence[SampledToken], other: Sequence[SampledToken]) -> list[str
 @each_kind_and_look_ahead()
 @pytest.mark.parametrize("lane", list(Lane))
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_blocks_stand_for_what_was_computed(
+def test_row_opened_from_blocks_gives_the_same_tokens(
     kind: TinyKind,
     count: int,
     lane: Lane,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """The first blocks, or all of them, which leaves nothing to prefill at all."""
+    """It begins with the first blocks, or with all of them, so that nothing is left to prefill."""
     rows = _rows(kind, looks_ahead=looks_ahead)
     blocks = rows.prompt_blocks(PROMPT, STOPS)
     rows.release(0)
@@ -89,8 +89,8 @@ def test_positions_can_be_reused_to_the_token(
 
 
 @_KINDS
-def test_a_single_position_can_be_reused(kind: TinyKind) -> None:
-    """A block of one token, with whatever state there is behind it."""
+def test_single_position_can_be_reused(kind: TinyKind) -> None:
+    """A block may have one token, and the state at its end."""
     rows = _rows(kind)
     blocks = rows.prompt_blocks(PROMPT, (1,))
     rows.release(0)
@@ -99,11 +99,11 @@ def test_a_single_position_can_be_reused(kind: TinyKind) -> None:
 
 
 @each_kind_and_look_ahead()
-def test_a_row_with_blocks_joins_others(
+def test_row_opened_from_blocks_joins_others(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """Two rows are decoding when it comes, and it and they say what they say alone.
+    """It gives the tokens that it gives alone, and so do two rows that decode when it comes.
 
     Its chunk shares a pass with theirs where passes can be mixed.
     """
@@ -137,12 +137,12 @@ def test_a_row_with_blocks_joins_others(
 
 @each_kind_and_look_ahead()
 @pytest.mark.parametrize("lane", list(Lane))
-def test_two_rows_of_the_same_blocks_part(
+def test_two_rows_of_the_same_blocks_do_not_disturb_each_other(
     kind: TinyKind,
     lane: Lane,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """Neither disturbs the other nor the blocks, from which a third row begins afterwards."""
+    """The blocks stay as they are, and a third row begins with them afterwards."""
     rows = _rows(kind, looks_ahead=looks_ahead)
     blocks = rows.prompt_blocks(PROMPT, STOPS[:2])
     rows.release(0)
@@ -164,14 +164,14 @@ def test_two_rows_of_the_same_blocks_part(
 
 @each_kind_and_look_ahead()
 @pytest.mark.parametrize("lane", list(Lane))
-def test_a_completion_can_be_gone_on_from(
+def test_completion_can_be_reused(
     kind: TinyKind,
     lane: Lane,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """What a row has said is stored from where it decodes, beside others, and reused with its prompt.
+    """A row's completion is stored while it decodes beside others, and reused with its prompt.
 
-    Looking ahead, a pass is under way: only positions can be had then, and state is said not to be.
+    Looking ahead, a pass is under way, so that positions can be stored and the state cannot.
     """
     rows = _rows(kind, looks_ahead=looks_ahead)
     others = tuple(
@@ -194,8 +194,8 @@ def test_a_completion_can_be_gone_on_from(
         assert _off(_alone(kind, following), said) == []
 
 
-def test_prompts_computed_together_leave_blocks() -> None:
-    """Three prompts share one padded call; each one's block is its own."""
+def test_prompts_prefilled_together_leave_blocks() -> None:
+    """Three prompts share one padded call, and each leaves a block of its own."""
     rows = _rows(TinyKind.STANDARD)
     prompts = [random_prompt(length, 2) for length in (17, 12, 15)]
     openings = tuple(rows.chunk(one, 0, len(one), slot) for slot, one in enumerate(prompts))
@@ -209,8 +209,8 @@ def test_prompts_computed_together_leave_blocks() -> None:
 
 
 @_KINDS
-def test_halves_are_as_good_as_the_whole(kind: TinyKind) -> None:
-    """Cut in two, a block's parts go together, and the tail still has the state."""
+def test_halves_of_a_block_replace_it(kind: TinyKind) -> None:
+    """The parts go together, and the tail still has the state."""
     rows = _rows(kind)
     (block,) = rows.prompt_blocks(PROMPT, (STOPS[1],))
     rows.release(0)
@@ -221,8 +221,8 @@ def test_halves_are_as_good_as_the_whole(kind: TinyKind) -> None:
 
 
 @_KINDS
-def test_what_was_saved_is_as_good(kind: TinyKind) -> None:
-    """An engine loads what another one has saved, and a row begins with it."""
+def test_saved_block_replaces_the_stored_one(kind: TinyKind) -> None:
+    """An engine loads the blocks that another one has saved, and a row begins with them."""
     files = FilesInMemory()
     first = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
     saved = []
@@ -254,7 +254,7 @@ def blocks_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
     def fill(caches: Sequence[Cache], blocks: Sequence[BlockArrays], length: int) -> None:
         right(caches, blocks[::-1], length)
 
-    patch.setattr(block_store, "fill_caches", fill)
+    patch.setattr(memory_tier, "fill_caches", fill)
 
 
 def layers_are_exchanged(patch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def layers_are_exchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_position_is_off(patch: pytest.MonkeyPatch) -> None:
-    """What is stored begins a position late."""
+    """A block begins a position late."""
     right = block_arrays.copy_of_row
 
     def copy(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
@@ -275,7 +275,7 @@ def one_position_is_off(patch: pytest.MonkeyPatch) -> None:
         late = right(row, start - 1, stop - 1, has_state=False) if start else exact
         return replace(late, state=exact.state)
 
-    patch.setattr(block_store, "copy_of_row", copy)
+    patch.setattr(memory_tier, "copy_of_row", copy)
 
 
 def state_is_that_of_the_block_before(patch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def state_is_that_of_the_block_before(patch: pytest.MonkeyPatch) -> None:
     def fill(caches: Sequence[Cache], blocks: Sequence[BlockArrays], length: int) -> None:
         right(caches, [*blocks[:-1], replace(blocks[-1], state=blocks[0].state)], length)
 
-    patch.setattr(block_store, "fill_caches", fill)
+    patch.setattr(memory_tier, "fill_caches", fill)
 
 
 def state_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def state_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         empty = [copied(one.state) for one in innermost(caches) if planes_of(one) is None]
         right(caches, [*blocks[:-1], replace(blocks[-1], state=tuple(empty))], length)
 
-    patch.setattr(block_store, "fill_caches", fill)
+    patch.setattr(memory_tier, "fill_caches", fill)
 
 
 _FAULTS: list[tuple[Plant, TinyKind]] = [
@@ -313,13 +313,13 @@ _FAULTS: list[tuple[Plant, TinyKind]] = [
 @pytest.mark.parametrize(
     ("plant", "kind"), _FAULTS, ids=[f"{plant.__name__}-{kind}" for plant, kind in _FAULTS]
 )
-def test_a_planted_fault_is_noticed(
+def test_planted_fault_is_noticed(
     plant: Plant, kind: TinyKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison reports differences as soon as blocks hold something else.
 
-    Where a row may, it takes a part of the second block: attention to all of both, whose keys are
-    rotated already, does not mind their order.
+    Where a row may, it takes a part of the second block: attention to all of both, with keys that are
+    rotated already, does not depend on their order.
     """
     length = 20 if kind is TinyKind.STANDARD else STOPS[1]
     expected = _alone(kind)
@@ -333,21 +333,23 @@ def test_a_planted_fault_is_noticed(
 
 @pytest.mark.parametrize("kind", _STATEFUL)
 def test_shared_state_is_noticed(kind: TinyKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a row were given the block's own state, the next row would begin where it ended."""
+    """A row that is given the block's own state moves it, and the next row begins with the wrong one."""
     monkeypatch.setattr(block_arrays, "copied", lambda state: state)
 
     with pytest.raises(AssertionError):
-        test_two_rows_of_the_same_blocks_part(kind, Lane.SERIAL, looks_ahead=False)
+        test_two_rows_of_the_same_blocks_do_not_disturb_each_other(
+            kind, Lane.SERIAL, looks_ahead=False
+        )
 
 
-def test_a_neighbours_positions_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If blocks were always copied from a batch's first row."""
+def test_neighbours_positions_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison notices blocks that are always copied from a batch's first row."""
     right = block_arrays.copy_of_row
 
     def copy(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
         return right(replace(row, index=0), start, stop, has_state=has_state)
 
-    monkeypatch.setattr(block_store, "copy_of_row", copy)
+    monkeypatch.setattr(memory_tier, "copy_of_row", copy)
 
     with pytest.raises(AssertionError):
-        test_prompts_computed_together_leave_blocks()
+        test_prompts_prefilled_together_leave_blocks()

@@ -1,4 +1,4 @@
-"""A process that is killed while it writes blocks leaves none that is read as another."""
+"""A process that is killed while it writes blocks leaves no file that is read as another block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT_BLOCKS = 24
 
 @dataclass(frozen=True)
 class Trial:
-    """What a killed writer left: unfinished files, good blocks, and others that were found out."""
+    """Counts of the files that a killed writer left: temporary ones, good blocks and damaged ones."""
 
     temporaries: int
     good: int
@@ -35,7 +35,7 @@ def _temporaries(root: Path) -> list[str]:
 
 
 def _check(root: Path, files: DiskTier) -> list[SavedBlock]:
-    """Load all that was found; what comes has to be right. Returns the good ones."""
+    """Load all blocks that were found and compare their content; returns those that can be loaded."""
     ends = {ROOT: 0}
     good: list[SavedBlock] = []
     for saved in files.saved():
@@ -50,7 +50,7 @@ def _check(root: Path, files: DiskTier) -> list[SavedBlock]:
 
 
 def _trials(root: Path, count: int, *, is_torn: bool) -> Iterator[Trial]:
-    """Kill a writer within a call that changes files, and look at what it left, over and over."""
+    """Kill a writer within a call that changes files, and look at its files, over and over."""
     dice = random.Random(11)
     with block_writers(root, is_torn=is_torn) as writers:
         for seed in range(1, count + 1):
@@ -70,7 +70,7 @@ def _trials(root: Path, count: int, *, is_torn: bool) -> Iterator[Trial]:
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_killed_writer_leaves_whole_blocks(tmp_path: Path, count: int) -> None:
-    """In one directory: every file that is found is whole, and is the block that it is named by."""
+    """Every file that is found is whole, and is the block that it is named by."""
     trials = list(_trials(tmp_path / "blocks", count, is_torn=False))
     assert len(trials) == count
     assert sum(one.damaged for one in trials) == 0, "a file has its name only when it is whole"
@@ -80,7 +80,7 @@ def test_killed_writer_leaves_whole_blocks(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.long)])
-def test_files_that_are_not_renamed_are_noticed(tmp_path: Path, count: int) -> None:
-    """A writer without the rename leaves torn files of the right length: they are all noticed."""
+def test_torn_files_are_noticed_when_a_writer_does_not_rename(tmp_path: Path, count: int) -> None:
+    """They have the right length, and are all counted as damaged."""
     trials = list(_trials(tmp_path / "blocks", count, is_torn=True))
     assert any(one.damaged for one in trials)

@@ -1,4 +1,4 @@
-"""What the log says of the disk tier's directory when an engine is opened."""
+"""Log lines about the disk tier's directory when an engine is opened."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ engine_loader(
 
 
 @pytest.mark.parametrize(("prefix", "directory"), [("off", "b"), ("on", "b"), ("off", "")])
-def test_a_directory_without_a_cache_is_warned_of(
+def test_directory_without_a_prefix_cache_is_warned_of(
     tmp_path: Path, prefix: str, directory: str
 ) -> None:
-    """It is not used, and the log says so before anything is loaded; neither setting alone is wrong."""
+    """The log says so before anything is loaded; neither setting alone is wrong."""
     path = str(tmp_path / directory) if directory else ""
     # A process of its own, because preparing for mlx chooses a BLAS for the whole process.
     done = subprocess.run(
@@ -51,7 +51,7 @@ def test_a_directory_without_a_cache_is_warned_of(
 
 
 def test_damaged_files_are_warned_of(tmp_path: Path, tiny: TinyLlama) -> None:
-    """Those found at the start, as those that are read later; none is worth no line."""
+    """Damaged files that are found at the start are logged as those that are read later."""
     loaded = load_model(tiny.source)
     root, key, saved = tmp_path / "blocks", block_key(loaded), saved_block(1)
     settings = Settings(cache=CacheSettings(disk_dir=str(root)))

@@ -231,7 +231,7 @@ class BlockWriter:
         digest = block.saved.digest
         size_bytes, cause = 0, ""
         try:
-            size_bytes = self._written_bytes(block)
+            size_bytes = self._write_file(block)
         except OSError as error:
             cause = error.strerror or type(error).__name__
         except SettingsError as error:
@@ -254,8 +254,8 @@ class BlockWriter:
                 self._files[digest] = WrittenBlock(size_bytes, saved.start, saved.has_state)
                 self.file_bytes += size_bytes - (before.size_bytes if before else 0)
 
-    def _written_bytes(self, block: QueuedBlock) -> int:
-        """Write a block's file, in its directory made again if that was removed."""
+    def _write_file(self, block: QueuedBlock) -> int:
+        """Write a block's file, and make its directory again if it was removed; returns the bytes."""
         saved = block.saved
         pieces = encode_block(saved, block.content, self._key)
         self._make_room(self.file_bytes + sum(len(piece) for piece in pieces))

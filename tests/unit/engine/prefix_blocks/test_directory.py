@@ -1,4 +1,4 @@
-"""Blocks hold prompts: their directory is the daemon's alone, and one daemon's at a time."""
+"""The directory of blocks: private, because blocks hold prompts, and one daemon's at a time."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _of_another_user(path: Path) -> None:
     os.chown(path, 12345, 12345)
 
 
-def test_all_of_it_is_private(tmp_path: Path) -> None:
-    """Directories are made with mode 0700 and files with 0600, whatever the process's mask says."""
+def test_directories_and_files_are_private(tmp_path: Path) -> None:
+    """Directories are made with mode 0700 and files with 0600, whatever the process's mask is."""
     root = tmp_path / "new" / "blocks"
     before = os.umask(0)
     try:
@@ -85,10 +85,10 @@ def test_all_of_it_is_private(tmp_path: Path) -> None:
         (_of_another_user, "owned by user id 12345"),
     ],
 )
-def test_what_is_not_ours_alone_is_refused(
+def test_directory_that_others_can_reach_is_refused(
     tmp_path: Path, make: Callable[[Path], None], problem: str
 ) -> None:
-    """Of all that could lie there; the message names the setting and what to do."""
+    """The message names the setting and the remedy."""
     path = tmp_path / "blocks"
     make(path)
     with pytest.raises(SettingsError, match=f"^cache.disk_dir: .*{problem}"):
@@ -98,8 +98,10 @@ def test_what_is_not_ours_alone_is_refused(
 
 
 @pytest.mark.parametrize("make", [_link, Path.touch, _open_to(0o755)])
-def test_so_is_a_planted_directory_of_a_key(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """The same for what lies in it; the lock is let go again."""
+def test_planted_directory_of_a_key_is_refused(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """The lock is released again, so that every start says the same."""
     check_block_directory(tmp_path / "blocks")
     make(tmp_path / "blocks" / KEY.hex())
     for _ in range(2):
@@ -107,8 +109,8 @@ def test_so_is_a_planted_directory_of_a_key(tmp_path: Path, make: Callable[[Path
             DiskTier(tmp_path / "blocks", KEY)
 
 
-def test_a_planted_lock_is_refused(tmp_path: Path) -> None:
-    """A link of that name would have another file opened to write."""
+def test_planted_lock_is_refused(tmp_path: Path) -> None:
+    """A link named like the lock would have another file opened for writing."""
     path = tmp_path / "blocks"
     path.mkdir(mode=0o700)
     (path / "lock").symlink_to(tmp_path / "precious")
@@ -117,7 +119,7 @@ def test_a_planted_lock_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "precious").exists()
 
 
-def test_a_place_that_cannot_be() -> None:
+def test_impossible_path_is_refused() -> None:
     """No directory can be made there, or no path is like that."""
     with pytest.raises(SettingsError, match="name a place that the daemon's user can write to"):
         check_block_directory(Path("/proc/blocks" if sys.platform == "linux" else "/dev/null/x"))
@@ -125,8 +127,8 @@ def test_a_place_that_cannot_be() -> None:
         check_block_directory(Path("a\0b"))
 
 
-def test_one_daemon_at_a_time(tmp_path: Path) -> None:
-    """Another key makes no difference; whoever comes next is let in as soon as the first is gone."""
+def test_directory_is_used_by_one_daemon_at_a_time(tmp_path: Path) -> None:
+    """Another key makes no difference; the next daemon gets the directory once the first has closed it."""
     first = DiskTier(tmp_path / "blocks", KEY)
     for key in (KEY, b"another"):
         with pytest.raises(SettingsError, match=r"another daemon uses .*; give each one"):
@@ -135,8 +137,8 @@ def test_one_daemon_at_a_time(tmp_path: Path) -> None:
     DiskTier(tmp_path / "blocks", KEY).close(10)
 
 
-def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    """Its lock goes with it."""
+def test_killed_process_releases_its_lock(tmp_path: Path) -> None:
+    """The kernel releases the lock with the process."""
     path = tmp_path / "blocks"
     with subprocess.Popen(
         [sys.executable, "-c", _LOCK_AND_WAIT, str(path)],
@@ -151,8 +153,8 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     check_block_directory(path)
 
 
-def test_it_shows_before_anything_is_loaded(tmp_path: Path) -> None:
-    """The daemon's start, with a model that there is not: the directory is complained of first."""
+def test_unusable_directory_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
+    """A daemon's start with a model that does not exist complains of the directory first."""
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks").chmod(0o755)
     settings = Settings(cache=CacheSettings(disk_dir=str(tmp_path / "blocks")))
@@ -165,8 +167,8 @@ def test_it_shows_before_anything_is_loaded(tmp_path: Path) -> None:
         )
 
 
-def test_other_models_make_room(tmp_path: Path) -> None:
-    """What others left goes, longest unused first, until all fits the budget; ours never does."""
+def test_other_keys_files_are_deleted_for_the_budget(tmp_path: Path) -> None:
+    """Files of other keys go, longest unused first, until all fits; files of the own key stay."""
     root = tmp_path / "blocks"
     sizes = []
     for n, key in enumerate((b"old", b"recent", b"own")):
@@ -193,8 +195,8 @@ def test_other_models_make_room(tmp_path: Path) -> None:
     assert len(files_in(root, b"own")) == 3
 
 
-def test_links_among_other_models_are_not_followed(tmp_path: Path) -> None:
-    """Making room deletes nothing elsewhere."""
+def test_links_among_other_keys_are_not_followed(tmp_path: Path) -> None:
+    """Making room deletes nothing outside of the directory."""
     root = tmp_path / "blocks"
     elsewhere = DiskTier(tmp_path / "elsewhere", b"theirs")
     elsewhere.save(saved_block(1), content_of(saved_block(1)))

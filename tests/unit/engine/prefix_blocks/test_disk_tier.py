@@ -1,4 +1,4 @@
-"""The disk tier holds what it was given, or nothing."""
+"""The disk tier gives a block back as it was saved, or not at all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _root(tmp_path: Path) -> Path:
 
 
 def _written(root: Path, blocks: Iterable[SavedBlock], key: bytes = KEY) -> None:
-    """Have blocks there for the next start."""
+    """Write blocks for the next start to find."""
     files = DiskTier(root, key)
     for saved in blocks:
         files.save(saved, content_of(saved))
@@ -56,7 +56,7 @@ def _written(root: Path, blocks: Iterable[SavedBlock], key: bytes = KEY) -> None
 
 @pytest.fixture(name="opened")
 def _opened(root: Path) -> Iterator[DiskTier]:
-    """Of a directory that is empty."""
+    """A tier on an empty directory."""
     files = DiskTier(root, KEY)
     yield files
     files.close(10)
@@ -66,8 +66,8 @@ def _is(files: DiskTier, saved: SavedBlock) -> bool:
     return is_same_content(files.load(saved), content_of(saved))
 
 
-def test_what_is_saved_can_be_loaded(root: Path) -> None:
-    """At once, when it is written, and after a restart."""
+def test_saved_block_can_be_loaded(root: Path) -> None:
+    """It can be loaded at once, when it is written, and after a restart."""
     blocks = list(chain(1, 5))
     files = DiskTier(root, KEY)
     assert files.saved() == ()
@@ -84,8 +84,8 @@ def test_what_is_saved_can_be_loaded(root: Path) -> None:
     again.close(10)
 
 
-def test_nothing_is_there_after_the_end(root: Path) -> None:
-    """Closing twice, and whatever comes after it, is no fault."""
+def test_closed_tier_loads_nothing(root: Path) -> None:
+    """Closing twice, and every call after it, is harmless."""
     files = DiskTier(root, KEY)
     saved = saved_block(1)
     files.save(saved, content_of(saved))
@@ -97,8 +97,8 @@ def test_nothing_is_there_after_the_end(root: Path) -> None:
     assert len(files_in(root, KEY)) == 1
 
 
-def test_bytes_are_those_of_the_files(root: Path) -> None:
-    """Whatever is saved, forgotten, cut elsewhere and saved again, in any order."""
+def test_counted_bytes_are_those_of_the_files(root: Path) -> None:
+    """They agree after any order of saving, forgetting, cutting elsewhere and saving again."""
     dice = random.Random(3)
     files = DiskTier(root, KEY)
     blocks = [saved_block(number) for number in range(12)]
@@ -123,8 +123,8 @@ def test_bytes_are_those_of_the_files(root: Path) -> None:
     assert (reading.damaged, reading.dropped) == (0, 0)
 
 
-def test_what_is_forgotten_is_gone(opened: DiskTier, root: Path) -> None:
-    """Written or not; and what is saved again after it is there."""
+def test_forgotten_block_is_gone(opened: DiskTier, root: Path) -> None:
+    """A block is gone whether it was written or not, and is there once it is saved again."""
     blocks = [saved_block(number) for number in range(20)]
     for saved in blocks[:10]:
         opened.save(saved, content_of(saved))
@@ -140,8 +140,8 @@ def test_what_is_forgotten_is_gone(opened: DiskTier, root: Path) -> None:
     assert list(files_in(root, KEY)) == [file_of(root, KEY, blocks[3]).name]
 
 
-def test_saving_again_notes_the_use_alone(opened: DiskTier, root: Path) -> None:
-    """The file is not written again, and is the last to go at the next start."""
+def test_saving_again_notes_only_the_use(opened: DiskTier, root: Path) -> None:
+    """The file is not written again, and its time is new."""
     saved = saved_block(1)
     opened.save(saved, content_of(saved))
     wait_until(lambda: opened.reading().written == 1, "it is written")
@@ -158,7 +158,7 @@ def test_saving_again_notes_the_use_alone(opened: DiskTier, root: Path) -> None:
     assert path.stat().st_ino == identity
 
 
-def test_use_is_remembered(root: Path) -> None:
+def test_time_of_use_survives_a_restart(root: Path) -> None:
     """A block that was last of use long ago is known to be so after a restart."""
     _written(root, [replace(saved_block(1), used_unix_s=12345.5), saved_block(2)])
     files = DiskTier(root, KEY)
@@ -168,8 +168,8 @@ def test_use_is_remembered(root: Path) -> None:
     files.close(10)
 
 
-def test_another_cut_takes_the_place(opened: DiskTier) -> None:
-    """A digest is of a text up to its end: where it is cut, or gains a state, the file is new."""
+def test_block_with_another_start_or_state_replaces_the_file(opened: DiskTier) -> None:
+    """A digest names a text up to its end, so a block that starts elsewhere, or has state, is a new file."""
     first = saved_block(1, parent=saved_block(0))
     cut = replace(first, start=first.start + 3, token_ids=first.token_ids[3:], parent=b"p" * 16)
     stateful = replace(cut, has_state=True)
@@ -210,8 +210,8 @@ def _emptied(path: Path) -> None:
 
 @pytest.mark.parametrize("is_found", [True, False])
 @pytest.mark.parametrize("damage", [_truncated, _flipped, _grown, _linked, _piped, _emptied])
-def test_damage_is_deleted_and_counted(root: Path, damage: object, *, is_found: bool) -> None:
-    """Whether the file is damaged before the start or after it; the others are not touched."""
+def test_damaged_file_is_deleted_and_counted(root: Path, damage: object, *, is_found: bool) -> None:
+    """Damage before the start and after it is noticed alike; other files stay."""
     saved, other = saved_block(1), saved_block(2)
     _written(root, [saved, other])
     assert callable(damage)
@@ -233,7 +233,7 @@ def test_damage_is_deleted_and_counted(root: Path, damage: object, *, is_found: 
 
 
 def _rewrite_head(path: Path, **changes: object) -> None:
-    """Change what a file says of itself; its checksum no longer holds."""
+    """Change a file's head; its checksum no longer holds."""
     whole = path.read_bytes()
     stop = header_stop(whole)
     header = json.loads(whole[8:stop])
@@ -302,8 +302,8 @@ def test_file_whose_entry_cannot_be_read_costs_no_other_file(
     files.close(10)
 
 
-def test_a_file_under_another_name(root: Path) -> None:
-    """A whole block is still no other one's."""
+def test_file_under_another_blocks_name_is_damaged(root: Path) -> None:
+    """An intact file is no other block."""
     saved, other = saved_block(1), saved_block(2)
     _written(root, [saved, other])
     file_of(root, KEY, other).unlink()
@@ -316,8 +316,8 @@ def test_a_file_under_another_name(root: Path) -> None:
     assert files_in(root, KEY) == {}
 
 
-def test_a_file_of_another_key(root: Path) -> None:
-    """Copied to where it would be found, it is still another model's."""
+def test_file_of_another_key_is_damaged(root: Path) -> None:
+    """A file that is copied to another key's directory is not used there."""
     saved = saved_block(1)
     _written(root, [saved], key=b"theirs")
     _written(root, [])
@@ -329,8 +329,8 @@ def test_a_file_of_another_key(root: Path) -> None:
     assert len(files_in(root, b"theirs")) == 1
 
 
-def test_a_file_that_somebody_deleted(root: Path) -> None:
-    """It is not there, and nobody's fault."""
+def test_deleted_file_is_missing_and_not_damaged(root: Path) -> None:
+    """A file that was deleted from outside is reported as unsaved."""
     _written(root, [saved_block(1)])
     files = DiskTier(root, KEY)
     file_of(root, KEY, saved_block(1)).unlink()
@@ -340,8 +340,8 @@ def test_a_file_that_somebody_deleted(root: Path) -> None:
     files.close(10)
 
 
-def test_parents_come_first(root: Path) -> None:
-    """However their files lie in the directory."""
+def test_found_blocks_come_after_their_parents(root: Path) -> None:
+    """The order does not depend on how the files lie in the directory."""
     texts = [list(chain(number, 6)) for number in range(8)]
     blocks = [saved for text in texts for saved in text]
     random.Random(5).shuffle(blocks)
@@ -355,8 +355,8 @@ def test_parents_come_first(root: Path) -> None:
     files.close(10)
 
 
-def test_orphans_are_deleted(root: Path) -> None:
-    """And all that follow them; a parent that ends elsewhere is none."""
+def test_blocks_without_a_parent_are_deleted(root: Path) -> None:
+    """All that follows a missing block goes; a parent that ends elsewhere is none."""
     text, other = list(chain(1, 5)), list(chain(2, 3))
     shifted = replace(other[2], start=other[2].start + 1)
     _written(root, [*text, *other[:2], shifted])
@@ -368,8 +368,8 @@ def test_orphans_are_deleted(root: Path) -> None:
     assert len(files_in(root, KEY)) == 4
 
 
-def test_leftovers_are_removed_and_others_are_not(root: Path) -> None:
-    """A killed process's temporary file goes; what is not named like ours stays."""
+def test_temporary_files_are_removed_and_others_files_are_not(root: Path) -> None:
+    """A killed process's temporary file goes; a file with a name of another kind stays."""
     _written(root, [saved_block(1)])
     place = root / KEY.hex()
     (place / f".{'ab' * 16}.{'0' * 16}.tmp").write_bytes(b"half")
@@ -381,10 +381,10 @@ def test_leftovers_are_removed_and_others_are_not(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_FOUND_FILES", 4), ("MAX_FOUND_TOKENS", 39)])
-def test_no_more_than_the_limits(
+def test_files_beyond_the_limits_are_deleted(
     root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    """Those last used are taken over; the others are deleted, so that bytes stay exact."""
+    """The blocks that were last used are taken over; the other files go, so that bytes stay exact."""
     blocks = [replace(saved_block(n), used_unix_s=1000.0 + n) for n in range(10)]
     _written(root, blocks)
     monkeypatch.setattr(block_scan, limit, value)
@@ -397,7 +397,7 @@ def test_no_more_than_the_limits(
 
 
 def _tree() -> tuple[SavedBlock, list[list[SavedBlock]]]:
-    """A system prompt, used last when it was written, and three conversations that begin with it."""
+    """Make a system prompt that is not used after it was written, and three conversations after it."""
     system = replace(saved_block(0), used_unix_s=1000.0)
     texts: list[list[SavedBlock]] = []
     for number in range(3):
@@ -410,10 +410,10 @@ def _tree() -> tuple[SavedBlock, list[list[SavedBlock]]]:
 
 
 @pytest.mark.parametrize(("limit", "per_block"), [("MAX_FOUND_FILES", 1), ("MAX_FOUND_TOKENS", 8)])
-def test_leaves_go_first(
+def test_leaf_blocks_are_deleted_first(
     root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, per_block: int
 ) -> None:
-    """What others follow was in memory all the time and its file not touched: it is no less of use."""
+    """A block stays as long as a block that follows it, even if its own file was not touched."""
     system, texts = _tree()
     _written(root, [system, *(one for text in texts for one in text)])
     monkeypatch.setattr(block_scan, limit, 12 * per_block)
@@ -434,7 +434,7 @@ def test_leaves_go_first(
     files.close(10)
 
 
-def test_other_models_make_room_as_files_become_more(root: Path) -> None:
+def test_other_keys_files_go_as_own_files_become_more(root: Path) -> None:
     """All keys together never take more than the budget, and others lose the ends of texts first."""
     system, texts = _tree()
     theirs = b"t" * len(KEY)
@@ -456,7 +456,7 @@ def test_other_models_make_room_as_files_become_more(root: Path) -> None:
         saved = saved_block(number)
         files.save(saved, content_of(saved))
     files.close(10)
-    assert len(files_in(root, KEY)) == 14, "own files are whoever saves them's to count"
+    assert len(files_in(root, KEY)) == 14, "the scheduler counts own files"
     assert not (root / theirs.hex()).exists()
 
 
@@ -471,10 +471,10 @@ def _failing(number: int) -> Callable[[int, int], bytes]:
 
 
 @_NOT_NOW
-def test_a_file_that_cannot_be_read_now_stays(
+def test_file_that_cannot_be_read_now_stays(
     root: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """It may be well: nothing is deleted or called damaged, and it can be read another time."""
+    """It is neither deleted nor counted as damaged, and can be read another time."""
     saved = saved_block(1)
     _written(root, [saved])
     files = DiskTier(root, KEY)
@@ -487,10 +487,10 @@ def test_a_file_that_cannot_be_read_now_stays(
 
 
 @_NOT_NOW
-def test_what_cannot_be_read_at_the_start_stays(
+def test_file_that_cannot_be_read_at_the_start_stays(
     root: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """With all that may follow it; the next start finds it."""
+    """It stays with all that may follow it, and the next start finds them."""
     text = list(chain(1, 4))
     _written(root, text)
     first = file_of(root, KEY, text[0]).stat().st_ino
@@ -509,8 +509,8 @@ def test_what_cannot_be_read_at_the_start_stays(
     again.close(10)
 
 
-def test_a_block_is_read_when_all_file_descriptors_are_taken(root: Path) -> None:
-    """By connections: the one that is kept for it is enough, time and again."""
+def test_block_is_read_when_all_file_descriptors_are_taken(root: Path) -> None:
+    """A spare descriptor is enough where connections have all others, time and again."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     saved = saved_block(1)
@@ -531,7 +531,7 @@ def test_a_block_is_read_when_all_file_descriptors_are_taken(root: Path) -> None
     files.close(10)
 
 
-def test_a_giant_is_not_read(root: Path) -> None:
+def test_giant_file_is_not_read(root: Path) -> None:
     """A file larger than any that is written is deleted without a look."""
     _written(root, [saved_block(1)])
     os.truncate(file_of(root, KEY, saved_block(1)), MAX_BLOCK_BYTES + 1)
@@ -541,7 +541,7 @@ def test_a_giant_is_not_read(root: Path) -> None:
     assert files_in(root, KEY) == {}
 
 
-def test_what_cannot_be_written_is_counted(opened: DiskTier) -> None:
+def test_unwritable_block_is_counted(opened: DiskTier) -> None:
     """Saving never raises, and the next block is written."""
     impossible = BlockContent({"a": np.array([object()])}, {})
     opened.save(saved_block(1), impossible)
@@ -552,8 +552,8 @@ def test_what_cannot_be_written_is_counted(opened: DiskTier) -> None:
     assert _is(opened, saved_block(2))
 
 
-def test_a_disk_that_is_full(root: Path, opened: DiskTier) -> None:
-    """What does not fit leaves nothing behind, and what does is written after it; one warning."""
+def test_full_disk_costs_only_blocks_that_do_not_fit(root: Path, opened: DiskTier) -> None:
+    """A block that does not fit leaves no file, a smaller one is written after it, and one warning says so."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     small, large = saved_block(1), [saved_block(n) for n in range(2, 6)]
@@ -591,7 +591,7 @@ def _remove_content(root: Path) -> None:
 def test_removed_directory_is_made_again_and_used(
     root: Path, opened: DiskTier, remove: Callable[[Path], None]
 ) -> None:
-    """The block that is being written is kept, what was kept is known to be gone, all is private."""
+    """The block in hand is kept, earlier blocks are reported as unsaved, and the directory is private."""
     before, after = saved_block(1), saved_block(2)
     opened.save(before, content_of(before))
     wait_until(lambda: opened.reading().written == 1, "the first is written")
@@ -616,7 +616,7 @@ def test_removed_directory_is_made_again_and_used(
 def test_directory_that_another_daemon_has_made_again_is_left_to_it(
     root: Path, opened: DiskTier
 ) -> None:
-    """Two daemons never share a directory, whoever comes first."""
+    """Two daemons never share a directory, even after it was removed."""
     shutil.rmtree(root)
     other = DiskTier(root, KEY)
     with structlog.testing.capture_logs() as logs:
@@ -630,7 +630,7 @@ def test_directory_that_another_daemon_has_made_again_is_left_to_it(
 
 
 class _SlowDirectory(KeyDirectory):
-    """A disk that writes when it is told to."""
+    """A directory that ends a write when it is told to."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir()
@@ -659,8 +659,8 @@ def _big(nbytes: int) -> BlockContent:
     return BlockContent({"a": np.zeros(nbytes, dtype=np.uint8)}, {})  # never touched: no memory
 
 
-def test_a_slow_disk_takes_no_memory(slow: _SlowDirectory) -> None:
-    """What is queued has a limit; what comes on top is dropped, and let in again when there is room."""
+def test_queue_is_bounded_when_the_disk_is_slow(slow: _SlowDirectory) -> None:
+    """Blocks beyond the limit are dropped, and accepted again once there is room."""
     writer = _writer(slow)
     writer.put(saved_block(0), content_of(saved_block(0)))
     assert slow.begun.wait(CEILING_S)
@@ -685,8 +685,8 @@ def test_a_slow_disk_takes_no_memory(slow: _SlowDirectory) -> None:
     assert writer.written == 1
 
 
-def test_what_is_saved_once_more_is_not_unsaved(slow: _SlowDirectory) -> None:
-    """Nor what was forgotten since: the answer is about what is there now."""
+def test_block_that_is_saved_again_or_forgotten_is_not_unsaved(slow: _SlowDirectory) -> None:
+    """The answer is about the blocks that are missing now."""
     writer = _writer(slow)
     blocks = [saved_block(number) for number in range(5)]
     writer.put(blocks[0], content_of(blocks[0]))
@@ -701,8 +701,8 @@ def test_what_is_saved_once_more_is_not_unsaved(slow: _SlowDirectory) -> None:
     assert writer.take_unsaved() == (blocks[4].digest,)
 
 
-def test_another_cut_that_cannot_be_written_leaves_none(opened: DiskTier, root: Path) -> None:
-    """The one that is there is of no use to who wants the other."""
+def test_unwritable_block_with_another_start_leaves_no_file(opened: DiskTier, root: Path) -> None:
+    """The file that is there is of no use to a load of the new block."""
     saved = saved_block(1)
     opened.save(saved, content_of(saved))
     wait_until(lambda: opened.reading().written == 1, "it is written")
@@ -712,8 +712,8 @@ def test_another_cut_that_cannot_be_written_leaves_none(opened: DiskTier, root: 
     assert opened.reading().bytes == 0
 
 
-def test_closing_waits_no_longer_than_it_may(slow: _SlowDirectory) -> None:
-    """What is not written then is counted, and the thread ends with the block that it has begun."""
+def test_close_waits_no_longer_than_allowed(slow: _SlowDirectory) -> None:
+    """Blocks that are not written then are counted, and the thread ends with the block in hand."""
     ended = threading.Event()
     writer = BlockWriter(slow, KEY, {}, ManualClock(), ended.set)
     for number in range(3):
@@ -727,7 +727,9 @@ def test_closing_waits_no_longer_than_it_may(slow: _SlowDirectory) -> None:
     assert writer.written == 1
 
 
-def test_forgetting_what_is_being_written(slow: _SlowDirectory, tmp_path: Path) -> None:
+def test_block_that_is_forgotten_while_it_is_written_is_gone(
+    slow: _SlowDirectory, tmp_path: Path
+) -> None:
     """It is gone in the end, unless it was saved again after that."""
     writer = _writer(slow)
     saved, other = saved_block(1), saved_block(2)
@@ -747,8 +749,10 @@ def test_forgetting_what_is_being_written(slow: _SlowDirectory, tmp_path: Path) 
     assert writer.file_bytes == next((tmp_path / "slow").iterdir()).stat().st_size
 
 
-def test_saving_again_what_is_being_written(slow: _SlowDirectory) -> None:
-    """Once is enough, but for what was forgotten in between."""
+def test_block_that_is_saved_again_while_it_is_written_is_written_once(
+    slow: _SlowDirectory,
+) -> None:
+    """It is written once more only if it was forgotten in between."""
     writer = _writer(slow)
     saved = saved_block(1)
     writer.put(saved, content_of(saved))
@@ -770,8 +774,8 @@ def test_saving_again_what_is_being_written(slow: _SlowDirectory) -> None:
     assert writer.file_bytes > 0
 
 
-def test_damage_is_reported_once_in_a_while(root: Path) -> None:
-    """Not for every file, and with the number of all."""
+def test_damage_is_reported_at_most_once_a_minute(root: Path) -> None:
+    """The line has the number of all damaged files since the start."""
     blocks = [saved_block(n) for n in range(6)]
     _written(root, blocks)
     clock = ManualClock()

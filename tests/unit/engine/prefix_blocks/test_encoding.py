@@ -32,7 +32,7 @@ def _whole() -> bytes:
 
 
 def _signed(header: bytes, data: bytes) -> bytes:
-    """A file with a header of somebody's making, and a checksum that is right."""
+    """Make a file with a foreign header and a checksum that is right."""
     whole = len(header).to_bytes(8, "little") + header + data
     at = whole.index(MARK) + len(MARK)
     assert whole[at : at + 64] == ZEROS
@@ -47,21 +47,21 @@ def _parts(whole: bytes) -> tuple[dict[str, dict[str, object]], bytes]:
 
 
 def _with_header(changes: Mapping[str, object]) -> bytes:
-    """A file with another header, and a checksum that is right."""
+    """Make a file with another header, and a checksum that is right."""
     header, data = _parts(_whole())
     text = json.dumps({**header, **changes}, separators=(",", ":")).encode()
     return _signed(text, data)
 
 
 def _with_head(**changes: object) -> bytes:
-    """A file that says something else of itself."""
+    """Make a file with another head, and a checksum that is right."""
     metadata = _parts(_whole())[0]["__metadata__"]
     head = json.loads(str(metadata["machd_block"])) | changes
     return _with_header({"__metadata__": metadata | {"machd_block": json.dumps(head)}})
 
 
-def test_what_was_written_comes_back() -> None:
-    """Floats, integers and booleans, without dimensions and without elements, and notes."""
+def test_written_block_comes_back() -> None:
+    """Floats, integers and booleans, arrays without dimensions and without elements, and notes."""
     whole = _whole()
     assert is_same_content(decode_block(whole, SAVED, KEY), content_of(SAVED, 128))
     head = read_head(whole[: header_stop(whole)], len(whole), KEY)
@@ -69,16 +69,16 @@ def test_what_was_written_comes_back() -> None:
     assert head.saved(5.0) == replace(SAVED, used_unix_s=5.0)
 
 
-def test_the_own_changes_are_good() -> None:
-    """What the tests below change is all that makes their files bad."""
+def test_signed_file_is_good() -> None:
+    """The changes of the tests below are all that makes their files bad."""
     assert is_same_content(decode_block(_with_header({}), SAVED, KEY), content_of(SAVED, 128))
     assert is_same_content(decode_block(_with_head(), SAVED, KEY), content_of(SAVED, 128))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_the_layout_in_memory_does_not_matter(order: str, is_cut: bool) -> None:  # noqa: FBT001
-    """Arrays that are cut out of others, or lie the other way round."""
+def test_memory_layout_of_arrays_does_not_matter(order: str, is_cut: bool) -> None:  # noqa: FBT001
+    """Arrays may be cut out of others, or lie the other way round."""
     array = np.array(np.arange(60).reshape(3, 4, 5), order="F" if order == "F" else "C")
     array = array[:, 1:3, ::2] if is_cut else array
     whole = b"".join(encode_block(SAVED, BlockContent({"a": array}, {}), KEY))
@@ -87,7 +87,7 @@ def test_the_layout_in_memory_does_not_matter(order: str, is_cut: bool) -> None:
     assert np.array_equal(found.arrays["a"], array)
 
 
-def test_cut_off_anywhere() -> None:
+def test_truncated_file_is_refused() -> None:
     """No beginning of a file is read as good."""
     whole = _whole()
     assert len(whole) < 4000
@@ -96,13 +96,13 @@ def test_cut_off_anywhere() -> None:
         assert read_head(whole[:stop], stop, KEY) is None
 
 
-def test_grown() -> None:
-    """Nor one that has more."""
+def test_grown_file_is_refused() -> None:
+    """A file with more bytes than were written is not read as good."""
     for more in (b"\0", b"x" * 100):
         assert decode_block(_whole() + more, SAVED, KEY) is None
 
 
-def test_one_bit_anywhere() -> None:
+def test_flipped_bit_is_noticed() -> None:
     """Every bit of the header's first bytes and of the checksum, and a thousand others."""
     whole = _whole()
     at = whole.index(MARK)
@@ -114,8 +114,8 @@ def test_one_bit_anywhere() -> None:
         assert decode_block(bytes(damaged), SAVED, KEY) is None, bit
 
 
-def test_swapped_and_zeroed_pages() -> None:
-    """What a torn write leaves: pages that never came, or came in another order."""
+def test_swapped_and_zeroed_pages_are_noticed() -> None:
+    """A torn write leaves pages that never came, or came in another order."""
     whole = b"".join(encode_block(SAVED, content_of(SAVED, 1 << 16), KEY))
     pages = [whole[i : i + 4096] for i in range(0, len(whole), 4096)]
     for i in range(len(pages)):
@@ -138,14 +138,14 @@ def test_swapped_and_zeroed_pages() -> None:
         replace(SAVED, has_state=False),
     ],
 )
-def test_another_block(wanted: object) -> None:
-    """A whole file of another block, or of the same text cut elsewhere, is of no use."""
+def test_file_of_another_block_is_refused(wanted: object) -> None:
+    """An intact file of another block, or of the same text cut elsewhere, is of no use."""
     assert wanted != SAVED
     assert decode_block(_whole(), wanted, KEY) is None  # type: ignore[arg-type]
 
 
-def test_another_key() -> None:
-    """Nor one that another model left, though it lies in the right place."""
+def test_file_of_another_key_is_refused() -> None:
+    """A file that another model left is of no use, though it lies in the right place."""
     assert decode_block(_whole(), SAVED, b"another key") is None
     assert read_head(_whole(), len(_whole()), b"another key") is None
 
@@ -170,8 +170,8 @@ def test_another_key() -> None:
         {"notes": []},
     ],
 )
-def test_a_head_that_cannot_be(changes: dict[str, object]) -> None:
-    """Whoever can make a right checksum still cannot make machd read nonsense."""
+def test_impossible_head_is_refused(changes: dict[str, object]) -> None:
+    """A right checksum does not make machd read nonsense."""
     assert decode_block(_with_head(**changes), SAVED, KEY) is None
 
 
@@ -196,15 +196,15 @@ _EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
         {"new": json.loads("[" * 400 + "]" * 400)},
     ],
 )
-def test_a_hostile_header(changes: dict[str, object]) -> None:
-    """Offsets that overlap or lie outside, shapes that overflow, types that there are not."""
+def test_hostile_header_is_refused(changes: dict[str, object]) -> None:
+    """Offsets that overlap or lie outside, shapes that overflow, types that do not exist."""
     assert decode_block(_with_header(changes), SAVED, KEY) is None
 
 
 @pytest.mark.parametrize(
     "length", [0, 7, MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1, 1 << 40, (1 << 64) - 1]
 )
-def test_a_header_of_any_length(length: int) -> None:
+def test_header_length_is_bounded(length: int) -> None:
     """The length is believed no further than there are bytes, and never above the limit."""
     whole = _whole()
     damaged = length.to_bytes(8, "little") + whole[8:]
@@ -212,8 +212,8 @@ def test_a_header_of_any_length(length: int) -> None:
     assert read_head(damaged, len(damaged), KEY) is None
 
 
-def test_a_header_above_the_limit() -> None:
-    """One that is all there, and right, but too long."""
+def test_header_above_the_limit_is_refused() -> None:
+    """A header that is complete and right may still be too long."""
     header, data = _parts(_whole())
     text = json.dumps(header, separators=(",", ":")).encode() + b" " * MAX_HEADER_BYTES
     assert decode_block(_signed(text, data), SAVED, KEY) is None
@@ -230,7 +230,7 @@ def test_a_header_above_the_limit() -> None:
         (SAVED, BlockContent({"a": np.array([object()])}, {})),
     ],
 )
-def test_what_cannot_be_written(saved: object, content: BlockContent) -> None:
+def test_unencodable_block_is_refused(saved: object, content: BlockContent) -> None:
     """Tokens and types that a file has no place for are refused, not changed."""
     with pytest.raises(Exception):  # noqa: B017, PT011 - the library's own kinds
         encode_block(saved, content, KEY)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Whatever changes what a block of given tokens holds gives it another key."""
+"""A change of anything that decides what a block of given tokens holds changes the key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLED_BYTES = 64 << 10
 
 @pytest.fixture(name="loaded")
 def _loaded(tmp_path: Path) -> LoadedModel:
-    """A model in mlx-lm's layout; its files are none, which the key does not know."""
+    """A model in mlx-lm's layout; its files hold no weights, which the key does not notice."""
     directory = tmp_path / "model"
     directory.mkdir()
     files = tuple(directory / f"model-{n}.safetensors" for n in (1, 2))
@@ -42,7 +42,7 @@ def _loaded(tmp_path: Path) -> LoadedModel:
 
 
 def _rewritten(path: Path, content: bytes) -> None:
-    """Change a file that keeps its times."""
+    """Change a file's content and keep its times."""
     facts = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
@@ -69,7 +69,7 @@ def _time(loaded: LoadedModel) -> None:
 
 
 def _exchanged(loaded: LoadedModel) -> None:
-    """Each has the other's content; the times are alike from the start."""
+    """Give each file the other's content; the times are alike from the start."""
     one, other = loaded.weight_files
     contents = one.read_bytes(), other.read_bytes()
     _rewritten(one, contents[1])
@@ -88,8 +88,10 @@ def _own_code(loaded: LoadedModel) -> None:
     "change",
     [_first_byte, _last_byte, _size, _time, _exchanged, _configuration, _own_code],
 )
-def test_the_files_decide(loaded: LoadedModel, change: Callable[[LoadedModel], None]) -> None:
-    """Weights, configuration and the model's own code."""
+def test_key_depends_on_the_files(
+    loaded: LoadedModel, change: Callable[[LoadedModel], None]
+) -> None:
+    """Weights, configuration and the model's own code decide."""
     before = block_key(loaded)
     assert block_key(loaded) == before
     change(loaded)
@@ -108,15 +110,15 @@ def test_the_files_decide(loaded: LoadedModel, change: Callable[[LoadedModel], N
         {"vocabulary_tokens": 1},
     ],
 )
-def test_the_description_decides(loaded: LoadedModel, changes: dict[str, object]) -> None:
-    """How the model computes, for one from files and for one made in memory."""
+def test_key_depends_on_the_description(loaded: LoadedModel, changes: dict[str, object]) -> None:
+    """It decides for a model from files and for one made in memory."""
     for model in (loaded, replace(loaded, weight_files=())):
         changed = replace(model, description=replace(model.description, **changes))  # type: ignore[arg-type]
         assert block_key(changed) != block_key(model)
 
 
-def test_how_caches_are_kept_decides(loaded: LoadedModel) -> None:
-    """Their format, and what they are."""
+def test_key_depends_on_the_kv_format(loaded: LoadedModel) -> None:
+    """The format and the facts about the caches decide."""
     names = get_args(CacheSettings.model_fields["kv_quantization"].annotation)
     keys = {block_key(replace(loaded, kv_format=kv_format_named(name))) for name in names}
     assert len(keys) == len(names) == 4
@@ -126,10 +128,10 @@ def test_how_caches_are_kept_decides(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["mlx", "mlx-lm"])
-def test_versions_decide(
+def test_key_depends_on_versions(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, distribution: str
 ) -> None:
-    """Of what computes, and of the files."""
+    """The versions of mlx and mlx-lm and of the file format decide."""
     before = block_key(loaded)
     monkeypatch.setattr(
         block_key_module, "installed_version", lambda name: "9" if name == distribution else None
@@ -144,8 +146,8 @@ def test_versions_decide(
     assert block_key(loaded) != before
 
 
-def test_the_rest_does_not(loaded: LoadedModel, tmp_path: Path) -> None:
-    """Where the model lies, what it is called, how much of it may be used, and what is beside it."""
+def test_key_does_not_depend_on_the_rest(loaded: LoadedModel, tmp_path: Path) -> None:
+    """The model's place, name and limits, and other files beside it, do not decide."""
     before = block_key(loaded)
     description = replace(
         loaded.description,
@@ -162,23 +164,23 @@ def test_the_rest_does_not(loaded: LoadedModel, tmp_path: Path) -> None:
     assert block_key(replace(loaded, description=description, weight_files=files)) == before
 
 
-def test_models_in_memory_are_told_apart_by_name(loaded: LoadedModel) -> None:
-    """There is nothing else to tell them apart by."""
+def test_key_of_a_model_in_memory_depends_on_its_name(loaded: LoadedModel) -> None:
+    """Such a model has nothing else to tell it apart by."""
     model = replace(loaded, weight_files=())
     other = replace(model, description=replace(model.description, model_id="other"))
     assert len({block_key(loaded), block_key(model), block_key(other)}) == 3
     assert len(block_key(model)) == 16
 
 
-def test_files_that_are_gone(loaded: LoadedModel) -> None:
-    """An error of the tree, which names the file."""
+def test_missing_file_is_reported(loaded: LoadedModel) -> None:
+    """The error names the file."""
     loaded.weight_files[1].unlink()
     with pytest.raises(ModelNotFoundError, match=r"cannot read model-2\.safetensors"):
         block_key(loaded)
 
 
-def test_an_engine_keeps_blocks_for_the_next_one(loaded: LoadedModel, tmp_path: Path) -> None:
-    """Wired as a daemon does it: what one saves, the next finds, unless the model has changed."""
+def test_engine_keeps_blocks_for_the_next_one(loaded: LoadedModel, tmp_path: Path) -> None:
+    """The next engine finds what one has saved, unless the model has changed."""
     directory = tmp_path / "blocks"
     settings = Settings(cache=CacheSettings(disk_dir=str(directory)))
     assert opening._block_directory(settings) == directory
@@ -203,6 +205,6 @@ def test_an_engine_keeps_blocks_for_the_next_one(loaded: LoadedModel, tmp_path: 
 @pytest.mark.parametrize(
     "cache", [CacheSettings(), CacheSettings(disk_dir="/nowhere", prefix=False)]
 )
-def test_no_directory_no_tier(cache: CacheSettings) -> None:
-    """Nor where there is no prefix cache whose disk tier it would be."""
+def test_there_is_no_disk_tier_without_a_directory_or_a_prefix_cache(cache: CacheSettings) -> None:
+    """A directory alone is not used."""
     assert opening._block_directory(Settings(cache=cache)) is None

@@ -1,4 +1,4 @@
-"""Blocks in memory: what they take, that nothing else stays, and that nothing bad gets in."""
+"""The memory tier: bytes are as reported, none stay behind, and no damaged block gets in."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def _same(one: KVCache, other: KVCache) -> bool:
     return one.offset == other.offset and all(bool(mx.array_equal(a, b)) for a, b in pairs)
 
 
-def test_planes_of_one_shape_are_one_array() -> None:
-    """However many layers there are; each other shape, and each other dtype, is one more."""
+def test_layers_of_one_shape_share_an_array() -> None:
+    """Each other shape, and each other dtype, is one more array."""
     caches: list[Cache] = [_kv(9), _kv(9), CacheList(_kv(9), _kv(9, widths=(4, 6)))]
 
     block = copy_of_row(_standing(caches, 9), 2, 7, has_state=False)
@@ -86,8 +86,8 @@ def test_planes_of_one_shape_are_one_array() -> None:
     assert block.nbytes == 4 * 2 * 5 * (7 * 4 + 6)
 
 
-def test_layers_without_arrays_and_without_width_go_through() -> None:
-    """A layer that keeps no arrays at all, and values that are 0 wide, as some models have."""
+def test_layers_without_arrays_or_width_are_copied() -> None:
+    """Some models have layers that keep no arrays at all, or values that are 0 wide."""
     silent, narrow = KVCache(), _kv(6, widths=(4, 0))
     blocks = [
         copy_of_row(_standing([silent, narrow], 6), *ends, has_state=True)
@@ -102,7 +102,7 @@ def test_layers_without_arrays_and_without_width_go_through() -> None:
     assert mx.array_equal(filled[1].keys, narrow.keys[:, :, :5])
 
 
-def test_a_model_without_caches_has_empty_blocks() -> None:
+def test_model_without_caches_has_empty_blocks() -> None:
     """Nothing is kept, and nothing fails."""
     block = copy_of_row(_standing([], 4), 0, 4, has_state=True)
     head, tail = block.part(0, 1), block.part(1, 4)
@@ -114,8 +114,8 @@ def test_a_model_without_caches_has_empty_blocks() -> None:
 
 @pytest.mark.parametrize("cuts", [(7,), (1, 7), (3, 4, 7)])
 @pytest.mark.parametrize("length", [1, 3, 4, 6, 7])
-def test_what_is_put_together_is_what_was_copied(cuts: tuple[int, ...], length: int) -> None:
-    """Whichever blocks the positions are spread over, and whichever of them are wanted."""
+def test_filled_caches_hold_what_was_copied(cuts: tuple[int, ...], length: int) -> None:
+    """It does not matter how positions are spread over blocks, or how many of them are wanted."""
     caches: list[Cache] = [_kv(8), _kv(8, widths=(4, 6), heads=3)]
     starts = (0, *cuts[:-1])
     row = _standing(caches, 8)
@@ -130,8 +130,8 @@ def test_what_is_put_together_is_what_was_copied(cuts: tuple[int, ...], length: 
         assert _same(cache, original)
 
 
-def test_a_block_is_of_its_own_memory() -> None:
-    """However little of a row or of a block it was: dropping the rest gives all of that back."""
+def test_block_has_memory_of_its_own() -> None:
+    """Dropping the row, or the block that it was cut from, gives all of their memory back."""
     big = 1 << 20
     for heads in (1, 2):
         cache = _kv(4096, heads=heads, widths=(64, 64))
@@ -156,8 +156,8 @@ def test_a_block_is_of_its_own_memory() -> None:
         assert held <= before - mx.get_active_memory() < 2 * held + 4096
 
 
-def test_state_is_of_its_own_memory() -> None:
-    """A piece of a large array is copied, a number alone and an empty array go through."""
+def test_state_has_memory_of_its_own() -> None:
+    """A piece of a large array is copied; a single number and an empty array are kept."""
     large = _array(1, 1 << 20)
     cache = ArraysCache(4)
     cache[0], cache[1], cache[2] = large[:, :4], mx.array(3.0), mx.zeros((1, 0))
@@ -179,8 +179,8 @@ def _leaves(state: object) -> list[mx.array]:
     return [one for inner in state for one in _leaves(inner)] if isinstance(state, list) else []
 
 
-def test_writing_into_a_cache_leaves_its_copy_alone() -> None:
-    """Models write into lists and arrays in place, in rows and in what was made of them."""
+def test_writing_into_a_cache_does_not_change_its_copy() -> None:
+    """Models write into lists and arrays in place."""
     cache = ArraysCache(2)
     cache[0] = mx.zeros((1, 3))
     state = row_state(cache, 0)
@@ -200,8 +200,8 @@ def test_writing_into_a_cache_leaves_its_copy_alone() -> None:
 @pytest.mark.parametrize("keep", [0, 4])
 @pytest.mark.parametrize("length", [1, 7, 16, 17, 60])
 @pytest.mark.parametrize("singles", [0, 1, 3, 20])
-def test_a_window_is_kept_as_it_is_and_no_more(keep: int, length: int, singles: int) -> None:
-    """Of a rotating cache there are no more columns than its window has, and all go on alike."""
+def test_state_of_a_rotating_cache_is_its_window(keep: int, length: int, singles: int) -> None:
+    """It has no more columns than the window, and the cache goes on as the original."""
     original = RotatingKVCache(16, keep=keep)
     original.update_and_fetch(_array(1, 2, length, 4), _array(1, 2, length, 4))
     for _ in range(singles):
@@ -220,7 +220,7 @@ def test_a_window_is_kept_as_it_is_and_no_more(keep: int, length: int, singles: 
 
 
 def _seen(keys: mx.array, mask: mx.array | str | None) -> list[list[float]]:
-    """The columns that each token sees, whatever their order: of each its first number."""
+    """List the first number of each column that a token sees, for each token, in order of size."""
     columns: NDArray[np.float32] = np.array(keys)[0, 0, :, 0]
     if not isinstance(mask, mx.array):
         return [sorted(columns.tolist())]
@@ -229,8 +229,8 @@ def _seen(keys: mx.array, mask: mx.array | str | None) -> list[list[float]]:
 
 
 @_KINDS
-def test_storing_takes_what_it_says(kind: TinyKind) -> None:
-    """The array library's own count grows by what a block says it takes, and back when dropped."""
+def test_stored_blocks_take_the_reported_bytes(kind: TinyKind) -> None:
+    """MLX's own count grows by them, and shrinks when the blocks are dropped."""
     rows = BlockRows(MlxEngine(loaded(kind)))
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 32),)))
     gc.collect()
@@ -246,8 +246,8 @@ def test_storing_takes_what_it_says(kind: TinyKind) -> None:
 
 
 @pytest.mark.parametrize("lane", list(Lane))
-def test_nothing_of_what_was_restored_stays(lane: Lane) -> None:
-    """A row that began with blocks takes what one does that was computed."""
+def test_row_opened_from_blocks_takes_the_memory_of_a_computed_row(lane: Lane) -> None:
+    """Nothing of the blocks stays beside its caches."""
     prompt = random_prompt(900, 3)
     rows = BlockRows(MlxEngine(loaded(TinyKind.STANDARD)))
     blocks = rows.prompt_blocks(prompt, (512, 899))
@@ -268,7 +268,7 @@ def test_nothing_of_what_was_restored_stays(lane: Lane) -> None:
     assert abs(grown[0] - grown[1]) < held_bytes / 3
 
 
-def test_a_row_goes_on_in_place_after_it_was_stored() -> None:
+def test_row_is_updated_in_place_after_it_was_stored() -> None:
     """Copying blocks leaves nothing behind that would make the slab copy itself in each step."""
     prompt = random_prompt(900, 3)
     rows = BlockRows(MlxEngine(loaded(TinyKind.STANDARD)))
@@ -286,8 +286,8 @@ def test_a_row_goes_on_in_place_after_it_was_stored() -> None:
 
 
 @_KINDS
-def test_blocks_of_a_model_are_few_arrays(kind: TinyKind) -> None:
-    """Not one for each layer: on Metal the number of buffers is limited."""
+def test_block_of_a_model_is_one_stack_at_most(kind: TinyKind) -> None:
+    """On Metal the number of buffers is limited."""
     engine = MlxEngine(loaded(kind))
     rows = BlockRows(engine)
     (block_id,) = rows.prompt_blocks(PROMPT, (16,))
@@ -303,10 +303,10 @@ def _poisoned(token_id: int) -> LoadedModel:
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["reads", "looks ahead"])
-def test_what_is_no_number_is_not_kept(looks_ahead: bool) -> None:  # noqa: FBT001
-    """Neither of a prompt that is still being computed, nor of a row that failed.
+def test_positions_with_nan_are_not_stored(looks_ahead: bool) -> None:  # noqa: FBT001
+    """Neither a prompt in prefill nor a row that failed leaves blocks with a NaN.
 
-    What an earlier chunk left is kept; in its own chunk it reaches all positions.
+    Blocks of earlier chunks are kept; in its own chunk a NaN reaches all positions.
     """
     bad = VOCABULARY_TOKENS - 1
     prompt = (*(one % 100 + 1 for one in PROMPT[:20]), bad, *(3, 4, 5))
@@ -327,10 +327,8 @@ def test_what_is_no_number_is_not_kept(looks_ahead: bool) -> None:  # noqa: FBT0
 @_KINDS
 @pytest.mark.parametrize("lane", list(Lane))
 @pytest.mark.parametrize("tokens", [1, 2, 9])
-def test_a_row_that_has_left_by_itself_leaves_blocks(
-    kind: TinyKind, lane: Lane, tokens: int
-) -> None:
-    """Looking ahead, it does so with its last token; its state is then of its end, and right."""
+def test_row_that_left_by_itself_leaves_blocks(kind: TinyKind, lane: Lane, tokens: int) -> None:
+    """Looking ahead, a row leaves with its last token; its state is then that of its end."""
     rows = BlockRows(MlxEngine(loaded(kind), looks_ahead=True))
     opening = rows.chunk(PROMPT, 0, len(PROMPT), lane=lane)
     said = rows.generate(replace(opening, reserved_tokens=len(PROMPT) + tokens), tokens)
@@ -350,8 +348,8 @@ def test_a_row_that_has_left_by_itself_leaves_blocks(
     assert rows.change(StoreBlock(902, 0, 0, 4)).lost_blocks == (902,)
 
 
-def test_nothing_is_copied_of_rows_that_leave_if_no_block_is_wanted() -> None:
-    """Where the prefix cache is off."""
+def test_row_that_left_is_not_copied_when_the_prefix_cache_is_off() -> None:
+    """No memory is held for it, and no block can be made of it."""
     engine = MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=True, leaves_blocks=False)
     rows = BlockRows(engine)
     opening = rows.chunk(PROMPT, 0, len(PROMPT))
@@ -361,8 +359,8 @@ def test_nothing_is_copied_of_rows_that_leave_if_no_block_is_wanted() -> None:
     assert rows.change(StoreBlock(1, 0, 0, 16)).lost_blocks == (1,)
 
 
-def test_warming_up_leaves_nothing() -> None:
-    """No block, no row, no file; and the files are closed with the engine."""
+def test_warm_up_leaves_no_blocks() -> None:
+    """It leaves no row and no file, either; the disk tier is closed with the engine."""
     files = FilesInMemory()
     engine = MlxEngine(loaded(TinyKind.HYBRID), disk_tier=files)
 
@@ -374,8 +372,8 @@ def test_warming_up_leaves_nothing() -> None:
     assert files.closed_within_s is not None
 
 
-def test_closing_gives_all_blocks_back() -> None:
-    """Their memory, too."""
+def test_close_drops_all_blocks() -> None:
+    """Their memory is given back."""
     engine = MlxEngine(loaded(TinyKind.STANDARD))
     BlockRows(engine).prompt_blocks(PROMPT, (16, 32))
     assert engine._blocks.nbytes > 0
@@ -394,8 +392,8 @@ def _content(kind: TinyKind) -> tuple[BlockForm, BlockContent, BlockArrays]:
 
 
 @_KINDS
-def test_plain_arrays_make_the_same_block(kind: TinyKind) -> None:
-    """To the bit, state and its structure included; and nothing of it is mlx's any more."""
+def test_block_comes_back_from_plain_arrays(kind: TinyKind) -> None:
+    """It is the same to the bit, state included, and no memory is shared with mlx."""
     form, content, block = _content(kind)
 
     again = form.block_of(content, 16)
@@ -413,7 +411,7 @@ def test_plain_arrays_make_the_same_block(kind: TinyKind) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.uint8])
 def test_every_dtype_comes_back(dtype: mx.Dtype) -> None:
-    """Also bfloat16, which numpy has not."""
+    """It comes back even where numpy lacks it, as bfloat16."""
     cache = KVCache()
     planes = [(100 * _array(1, 2, 5, 4)).astype(dtype) for _ in range(2)]
     cache.keys, cache.values, cache.offset = *planes, 5
@@ -469,7 +467,7 @@ def _too_few(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
 
 
 def _no_array(_: dict[str, PlainArray], notes: dict[str, str]) -> None:
-    notes["state"] = notes["state"].replace("state.", "nobody.")
+    notes["state"] = notes["state"].replace("state.", "missing.")
 
 
 def _reshape_state(arrays: dict[str, PlainArray], _: dict[str, str]) -> None:
@@ -485,8 +483,8 @@ _DAMAGES: list[Damage] = [
 
 @pytest.mark.parametrize("damage", _DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("kind", [TinyKind.ROTATING, TinyKind.HYBRID_GDN, TinyKind.NESTED])
-def test_what_does_not_fit_the_model_is_no_block(kind: TinyKind, damage: Damage) -> None:
-    """It is lost when it is loaded, and no exception then or later."""
+def test_content_of_another_form_is_refused(kind: TinyKind, damage: Damage) -> None:
+    """The block is lost when it is loaded, without an exception then or later."""
     form, content, _ = _content(kind)
     arrays, notes = dict(content.arrays), dict(content.notes)
 
@@ -496,8 +494,8 @@ def test_what_does_not_fit_the_model_is_no_block(kind: TinyKind, damage: Damage)
 
 
 @pytest.mark.parametrize("other", [kind for kind in TinyKind if kind is not TinyKind.STANDARD])
-def test_another_models_blocks_are_lost(other: TinyKind) -> None:
-    """Whatever the disk tier believes, where something about their caches differs."""
+def test_block_of_another_model_is_lost(other: TinyKind) -> None:
+    """A difference in the caches is noticed, even where the disk tier has the block."""
     files = FilesInMemory()
     first = BlockRows(MlxEngine(loaded(other), disk_tier=files))
     first.run(StepPlan(prefill=(first.chunk(PROMPT, 0, 16),)))
@@ -511,8 +509,8 @@ def test_another_models_blocks_are_lost(other: TinyKind) -> None:
         assert rows.change(LoadBlock(1, saved)).lost_blocks == (1,)
 
 
-def test_a_block_without_state_is_loaded_without() -> None:
-    """And a row cannot begin at its end."""
+def test_block_without_state_is_loaded_without_state() -> None:
+    """A row cannot begin at its end."""
     form, _, block = _content(TinyKind.HYBRID)
 
     again = form.block_of(content_of(replace(block, state=None)), 16)
@@ -522,8 +520,8 @@ def test_a_block_without_state_is_loaded_without() -> None:
     assert again.nbytes < block.nbytes
 
 
-def test_how_full_a_window_is_may_differ() -> None:
-    """The pattern is of a few tokens; windows and histories fill, and states come into being."""
+def test_form_allows_windows_of_any_fill() -> None:
+    """The form comes from a few tokens; windows and histories fill, and states come into being."""
     caches = [RotatingKVCache(8), ArraysCache(2)]
     caches[0].update_and_fetch(_array(1, 2, 3, 4), _array(1, 2, 3, 4))
     pattern = shape_of([row_state(one, 0) for one in caches])
@@ -537,8 +535,8 @@ def test_how_full_a_window_is_may_differ() -> None:
     assert not is_like(later[:1], pattern)
 
 
-def test_a_missing_block_opens_nothing() -> None:
-    """Not even if others are there."""
+def test_row_is_not_opened_when_a_block_is_missing() -> None:
+    """An assertion fails, even if other blocks are there."""
     store = MemoryTier()
     row = _standing([_kv(8)], 8)
     store.apply([StoreBlock(1, 0, 0, 4)], lambda _: row)
@@ -564,8 +562,8 @@ class _FailingFiles(FilesInMemory):
 _SAVED = SavedBlock(b"digest", b"", 0, (1, 2), has_state=True, nbytes=10)
 
 
-def test_what_raises_costs_its_block_alone() -> None:
-    """No step and no row; the log has it once in a while."""
+def test_failing_change_costs_only_its_block() -> None:
+    """The step goes on, and the log has a line at most once a minute."""
     clock = ManualClock()
     store = MemoryTier(_FailingFiles(MemoryError()), clock=clock)
     row = _standing([_kv(8)], 8)
@@ -589,18 +587,16 @@ def test_what_raises_costs_its_block_alone() -> None:
     ]
 
 
-def test_bugs_are_not_hidden() -> None:
-    """What cannot be by our own rules ends the step, as anywhere else."""
+def test_assertion_error_is_raised() -> None:
+    """A bug of ours ends the step, as anywhere else."""
     store = MemoryTier(_FailingFiles(AssertionError("a rule")))
     with pytest.raises(AssertionError, match="a rule"):
         store.apply([LoadBlock(1, _SAVED)], lambda _: None)
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_store_that_fails_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    """Computed together they fail together; then each is tried alone."""
+def test_failing_store_costs_only_its_block(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """Blocks that fail when they are evaluated together are tried one by one."""
     store = MemoryTier()
     row = _standing([_kv(8)], 8)
     calls = 0
@@ -620,8 +616,8 @@ def test_a_store_that_fails_leaves_the_others(
     assert {one.block_id for one in outcome.held} == {1, 2} - {failing}
 
 
-def test_a_cut_that_fails_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked for them is told, and their numbers are free again."""
+def test_failing_split_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are reported as lost, and their numbers are free again."""
     store = MemoryTier()
     row = _standing([_kv(8)], 8)
     store.apply([StoreBlock(1, 0, 0, 8)], lambda _: row)
@@ -639,8 +635,8 @@ def _raise(*_: object) -> None:
 
 
 @_KINDS
-def test_a_model_that_warms_up_to_no_number_has_files(kind: TinyKind) -> None:
-    """What loaded blocks have to look like follows from shapes: other prompts may well be sound."""
+def test_model_whose_warm_up_gives_nan_loads_blocks(kind: TinyKind) -> None:
+    """The form of loaded blocks follows from shapes alone; other prompts may well be sound."""
     broken = tiny_model(kind)
     weight = broken.model.model.embed_tokens.weight
     weight[0] = float("nan")
@@ -659,8 +655,8 @@ def test_a_model_that_warms_up_to_no_number_has_files(kind: TinyKind) -> None:
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-def test_dropped_blocks_are_given_back(*, is_running: bool) -> None:
-    """Not kept for reuse: where nothing runs at once, and where rows run before it is much."""
+def test_memory_of_dropped_blocks_is_given_back(*, is_running: bool) -> None:
+    """MLX keeps none of it when no row runs, and a bounded part of it while rows run."""
     engine = MlxEngine(loaded(TinyKind.STANDARD))
     rows = BlockRows(engine)
     _store_blocks(engine, 8, tokens=65536)  # 16 MB each
@@ -678,8 +674,8 @@ def test_dropped_blocks_are_given_back(*, is_running: bool) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="others' C libraries do as they like")
 @pytest.mark.parametrize("is_running", [False, True])
 @pytest.mark.parametrize("tokens", [512, 8192])
-def test_the_process_gets_smaller(*, is_running: bool, tokens: int) -> None:
-    """Where every second block goes, too, whose memory lies between that of those that stay."""
+def test_process_shrinks_when_blocks_are_dropped(*, is_running: bool, tokens: int) -> None:
+    """It does even if every second block goes, and its memory lies between that of the others."""
     engine = MlxEngine(loaded(TinyKind.STANDARD))
     rows = BlockRows(engine)
     count = (256 << 20) // (256 * tokens)
@@ -693,6 +689,6 @@ def test_the_process_gets_smaller(*, is_running: bool, tokens: int) -> None:
 
 
 def _store_blocks(engine: MlxEngine, count: int, *, tokens: int) -> None:
-    """Blocks of 256 bytes a token, numbered from 0 on."""
+    """Store blocks of 256 bytes a token, numbered from 0 on."""
     row = _standing([_kv(tokens, widths=(16, 16))], tokens)
     engine._blocks.apply([StoreBlock(n, 0, 0, tokens) for n in range(count)], lambda _: row)
