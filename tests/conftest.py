@@ -91,3 +91,13 @@ def _ahead_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
     engine = MlxEngine(embedded_model, looks_ahead=True)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft tokens however little they pay."""
+    from oracle import EagerPacing  # noqa: PLC0415 - imports mlx
+
+    from machd.engine.speculation import drafting  # noqa: PLC0415 - imports mlx
+
+    monkeypatch.setattr(drafting, "DraftPacing", EagerPacing)

@@ -6,12 +6,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pytest
-
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
-from machd.engine.speculation import drafting
 from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd.engine.step.mlx_engine import MlxEngine
@@ -33,12 +30,6 @@ class EagerPacing(DraftPacing):
         """All."""
         del rows
         return list(guessed_tokens)
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guess however little it pays."""
-    monkeypatch.setattr(drafting, "DraftPacing", EagerPacing)
 
 
 @dataclass
