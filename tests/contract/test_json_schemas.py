@@ -35,14 +35,14 @@ _CLOSES = 0.4
 
 def is_accepted(engine: Engine, grammar: Grammar, text: str) -> bool:
     """Whether a text's tokens are an answer, one after the other, to the end."""
-    matcher = compiled(grammar).matcher.deep_copy()
+    matcher = compiled(grammar).llmatcher.deep_copy()
     token_ids = _token_ids(engine, text)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
 def is_offered(engine: Engine, grammar: Grammar, text: str) -> bool:
     """Whether the mask at each token lets it through, and the end at the end."""
-    matcher = compiled(grammar).matcher.deep_copy()
+    matcher = compiled(grammar).llmatcher.deep_copy()
     for token_id in _token_ids(engine, text):
         if not _is_in(matcher.compute_bitmask(), token_id) or not matcher.consume_token(token_id):
             return False
@@ -125,10 +125,10 @@ def walk(
     while len(said) < _MAX_TOKENS:
         said += matcher.take_forced(_MAX_TOKENS)
         mask = matcher.llmatcher.compute_bitmask()
-        nearer = [one for one in matcher.eos_token_ids if _is_in(mask, one)]
+        nearer = [one for one in engine.model.eos_token_ids if _is_in(mask, one)]
         nearer = nearer or [one for one in sorted(closing) if _is_in(mask, one)]
         chosen = rng.choice(nearer) if nearer and rng.random() < _CLOSES else _any(mask, rng)
-        if chosen in matcher.eos_token_ids:
+        if chosen in engine.model.eos_token_ids:
             return engine.tokenizer.decode(said)
         said.append(chosen)
         matcher.accept(chosen)

@@ -49,7 +49,7 @@ def _compiler(tokenizer: Tokenizer = FAKE) -> LlguidanceCompiler:
 
 def _allows(constraint: Constraint, text: str, tokenizer: Tokenizer = FAKE) -> bool:
     grammar = _compiler(tokenizer).compile(constraint)
-    matcher = compiled(grammar).matcher.deep_copy()
+    matcher = compiled(grammar).llmatcher.deep_copy()
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     return bool(matcher.consume_tokens(token_ids)) and bool(matcher.is_accepting())
 

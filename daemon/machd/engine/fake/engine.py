@@ -377,7 +377,7 @@ def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
 def _nearest(wanted: int, matcher: Matcher) -> int:
     """What is wanted, else what ends a text soonest, else anything that begins no thoughts."""
     allowed = matcher.allowed()
-    others = sorted(allowed - {matcher.also_allowed}) or sorted(allowed)
+    others = sorted(allowed - {matcher.thought_opening}) or sorted(allowed)
     return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
 
 

@@ -1,1 +1,1 @@
-"""Constraints compiled, a matcher for each row, and the masks of a batch."""
+"""Compiled constraints, the matcher of each row, and the masks of a batch."""

@@ -1,7 +1,7 @@
 """Constraints compiled for a model's vocabulary, by llguidance.
 
-A compiled grammar is never advanced: each row takes a copy of its matcher, which costs
-microseconds. Compiling holds no lock of Python's, so it disturbs nobody but its own caller.
+A compiled grammar stays at its beginning: each row takes a copy of its state, which costs
+microseconds. Compiling holds no lock of Python's, so streams go on meanwhile.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ _MAX_KEPT_BYTES = 64_000_000
 """Estimated memory of the compiled grammars that are kept, together."""
 
 _MAX_FOLLOWED_TOKENS = 400
-"""Tokens of answers after which a kept grammar is compiled again when it is next asked for. Its
-matchers share lexer states, which only grow: with ``minLength`` 3000 there are 20,000 after 1,800
-tokens, and from then on every matcher of the grammar fails."""
+"""Tokens of answers after which a kept grammar is compiled again when it is next asked for. The
+states of its rows share lexer states, which only grow: with ``minLength`` 3000 there are 20,000 after
+1,800 tokens, and from then on every row of the grammar fails."""
 
 _BASE_BYTES = 100_000
 _CHARACTER_BYTES = 300
 _TOKEN_BYTES = 10_000
-"""What a grammar, a character of its source and a token of an answer take. Measured: 40 to 170 kB, 30
-to 330 bytes a character, and up to 11 kB a token."""
+"""Estimates for a grammar, a character of its source and a token of an answer. Measured: 40 to 170 kB,
+30 to 330 bytes, and up to 11 kB."""
 
 _MAX_REFUSED_CHARACTERS = 65_536
 _MAX_REFUSALS = 64
-"""Refused constraints that are remembered, so that asking again costs nothing."""
+"""Refused constraints that are remembered, so that a repeated request costs nothing."""
 
 MAX_FORCED_TOKENS = 8192
-"""Tokens in a row that a grammar may leave no choice about. A recursion that cannot end has no end
-of them."""
+"""Forced tokens in a row. A recursion that cannot end would force tokens for ever."""
 
 _LIMITS = LLParserLimits(
-    # What one mask may cost, next to the time that matchers keep an eye on: with llguidance's own
-    # limits a pattern of 12 characters took 0.4 s for one.
+    # The work of one mask, beside the time that matchers measure: with llguidance's own limits a
+    # pattern of 12 characters took 0.4 s for one.
     step_max_items=10_000,
     step_lexer_fuel=40_000,
     max_lexer_states=20_000,  # 1 to 2 kB each
@@ -62,7 +61,7 @@ _LIMITS = LLParserLimits(
 )
 
 _MAX_FIRST_S = 0.05
-"""What the first mask may take in processor time; one of 1,000 properties takes 0.01."""
+"""Processor time of the first mask; that of a schema with 1,000 properties takes 0.01."""
 
 _MAX_MESSAGE_CHARACTERS = 600
 
@@ -77,11 +76,11 @@ _WARNINGS = {
     "oneOf": "oneOf not fully supported",
     **{keyword: f'"{keyword}"' for keyword in UNSUPPORTED_KEYWORDS},
 }
-"""Keyword of a JSON schema to the words of the warning that it is ignored."""
+"""Keyword of a JSON schema to llguidance's warning that it is ignored."""
 
 _JSON_STYLE: JsonCompileOptions = {
-    # Python's own style, which models have seen most. With one style only, keys and punctuation
-    # leave no choice, so they need not be computed one by one.
+    # Python's own style, which models have seen most. With one style only, keys and punctuation are
+    # forced tokens.
     "whitespace_flexible": False,
     "key_separator": ": ",
     "item_separator": ", ",
@@ -92,22 +91,17 @@ _JSON_STYLE: JsonCompileOptions = {
     "lenient": True,
 }
 
-
 _FORBIDDING = """start: TEXT
 TEXT: ANY & ~(ANY FORBIDDEN ANY)
 ANY: /(?s:.*)/
 FORBIDDEN: {texts}
 """
-"""Lark of any text in which none of some texts occurs."""
+"""Lark of any text that holds none of the given texts."""
 
 
 @dataclass(slots=True)
 class GrammarGrowth:
-    """How far answers have made a grammar grow. Changed by the engine thread alone.
-
-    Attributes:
-        tokens: Tokens of all answers that its matchers have followed.
-    """
+    """The tokens that all rows of a grammar have accepted. Changed by the engine thread alone."""
 
     tokens: int = 0
 
@@ -117,49 +111,46 @@ class CompiledGrammar:
     """A grammar bound to a vocabulary.
 
     Attributes:
-        matcher: At the beginning of the text; to be copied, not advanced.
-        growth: What has followed the grammar since it was compiled.
+        llmatcher: llguidance's state at the beginning of a text; copy it, do not advance it.
         eos_token_ids: Tokens that end a text once the grammar allows its end.
         vocabulary_tokens: Width of the logits.
     """
 
-    matcher: LLMatcher
+    llmatcher: LLMatcher
     eos_token_ids: frozenset[int]
     vocabulary_tokens: int
     growth: GrammarGrowth = field(default_factory=GrammarGrowth)
 
 
 def compiled(grammar: Grammar) -> CompiledGrammar:
-    """What the engine made of a grammar."""
+    """Unwrap the part of a grammar that only this room knows."""
     assert isinstance(grammar.compiled, CompiledGrammar), "grammars come from the engine's compiler"
     return grammar.compiled
 
 
 class LlguidanceCompiler:
-    """Compiles for one vocabulary and keeps what was used last. Threads may share it."""
+    """Compiles for one vocabulary, and keeps the grammars used last. Threads may share it."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocabulary_tokens: int, eos_token_ids: frozenset[int]
     ) -> None:
-        """Remember whose tokens they are; the vocabulary is read when it is first needed.
+        """Begin without grammars; the vocabulary is read when it is first needed.
 
         Args:
-            tokenizer: Says what each token stands for.
+            tokenizer: Tells the bytes of each token.
             vocabulary_tokens: Width of the logits.
             eos_token_ids: Tokens that end a completion.
         """
         self._tokenizer = tokenizer
         self._vocabulary_tokens = vocabulary_tokens
-        self._eos_token_ids = frozenset(
-            one for one in eos_token_ids if one < self._vocabulary_tokens
-        )
+        self._eos_token_ids = frozenset(one for one in eos_token_ids if one < vocabulary_tokens)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[tuple[ConstraintKind, str], Grammar] = OrderedDict()
         self._refused: OrderedDict[tuple[ConstraintKind, str, str], str] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """A grammar for the vocabulary, from the cache where it was compiled before.
+        """Compile a constraint for the vocabulary, or return the grammar that is kept of it.
 
         Raises:
             GrammarError: It cannot be compiled, nothing satisfies it, it is beyond the limits, or
@@ -178,13 +169,13 @@ class LlguidanceCompiler:
         return grammar
 
     def _compiled(self, constraint: Constraint) -> Grammar:
-        # A panic over the vocabulary is the model's fault, any other one the constraint's.
+        # A panic over the vocabulary is the model's fault, any other panic the constraint's.
         vocabulary = self._tokens(constraint.param)
         try:
             with panics_as_errors("llguidance"):
                 source = _SOURCES[constraint.kind](constraint)
                 made = self._compile(source, constraint.param, vocabulary)
-                return Grammar(source, made, _ignored_keywords(made.matcher))
+                return Grammar(source, made, _ignored_keywords(made.llmatcher))
         except PanicError as panic:
             raise GrammarError(
                 f"{constraint.param}: the compiler fails on it", param=constraint.param
@@ -206,7 +197,7 @@ class LlguidanceCompiler:
             return
         with self._lock:
             if _key(constraint) in self._kept:
-                return  # another thread was as fast
+                return  # another thread compiled it meanwhile
             self._kept[_key(constraint)] = grammar
             kept_bytes = sum(
                 _estimated_bytes(source, one) for (_, source), one in self._kept.items()
@@ -217,7 +208,7 @@ class LlguidanceCompiler:
 
     def _remember_refusal(self, constraint: Constraint, error: GrammarError) -> None:
         if len(constraint.source) > _MAX_REFUSED_CHARACTERS:
-            return  # too long to keep, and soon refused for that
+            return  # too long to keep; its length is refused quickly
         with self._lock:
             self._refused[(*_key(constraint), constraint.param)] = error.message
             while len(self._refused) > _MAX_REFUSALS:
@@ -272,14 +263,14 @@ class LlguidanceCompiler:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """A tokenizer as llguidance reads it."""
 
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, size: int, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id
         named = min(size, tokenizer.vocabulary_tokens)
-        # Logits may be wider than the vocabulary: what stands for nothing is never allowed.
+        # Logits may be wider than the vocabulary: a token without bytes is never allowed.
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(named)]
         self.tokens += [b""] * (size - named)
         self.special_token_ids = [one for one in tokenizer.special_token_ids if one < size]
@@ -291,19 +282,19 @@ class _Vocabulary:
 
 
 def _estimated_bytes(source: str, grammar: Grammar) -> int:
-    """Memory that a kept grammar takes by now."""
+    """Estimate the memory of a kept grammar as far as it has grown."""
     grown_bytes = _TOKEN_BYTES * compiled(grammar).growth.tokens
     return _BASE_BYTES + _CHARACTER_BYTES * len(source) + grown_bytes
 
 
 def _sentence(error: str) -> str:
-    """An error of llguidance in words for a client."""
+    """Put an error of llguidance into words for a client."""
     text = " ".join(error.split())
     if "panic" in text or "<backtrace>" in text:
         return "too large for the compiler"
     reason, mark, _ = text.partition("<non-verbose/>")
     if mark:
-        # The name of its stop reason, where it has no words for it.
+        # llguidance gives the name of its stop reason alone.
         return _STOP_REASONS.get(reason.strip(" :"), "it cannot be followed")
     return text[:_MAX_MESSAGE_CHARACTERS]
 
@@ -317,44 +308,39 @@ def _json_object(_constraint: Constraint) -> str:
 
 
 def _json_schema(constraint: Constraint) -> str:
+    schema = json.loads(constraint.source)
+    # A boolean schema has no objects to close.
+    closed = json.dumps(bounded_schema(schema)) if isinstance(schema, dict) else constraint.source
     try:
-        return LLMatcher.grammar_from_json_schema(_closed(constraint.source), overrides=_JSON_STYLE)
+        return LLMatcher.grammar_from_json_schema(closed, overrides=_JSON_STYLE)
     except ValueError as error:
-        # Numbers that its own parser does not take.
+        # A number that llguidance's parser does not read.
         raise GrammarError(f"{constraint.param}: {error}", param=constraint.param) from error
 
 
-def _closed(source: str) -> str:
-    """A schema with its objects closed; a boolean schema has none."""
-    schema = json.loads(source)
-    return json.dumps(bounded_schema(schema)) if isinstance(schema, dict) else source
-
-
 def _ignored_keywords(matcher: LLMatcher) -> tuple[str, ...]:
-    """The keywords of a schema that a grammar does not hold, as llguidance's warnings name them."""
+    """List the keywords of a schema that the grammar does not enforce."""
     warnings = "\n".join(matcher.get_grammar_warnings())
     return tuple(keyword for keyword, words in _WARNINGS.items() if words in warnings)
 
 
-def _regex(constraint: Constraint) -> str:
-    return LLMatcher.grammar_from_regex(constraint.source)
-
-
 def _choice(constraint: Constraint) -> str:
-    # In Lark a text is written as in JSON.
-    choices = [json.dumps(choice, ensure_ascii=False) for choice in read_choices(constraint)]
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    return LLMatcher.grammar_from_lark(f"start: {_alternatives(constraint)}")
 
 
 def _forbidden(constraint: Constraint) -> str:
-    texts = [json.dumps(text, ensure_ascii=False) for text in read_choices(constraint)]
-    return LLMatcher.grammar_from_lark(_FORBIDDING.format(texts=" | ".join(texts)))
+    return LLMatcher.grammar_from_lark(_FORBIDDING.format(texts=_alternatives(constraint)))
+
+
+def _alternatives(constraint: Constraint) -> str:
+    # In Lark a text is written as in JSON.
+    return " | ".join(json.dumps(one, ensure_ascii=False) for one in read_choices(constraint))
 
 
 def _grammar(constraint: Constraint) -> str:
     try:
         lark = any_to_lark(constraint.source)
-    except Exception as error:  # the converter raises whatever comes to hand
+    except Exception as error:  # the converter raises exceptions of any kind
         raise GrammarError(
             f"{constraint.param}: it is neither Lark nor GBNF: {error}", param=constraint.param
         ) from error
@@ -362,16 +348,12 @@ def _grammar(constraint: Constraint) -> str:
     return LLMatcher.grammar_from_lark(lark)
 
 
-def _calls(constraint: Constraint) -> str:
-    return LLMatcher.grammar_from_lark(constraint.source)
-
-
 _SOURCES: dict[ConstraintKind, Callable[[Constraint], str]] = {
     ConstraintKind.JSON_OBJECT: _json_object,
     ConstraintKind.JSON_SCHEMA: _json_schema,
-    ConstraintKind.REGEX: _regex,
+    ConstraintKind.REGEX: lambda constraint: LLMatcher.grammar_from_regex(constraint.source),
     ConstraintKind.CHOICE: _choice,
     ConstraintKind.FORBIDDEN: _forbidden,
-    ConstraintKind.CALLS: _calls,
+    ConstraintKind.CALLS: lambda constraint: LLMatcher.grammar_from_lark(constraint.source),
     ConstraintKind.GRAMMAR: _grammar,
 }

@@ -1,7 +1,8 @@
-"""What a row may say next: first its thoughts, then what its grammar allows.
+"""The state of one row in its grammar, and in the thoughts that may come before the answer.
 
-A matcher follows its row wherever it goes. It is told every token once, in order, and is the only one
-who advances the row's matcher.
+A matcher accepts each token of its row once, in order. Thoughts are free text that may not end the
+completion; the grammar holds for the answer behind them. Where the grammar leaves one choice, the
+matcher has accepted the tokens already and lists them as forced.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections import deque
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeAlias
+
+import numpy as np
 
 from machd.clock import thread_cpu_s
 from machd.engine.grammar.grammar import MAX_FORCED_TOKENS, compiled
@@ -17,53 +21,60 @@ from machd.engine.protocol.sampling import SamplingParams, Thinking
 from machd.errors import GrammarError
 
 SLOW_MASK_S = 0.02
-"""What finding out a row's next tokens may take, in processor time; usual ones take 0.1 ms."""
+"""Processor time from which on finding a row's next tokens counts as slow; 0.1 ms is usual."""
 
 _SLOW_BUDGET_S = 0.25
-"""What a row may take beyond that in all, since every row of the batch waits for it."""
+"""Slow processor time that a row may take in all: every row of the batch waits for it."""
+
+WORD_BITS = 32
+
+MaskWords: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint32]]
+"""A row's mask, [ceil(vocabulary / 32)]: bit ``i % 32`` of word ``i // 32`` allows token ``i``."""
 
 
 @dataclass(slots=True)
 class _SlowTime:
-    """What a row has taken beyond what is usual."""
-
     spent_s: float = 0.0
 
 
 class _Phase(Enum):
     OPENING = auto()
-    """Nothing is said yet: thoughts or the answer may begin."""
+    """Before the first token: thoughts or the answer may begin."""
 
     THINKING = auto()
     ANSWERING = auto()
 
 
 def matcher_for(params: SamplingParams) -> Matcher | None:
-    """A fresh matcher for a row; None for one that may say anything."""
+    """Make the matcher of a new row; None for a row that may say anything."""
     has_budget = params.thinking is not None and params.thinking.budget_tokens is not None
-    if params.grammar is None and not has_budget:
-        return None
-    return Matcher(params)
+    return Matcher(params) if params.grammar is not None or has_budget else None
 
 
 class Matcher:
-    """One row's.
+    """The state of one row.
 
     Attributes:
-        forced: Tokens that have to come next, in order; the matcher has seen them already.
+        forced: Tokens that have to come next, in order. They are accepted already: take them with
+            :meth:`take_forced`, and do not :meth:`accept` them again.
+        llmatcher: llguidance's state of the answer, behind the forced tokens; None without a grammar.
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        """Begin before the first token."""
+        """Begin before the row's first token.
+
+        Raises:
+            GrammarError: The answer begins at once, and the grammar is too complex to follow.
+        """
         self._thinking = params.thinking
-        grammar = None if params.grammar is None else compiled(params.grammar)
-        self._grammar = grammar
-        self.llmatcher = None if grammar is None else grammar.matcher.deep_copy()
+        self._grammar = None if params.grammar is None else compiled(params.grammar)
+        self.llmatcher = None if self._grammar is None else self._grammar.llmatcher.deep_copy()
         self.forced: deque[int] = deque()
         self._phase = _first_phase(params.thinking)
-        self._thoughts: deque[int] = deque(maxlen=_marker_tokens(params.thinking))
+        marker = () if params.thinking is None else params.thinking.end_token_ids
+        self._last_thoughts: deque[int] = deque(maxlen=len(marker))
         self._thought_tokens = 0
-        # Shared with forks: they hold up the others as much.
+        # Shared with forks: the batch waits for them as well.
         self._slow = _SlowTime()
         if self._phase is _Phase.ANSWERING:
             self._force_next()
@@ -71,86 +82,54 @@ class Matcher:
             self._end_long_thoughts()
 
     def fork(self) -> Matcher:
-        """Another that goes on from here, without changing this one."""
+        """Copy the state, so that accepting draft tokens leaves this matcher where it is."""
         forked = copy(self)
         forked.llmatcher = None if self.llmatcher is None else self.llmatcher.deep_copy()
         forked.forced = self.forced.copy()
-        forked._thoughts = self._thoughts.copy()  # noqa: SLF001 - of the same class
+        forked._last_thoughts = self._last_thoughts.copy()  # noqa: SLF001 - of the same class
         return forked
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the row may say anything from now on, so that it needs no matcher any more."""
+        return self._phase is _Phase.ANSWERING and self.llmatcher is None and not self.forced
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the next token is to be chosen under a mask: none is forced, and some are ruled out."""
+        return self.llmatcher is not None and not self.forced
 
     def allows(self, token_id: int) -> bool:
         """Whether a token may come next."""
         if self.forced:
             return token_id == self.forced[0]
-        if self.llmatcher is None or token_id == self.also_allowed:
+        if self.llmatcher is None or token_id == self.thought_opening:
             return True
-        if token_id in self.eos_token_ids:
-            return self.masks_by_matcher and self.llmatcher.is_accepting()
-        return not self.masks_by_matcher or self.llmatcher.validate_tokens([token_id]) == 1
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the row may say anything from now on, however long it goes on."""
-        return self._phase is _Phase.ANSWERING and self.llmatcher is None and not self.forced
-
-    @property
-    def needs_mask(self) -> bool:
-        """Whether some tokens are out of the question now and none is forced."""
-        return self.llmatcher is not None and not self.forced
-
-    @property
-    def masks_by_matcher(self) -> bool:
-        """Whether it is the matcher that says which; in thoughts only the end of text is out."""
-        return self._phase is not _Phase.THINKING
-
-    @property
-    def also_allowed(self) -> int | None:
-        """A token beyond what the matcher allows: the one that opens thoughts."""
-        if self._phase is not _Phase.OPENING or self._thinking is None:
-            return None
-        return self._thinking.start_token_ids[0]
-
-    @property
-    def _vocabulary_tokens(self) -> int:
-        return 0 if self._grammar is None else self._grammar.vocabulary_tokens
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """What ends the text."""
-        return frozenset() if self._grammar is None else self._grammar.eos_token_ids
+        is_answer = self._phase is not _Phase.THINKING
+        if token_id in self._eos_token_ids:
+            return is_answer and self.llmatcher.is_accepting()
+        return not is_answer or self.llmatcher.validate_tokens([token_id]) == 1
 
     def allowed(self) -> frozenset[int]:
-        """The tokens that may come next; a batch asks :class:`machd.engine.grammar.masks.TokenMasks`."""
-        assert self.llmatcher is not None, "only a grammar rules anything out"
-        if not self.masks_by_matcher:
-            return frozenset(range(self._vocabulary_tokens)) - self.eos_token_ids
-        mask = int.from_bytes(self.llmatcher.compute_bitmask(), "little")
-        self.check()
-        found = {token_id for token_id in range(mask.bit_length()) if mask >> token_id & 1}
-        return frozenset(found if self.also_allowed is None else {*found, self.also_allowed})
-
-    def fill_mask(self, address: int, size_bytes: int) -> None:
-        """Write what the matcher allows, a bit a token, and count what it took.
+        """List the tokens of the next mask; a batch fills :class:`machd.engine.grammar.masks.TokenMasks`.
 
         Raises:
-            GrammarError: The row has held up the others for too long.
+            GrammarError: As of :meth:`write_mask`.
         """
-        assert self.llmatcher is not None, "only a grammar rules anything out"
-        before_s = thread_cpu_s()
-        self.llmatcher.unsafe_compute_mask_ptr(address, size_bytes)
-        self._spend(thread_cpu_s() - before_s)
-
-    def take_forced(self, max_tokens: int) -> list[int]:
-        """The next forced tokens; the matcher need not be told of them any more."""
-        return [self.forced.popleft() for _ in range(min(max_tokens, len(self.forced)))]
+        assert self._grammar is not None, "only a grammar rules anything out"
+        width = self._grammar.vocabulary_tokens
+        words = np.zeros(-(-width // WORD_BITS), dtype=np.uint32)
+        self.write_mask(words)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:width]
+        return frozenset(np.flatnonzero(bits).tolist())
 
     def accept(self, token_id: int) -> None:
-        """A token that was chosen, not forced.
+        """Go on behind a token that was chosen, not forced.
 
         Raises:
             GrammarError: The grammar does not allow it, or has become too complex to follow.
         """
-        assert not self.forced, "what is forced comes first"
+        assert not self.forced, "forced tokens come first"
         if self._phase is _Phase.OPENING:
             self._open(token_id)
         elif self._phase is _Phase.THINKING:
@@ -158,19 +137,62 @@ class Matcher:
         else:
             self._answer(token_id)
 
-    def check(self) -> None:
-        """Hold the matcher against what happened while a mask was made.
+    def take_forced(self, max_tokens: int) -> list[int]:
+        """Remove and return the first forced tokens, at most ``max_tokens``."""
+        return [self.forced.popleft() for _ in range(min(max_tokens, len(self.forced)))]
+
+    @property
+    def is_masked_by_grammar(self) -> bool:
+        """Whether llguidance writes the mask; inside of thoughts only the end of text is ruled out."""
+        return self._phase is not _Phase.THINKING
+
+    @property
+    def thought_opening(self) -> int | None:
+        """The token that opens thoughts, which may come beside those of the grammar; None elsewhere."""
+        if self._phase is not _Phase.OPENING or self._thinking is None:
+            return None
+        return self._thinking.start_token_ids[0]
+
+    def write_mask(self, words: MaskWords) -> None:
+        """Write the mask, and count the time it takes against the row's budget.
 
         Raises:
-            GrammarError: The grammar has become too complex to follow.
+            GrammarError: The grammar has become too complex, or has held up the batch for too long.
+        """
+        if self.is_masked_by_grammar:
+            assert self.llmatcher is not None, "only a grammar rules anything out"
+            before_s = thread_cpu_s()
+            self.llmatcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self._spend(thread_cpu_s() - before_s)
+        self.complete_mask(words)
+
+    def complete_mask(self, words: MaskWords) -> None:
+        """Add to a mask that llguidance has written what it does not know: thoughts.
+
+        Raises:
+            GrammarError: The grammar became too complex to follow while the mask was written.
         """
         if self.llmatcher is not None and self.llmatcher.is_error():
             raise _too_complex()
+        if not self.is_masked_by_grammar:
+            words[:] = ~np.uint32(0)
+            for token_id in self._eos_token_ids:
+                words[token_id // WORD_BITS] &= ~np.uint32(1 << token_id % WORD_BITS)
+        elif (opening := self.thought_opening) is not None:
+            words[opening // WORD_BITS] |= np.uint32(1 << opening % WORD_BITS)
+
+    @property
+    def _eos_token_ids(self) -> frozenset[int]:
+        return frozenset() if self._grammar is None else self._grammar.eos_token_ids
 
     def _open(self, token_id: int) -> None:
         thinking = self._thinking
         assert thinking is not None, "only thoughts have an opening"
-        if token_id != thinking.start_token_ids[0] or self._may_answer_with(token_id):
+        # A token that could begin both begins the answer.
+        begins_answer = (
+            self.llmatcher is not None and self.llmatcher.validate_tokens([token_id]) == 1
+        )
+        if token_id != thinking.start_token_ids[0] or begins_answer:
             self._phase = _Phase.ANSWERING
             self._answer(token_id)
             return
@@ -178,22 +200,18 @@ class Matcher:
         self.forced.extend(thinking.start_token_ids[1:])
         self._end_long_thoughts()
 
-    def _may_answer_with(self, token_id: int) -> bool:
-        """Whether the answer could begin so; where thoughts could, too, it is taken for the answer."""
-        return self.llmatcher is not None and self.llmatcher.validate_tokens([token_id]) == 1
-
     def _think(self, token_id: int) -> None:
-        self._thoughts.append(token_id)
+        assert self._thinking is not None, "the phase is of thoughts"
+        self._last_thoughts.append(token_id)
         self._thought_tokens += 1
-        assert self._thinking is not None, "somebody thinks"
-        if tuple(self._thoughts) == self._thinking.end_token_ids:
+        if tuple(self._last_thoughts) == self._thinking.end_token_ids:
             self._begin_answer()
         else:
             self._end_long_thoughts()
 
     def _end_long_thoughts(self) -> None:
-        """Close the thoughts once their budget is spent."""
-        assert self._thinking is not None, "somebody thinks"
+        """Force the end of thoughts once their budget is spent."""
+        assert self._thinking is not None, "the phase is of thoughts"
         budget_tokens = self._thinking.budget_tokens
         if budget_tokens is not None and self._thought_tokens >= budget_tokens:
             self.forced.extend(self._thinking.end_token_ids)
@@ -204,31 +222,30 @@ class Matcher:
         self._force_next()
 
     def _answer(self, token_id: int) -> None:
-        if self.llmatcher is None:
+        if self._grammar is None or self.llmatcher is None:
             return
-        if token_id in self.eos_token_ids and self.llmatcher.is_accepting():
-            return  # the end; whoever plans the next step takes the row out
+        if token_id in self._eos_token_ids and self.llmatcher.is_accepting():
+            return  # the end; the next plan takes the row out
         before_s = thread_cpu_s()
-        assert self._grammar is not None, "a matcher is a copy of a grammar's"
         self._grammar.growth.tokens += 1
         if not self.llmatcher.consume_token(token_id):
             raise _too_complex()
         self._force_next()
         self._spend(thread_cpu_s() - before_s)
 
-    def _spend(self, took_s: float) -> None:
-        self._slow.spent_s += took_s if took_s > SLOW_MASK_S else 0.0
-        if self._slow.spent_s > _SLOW_BUDGET_S:
-            raise _too_complex()
-
     def _force_next(self) -> None:
-        """Note the tokens that the grammar leaves no choice about."""
+        """List the tokens that the grammar leaves no choice about, and accept them."""
         if self.llmatcher is None or self.llmatcher.is_stopped():
             return
         forced = self.llmatcher.compute_ff_tokens()
         if len(forced) > MAX_FORCED_TOKENS or not self.llmatcher.consume_tokens(forced):
             raise _too_complex()
         self.forced.extend(forced)
+
+    def _spend(self, took_s: float) -> None:
+        self._slow.spent_s += took_s if took_s > SLOW_MASK_S else 0.0
+        if self._slow.spent_s > _SLOW_BUDGET_S:
+            raise _too_complex()
 
 
 def _first_phase(thinking: Thinking | None) -> _Phase:
@@ -237,10 +254,6 @@ def _first_phase(thinking: Thinking | None) -> _Phase:
     if thinking.is_open:
         return _Phase.THINKING
     return _Phase.OPENING if thinking.start_token_ids else _Phase.ANSWERING
-
-
-def _marker_tokens(thinking: Thinking | None) -> int:
-    return 0 if thinking is None else len(thinking.end_token_ids)
 
 
 def _too_complex() -> GrammarError:

@@ -304,7 +304,7 @@ def test_grammars_are_equal_by_what_they_say() -> None:
     one, other = (schema_grammar(FakeEngine(), schema) for _ in range(2))
     assert one == other
     assert hash(one) == hash(other)
-    assert compiled(one).matcher is not compiled(other).matcher
+    assert compiled(one).llmatcher is not compiled(other).llmatcher
 
 
 def test_a_tokenizer_without_bytes_supports_no_grammar() -> None:
@@ -325,7 +325,7 @@ def test_forbidden_texts_never_occur() -> None:
     tokenizer = FakeEngine().tokenizer
 
     def is_possible(text: str) -> bool:
-        matcher = compiled(grammar).matcher.deep_copy()
+        matcher = compiled(grammar).llmatcher.deep_copy()
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 

@@ -72,7 +72,7 @@ def test_thoughts_are_free_but_for_their_end_of_text(digits: Grammar) -> None:
     say(one, b"any words </thin")
     assert one.allowed() == frozenset(range(256))
     say(one, b"ner...")
-    assert not one.masks_by_matcher
+    assert not one.is_masked_by_grammar
     say(one, b"</think>")
     assert one.allowed() == frozenset(b"0123456789")
 
