@@ -31,7 +31,7 @@ _NOT_MEASURED = (
     # Of the engine: files, text and devices, which no log-probability depends on.
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
     *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),
-    *("engine/loading/context", "engine/loading/embedded", "engine/loading/gguf"),
+    *("engine/loading/embedded", "engine/loading/gguf"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
     *("engine/loading/safetensors_header", "engine/loading/source"),
     *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),

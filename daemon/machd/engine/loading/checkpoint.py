@@ -13,11 +13,24 @@ from pathlib import Path
 from machd.engine.backend.inspection_bounds import check_counts
 from machd.engine.backend.model_files import read_object, shortened
 from machd.engine.loading.safetensors_header import read_safetensors_header
-from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError
+from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError, SettingsError
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"
+
+UNBOUNDED_CONTEXT_TOKENS = 32_768
+"""For a model that names no limit, as recurrent ones need none: what a request may take unless
+``model.max_context_tokens`` says otherwise."""
+
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_positions",
+    "n_ctx",
+    "seq_length",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +136,34 @@ def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
         yield "config.json (auto_map)"
     if "auto_map" in (read_object(path / "tokenizer_config.json") or {}):
         yield "tokenizer_config.json (auto_map)"
+
+
+def context_tokens(config: dict[str, object], max_context_tokens: int | None) -> int:
+    """Positions that a prompt and its completion share.
+
+    Args:
+        config: ``config.json``; models with several parts have theirs under ``text_config``.
+        max_context_tokens: The user's limit; None for the model's own.
+
+    Raises:
+        SettingsError: The user's limit is above the model's.
+    """
+    own = _own_context_tokens(config)
+    if max_context_tokens is None:
+        return own or UNBOUNDED_CONTEXT_TOKENS
+    if own is not None and max_context_tokens > own:
+        raise SettingsError(
+            [f"model.max_context_tokens: the model has {own}, fewer than {max_context_tokens}"]
+        )
+    return max_context_tokens
+
+
+def _own_context_tokens(config: dict[str, object]) -> int | None:
+    text_config = config.get("text_config")
+    places = [config, text_config] if isinstance(text_config, dict) else [config]
+    for place in places:
+        for key in _CONTEXT_KEYS:
+            value = place.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None

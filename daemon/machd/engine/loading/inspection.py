@@ -25,11 +25,9 @@ from machd.engine.backend.model_files import shortened
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.cache_facts import trace_model
 from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.checkpoint import read_checkpoint
-from machd.engine.loading.context import context_tokens
+from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
 from machd.engine.loading.gguf import GGUF_GROUP_SIZE, check_gguf, lazy_llama_weights, llama_config
 from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
-from machd.engine.loading.inspection_modes import native_modes
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
     Quantization,
@@ -61,6 +59,18 @@ _NO_LIMIT_BYTES = 1 << 62
 
 _LARGEST_FIGURE = 1 << 53
 """Beyond it not every reader of JSON counts exactly, and no model has such figures."""
+
+_MODES = (
+    Quantization("affine", 4, 64),
+    Quantization("mxfp4", 4, 32),
+    Quantization("nvfp4", 4, 16),
+    Quantization("mxfp8", 8, 32),
+)
+"""Every mode of mlx 0.32.4, with its usual bits and group."""
+
+_TRIAL_WIDTH = 64
+_TRIAL_ROWS = 2
+_TRIAL_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,3 +332,32 @@ def _building(source: ModelSource) -> Iterator[None]:
 
 def _reading(what: str) -> AbstractContextManager[None]:
     return bounded(what, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)
+
+
+def native_modes() -> dict[str, bool]:
+    """Multiply two rows with 64 x 64 packed weights, in every mode; takes a few milliseconds.
+
+    A mode counts if mlx computes the product and it is that of the unpacked weights.
+    """
+    return {one.mode: _multiplies(one) for one in _MODES}
+
+
+def _multiplies(quantization: Quantization) -> bool:
+    group, bits, mode = quantization.group_size, quantization.bits, quantization.mode
+    plain = mx.sin(mx.arange(_TRIAL_WIDTH * _TRIAL_WIDTH, dtype=mx.float32)).reshape(
+        _TRIAL_WIDTH, _TRIAL_WIDTH
+    )
+    rows = mx.cos(mx.arange(_TRIAL_ROWS * _TRIAL_WIDTH, dtype=mx.float32)).reshape(
+        _TRIAL_ROWS, _TRIAL_WIDTH
+    )
+    try:
+        weight, scales, *rest = mx.quantize(plain, group, bits, mode)
+        biases = rest[0] if rest else None
+        product = mx.quantized_matmul(
+            rows, weight, scales, biases, transpose=True, group_size=group, bits=bits, mode=mode
+        )
+        unpacked = mx.dequantize(weight, scales, biases, group, bits, mode, dtype=mx.float32)
+        difference = mx.abs(product - rows @ unpacked.T).max().item()
+    except (RuntimeError, ValueError, TypeError):
+        return False  # mlx has no kernel for it here
+    return isinstance(difference, float) and difference < _TRIAL_TOLERANCE

@@ -26,8 +26,7 @@ from machd.engine.kv.cache_facts import layer_facts, measure_model
 from machd.engine.kv.format import PLAIN
 from machd.engine.kv.planes import KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.checkpoint import Checkpoint, read_checkpoint
-from machd.engine.loading.context import context_tokens
+from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint
 from machd.engine.loading.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_llama_weights
 from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.model_code import read_model_code

@@ -31,8 +31,14 @@ from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.gguf_header import GgufHeader
 from machd.engine.loading.gguf_tokenizer import build_tokenizer
 from machd.engine.loading.tokenizer_files import check_growth, check_template_sizes
-from machd.engine.tokenizer.template_probe import MARK, SYSTEM, TOOL, USER
-from machd.engine.tokenizer.template_renderer import RenderBounds, TemplateRenderer
+from machd.engine.tokenizer.template_renderer import (
+    MARK,
+    SYSTEM,
+    TOOL,
+    USER,
+    RenderBounds,
+    TemplateRenderer,
+)
 from machd.errors import InvalidRequestError, ModelFormatError, TemplateLimitError
 from machd.panics import ENDINGS
 

@@ -55,6 +55,24 @@ _GRACE_S = 1.0
 _LOOK_S = 0.05
 """How often a slow process's memory is looked at."""
 
+MARK = "zq7marker"
+"""A word that no template contains by itself."""
+
+SYSTEM: dict[str, object] = {"role": "system", "content": MARK}
+USER: dict[str, object] = {"role": "user", "content": "Hello"}
+TOOL: dict[str, object] = {
+    "type": "function",
+    "function": {
+        "name": MARK,
+        "description": "Look something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "What to look up."}},
+            "required": ["key"],
+        },
+    },
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RenderBounds:

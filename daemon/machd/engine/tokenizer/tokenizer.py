@@ -15,8 +15,13 @@ from machd.engine.tokenizer.chat_format import MarkedChatFormat, read_chat_forma
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
 from machd.engine.tokenizer.template_child import refusal_message
-from machd.engine.tokenizer.template_probe import MARK, TOOL, USER
-from machd.engine.tokenizer.template_renderer import TemplateRenderer, is_known_template
+from machd.engine.tokenizer.template_renderer import (
+    MARK,
+    TOOL,
+    USER,
+    TemplateRenderer,
+    is_known_template,
+)
 from machd.engine.tokenizer.token_table import TokenForm, TokenTable
 from machd.errors import (
     ChatTemplateMissingError,

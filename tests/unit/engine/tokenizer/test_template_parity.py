@@ -11,7 +11,7 @@ from header_checkpoint import CHATML
 from tiny_models import tiny_tokenizer
 from unit.engine.tiny_llama import CHAT_TEMPLATE
 
-from machd.engine.tokenizer.template_probe import TOOL
+from machd.engine.tokenizer.template_renderer import TOOL
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import ChatTemplateMissingError, InvalidRequestError
 
