@@ -76,9 +76,9 @@ def _embedded_model(embedded_model_path: Path) -> LoadedModel:
 @pytest.fixture(name="embedded_engine", scope="session")
 def _embedded_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
     """An engine with the embedded default."""
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
 
-    engine = MlxEngine(embedded_model)
+    engine = make_engine(embedded_model)
     yield engine
     engine.close()
 
@@ -86,18 +86,8 @@ def _embedded_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
 @pytest.fixture(name="ahead_engine", scope="session")
 def _ahead_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
     """One that looks ahead, as on a GPU."""
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
 
-    engine = MlxEngine(embedded_model, looks_ahead=True)
+    engine = make_engine(embedded_model, looks_ahead=True)
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft tokens however little they pay."""
-    from oracle import EagerPacing  # noqa: PLC0415 - imports mlx
-
-    from machd.engine.speculation import drafting  # noqa: PLC0415 - imports mlx
-
-    monkeypatch.setattr(drafting, "DraftPacing", EagerPacing)

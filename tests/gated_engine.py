@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tiny_models import TinyKind, tiny_model
 
+from machd.engine.assembly import engine_parts
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 
@@ -18,7 +19,7 @@ class GatedEngine(MlxEngine):
     ) -> None:
         """Call ``before_step``, a gate for instance, with each plan that computes something."""
         self._before_step: Callable[[StepPlan], None] | None = None
-        super().__init__(tiny_model(TinyKind.STANDARD), looks_ahead=looks_ahead)
+        super().__init__(engine_parts(tiny_model(TinyKind.STANDARD), looks_ahead=looks_ahead))
         self._before_step = before_step
 
     def run(self, plan: StepPlan) -> StepResult:

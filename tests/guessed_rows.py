@@ -38,7 +38,7 @@ class GuessedScripts:
     def __init__(
         self, kind: TinyKind, *, looks_ahead: bool = False, kv_format: str = "none"
     ) -> None:
-        """Make the engine; the fixture ``eager`` has to be in force."""
+        """Make the engine."""
         self._alone = alone(kind, kv_format)
         self.oracle = Oracle({}, 7)
         model = loaded(kind, kv_format)

@@ -5,31 +5,56 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import pytest
+
+from machd.engine.assembly import engine_parts
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.sampling import SamplingParams
-from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
-from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
+from machd.engine.protocol.step import ProposerKind, SpanCost, StepPlan, StepResult
+from machd.engine.speculation.draws import OpenDraws
 from machd.engine.speculation.proposer import Proposer, RowProposer
+from machd.engine.step import decoder
+from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.decoder import Decoder, Sampled
+from machd.engine.step.draft_sampling import RowDraws
 from machd.engine.step.mlx_engine import MlxEngine
+from machd.scheduler.pacing import StepPace
 
 Answers = Mapping[tuple[tuple[int, ...], SamplingParams], Sequence[int]]
 """Prompt and parameters to all that the row says."""
 
 
-class EagerPacing(DraftPacing):
-    """Whatever may be guessed is, whether it pays or not."""
+class VerificationError(Exception):
+    """A planted fault of sampling a span with tokens ahead."""
 
-    def wanted_tokens(self, rows: Sequence[RowPacing], max_tokens: int) -> list[int]:
-        """All."""
-        return [max_tokens for _ in rows]
 
-    def worthwhile_tokens(
-        self, rows: Sequence[RowPacing], guessed_tokens: Sequence[int]
-    ) -> list[int]:
-        """All."""
-        del rows
-        return list(guessed_tokens)
+def fail_verification(patch: pytest.MonkeyPatch) -> None:
+    """Have every sampling of spans with tokens ahead raise VerificationError, and no other."""
+    right = Decoder._sample
+
+    def sample(this: Decoder, current: DecodePass) -> Sampled:
+        with pytest.MonkeyPatch.context() as inner:
+            if current.drafts:
+                inner.setattr(decoder, "Sampler", _raise)
+            return right(this, current)
+
+    def _raise(*_: object) -> None:
+        raise VerificationError
+
+    patch.setattr(Decoder, "_sample", sample)
+
+
+def open_draws(vocabulary_tokens: int) -> OpenDraws:
+    """Return draws for a served model with logits of this width."""
+    return partial(RowDraws, vocabulary_tokens=vocabulary_tokens)
+
+
+def draft_eagerly(patch: pytest.MonkeyPatch) -> None:
+    """Have a scheduler allow all drafts in every step, whether they pay or not."""
+    patch.setattr(StepPace, "draft_tokens", lambda _pace, _lane, _rows, max_tokens: max_tokens)
+    patch.setattr(StepPace, "span_cost", lambda _pace, _lane, _rows: SpanCost())
 
 
 @dataclass
@@ -113,7 +138,8 @@ class WatchedEngine(MlxEngine):
     ) -> None:
         """Take over a model; ``proposer`` guesses."""
         self.results: list[StepResult] = []
-        super().__init__(loaded, proposer=proposer, looks_ahead=looks_ahead, max_rows=max_rows)
+        parts = engine_parts(loaded, proposer=proposer, looks_ahead=looks_ahead)
+        super().__init__(parts, max_rows=max_rows)
         self.forget()
 
     def run(self, plan: StepPlan) -> StepResult:

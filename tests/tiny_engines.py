@@ -8,9 +8,9 @@ from functools import cache
 from parity import Alone
 from tiny_models import TinyKind, tiny_model
 
+from machd.engine.assembly import make_engine
 from machd.engine.kv.format import kv_format_named
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.step.mlx_engine import MlxEngine
 
 
 def loaded(kind: TinyKind, kv_format: str = "none") -> LoadedModel:
@@ -30,4 +30,4 @@ def _built(kind: TinyKind) -> LoadedModel:
 
 @cache
 def _references(kind: TinyKind, kv_format: str) -> Alone:
-    return Alone(lambda: MlxEngine(loaded(kind, kv_format)))
+    return Alone(lambda: make_engine(loaded(kind, kv_format)))

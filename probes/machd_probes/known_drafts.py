@@ -7,25 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.speculation.draft_pacing import DraftPacing, RowPacing
 from machd.engine.speculation.proposer import RowProposer
 
 _RIGHT_OF_TEN = 7
-
-
-class EagerPacing(DraftPacing):
-    """Drafts as many tokens as allowed, whatever they cost."""
-
-    def wanted_tokens(self, rows: Sequence[RowPacing], max_tokens: int) -> list[int]:
-        """All."""
-        return [max_tokens for _ in rows]
-
-    def worthwhile_tokens(
-        self, rows: Sequence[RowPacing], guessed_tokens: Sequence[int]
-    ) -> list[int]:
-        """All."""
-        del rows
-        return list(guessed_tokens)
 
 
 class KnownDrafts:

@@ -12,11 +12,11 @@ from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResu
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.model_code import ModelCode
 from machd.clock import Clock, SystemClock
+from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.protocol.engine import Engine
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.bounded import OutOfTimeError
 from machd_probes.catalogue import CHECK_NAMES
 from machd_probes.finding import Finding, no_data
@@ -79,7 +79,7 @@ def tiny_subject(variant: str) -> Subject:
     """
     loaded = tiny_loaded(variant)
     plain = tiny_model(tiny_configuration(variant))
-    engine = MlxEngine(loaded, max_rows=_WIDEST_ROWS)
+    engine = make_engine(loaded, max_rows=_WIDEST_ROWS)
     return Subject(engine, _TINY, model=loaded.model, plain=plain)
 
 

@@ -17,11 +17,11 @@ from mlx.utils import tree_map
 from machd.capabilities.evidence import MeasuredOn, ProbeResult
 from machd.capabilities.model_code import ModelCode
 from machd.clock import SystemClock
+from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.prober import run_check
 from machd_probes.shrink import shrunk_configurations
 from machd_probes.subject import Extent, Subject
@@ -54,7 +54,7 @@ def make_stand_in(order: StandInOrder) -> Subject | None:
     for configuration in _configurations(order):
         loaded = _built(configuration, classes, order)
         if loaded is not None and _is_like(loaded.description.code, order.code):
-            engine = MlxEngine(loaded, max_rows=_MAX_ROWS)
+            engine = make_engine(loaded, max_rows=_MAX_ROWS)
             return Subject(engine, Extent(), model=loaded.model)
     return None
 

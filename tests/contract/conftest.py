@@ -43,9 +43,9 @@ def _short_model(embedded_model: LoadedModel) -> LoadedModel:
 @pytest.fixture(name="short_engine", scope="session")
 def _short_engine(short_model: LoadedModel) -> Iterator[Engine]:
     """An engine with the short model."""
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
 
-    engine = MlxEngine(short_model)
+    engine = make_engine(short_model)
     yield engine
     engine.close()
 
@@ -53,8 +53,8 @@ def _short_engine(short_model: LoadedModel) -> Iterator[Engine]:
 @pytest.fixture(name="short_ahead_engine", scope="session")
 def _short_ahead_engine(short_model: LoadedModel) -> Iterator[Engine]:
     """One that looks ahead, as on a GPU."""
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
 
-    engine = MlxEngine(short_model, looks_ahead=True)
+    engine = make_engine(short_model, looks_ahead=True)
     yield engine
     engine.close()

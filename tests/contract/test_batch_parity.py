@@ -16,6 +16,7 @@ from parity import NOISE, Alone, margins
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
+from machd.engine.assembly import make_engine
 from machd.engine.kv import row_positions
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
@@ -33,7 +34,7 @@ _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
 
 def _differences(kind: TinyKind, script: Script, *, looks_ahead: bool) -> list[str]:
     """Play a script on a fresh engine and compare."""
-    engine = MlxEngine(loaded(kind), looks_ahead=looks_ahead)
+    engine = make_engine(loaded(kind), looks_ahead=looks_ahead)
     together = script.play(engine)
     assert engine.memory().kv_used_bytes == 0, "rows that left hold no memory"
     return alone(kind).differences(script, together)
@@ -187,7 +188,7 @@ def test_the_answers_are_those_of_mlx_lms_batching() -> None:
     model = loaded(TinyKind.STANDARD)
     rows = [Join(prompt, TOKENS) for prompt in PROMPTS]
 
-    _check_against_mlx_lm(MlxEngine(model), model, alone(TinyKind.STANDARD), rows)
+    _check_against_mlx_lm(make_engine(model), model, alone(TinyKind.STANDARD), rows)
 
 
 _TEXT = (
@@ -229,11 +230,13 @@ def test_company_changes_nothing_on_the_embedded_model(
 
 @pytest.mark.long
 def test_the_answers_are_those_of_mlx_lms_batching_on_the_embedded_model(
-    embedded: Engine, embedded_alone: Alone, embedded_prompts: list[tuple[int, ...]]
+    embedded: Engine,
+    embedded_model: LoadedModel,
+    embedded_alone: Alone,
+    embedded_prompts: list[tuple[int, ...]],
 ) -> None:
     """A real model's greedy rows say what ``mlx_lm.generate.batch_generate`` says."""
     assert isinstance(embedded, MlxEngine)
-    assert embedded._loaded is not None
     rows = [Join(prompt, 6) for prompt in embedded_prompts]
 
-    _check_against_mlx_lm(embedded, embedded._loaded, embedded_alone, rows)
+    _check_against_mlx_lm(embedded, embedded_model, embedded_alone, rows)

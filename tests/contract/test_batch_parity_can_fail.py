@@ -10,11 +10,11 @@ from faults_in_rows import a_chunk_beside_rows_begins_anew
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
+from machd.engine.assembly import make_engine
 from machd.engine.kernels import mixed
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.step import sampling
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine
@@ -179,11 +179,11 @@ def test_a_planted_fault_is_noticed(
 ) -> None:
     """The comparison passes without the fault and reports differences with it."""
     script, reference = SCRIPTS[name], alone(kind)
-    assert reference.differences(script, script.play(MlxEngine(loaded(kind)))) == []
+    assert reference.differences(script, script.play(make_engine(loaded(kind)))) == []
 
     plant(monkeypatch)
 
-    assert reference.differences(script, script.play(MlxEngine(loaded(kind)))) != []
+    assert reference.differences(script, script.play(make_engine(loaded(kind)))) != []
 
 
 def test_the_parameters_differ_in_what_they_choose() -> None:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from block_drafts import HearingDraft
 from guessed_rows import GuessedScripts, always, say
-from oracle import WatchedEngine
+from oracle import WatchedEngine, open_draws
 from tiny_models import TinyKind
 
 from machd.engine.kv.batch_caches import BatchCaches
@@ -24,8 +24,6 @@ PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS
 SCRIPTS = scripts(PROMPTS, 16)
 STATEFUL = (TinyKind.HYBRID_GDN, TinyKind.HYBRID, TinyKind.NESTED)
 _EXHAUSTIVE = tuple(set(SCRIPTS) - {"early leaves", "down to one and up again"})
-
-pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
@@ -100,7 +98,7 @@ def test_dflash_drafts_for_a_batch_of_qwen3_5_moe() -> None:
     expected = say(plain, rows).token_ids
     plain.reset()
     width = model.description.vocabulary_tokens
-    proposer = DFlashProposer(HearingDraft(model.model, width), vocabulary_tokens=width)
+    proposer = DFlashProposer(HearingDraft(model.model, width), open_draws=open_draws(width))
     engine = WatchedEngine(model, proposer)
 
     said = say(engine, rows, 4)

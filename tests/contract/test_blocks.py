@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import pytest
 from block_rows import BlockRows, FilesInMemory, saved_block
-from guided_rows import grammar_of
+from constrained_rows import grammar_of
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.api.constraint import ConstraintKind
+from machd.engine.assembly import make_engine
 from machd.engine.fake.blocks import FakeDisk
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.blocks import (
@@ -31,7 +32,6 @@ from machd.engine.protocol.blocks import (
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 
 PROMPT = random_prompt(33, 4)
@@ -72,7 +72,7 @@ class Maker:
         kind = TinyKind.HYBRID if self.is_stateful else TinyKind.STANDARD
         self.files.dropped_saves = self.dropped_saves
         files = self.files if has_disk else None
-        return MlxEngine(loaded(kind), looks_ahead=self.looks_ahead, disk_tier=files)
+        return make_engine(loaded(kind), looks_ahead=self.looks_ahead, disk_tier=files)
 
     def lose(self, saved: SavedBlock) -> None:
         """Damage a block in the disk tier."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from machd.engine.grammar.matcher import Matcher
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
-from machd.engine.step.decoder import Decoder
+from machd.engine.step.decode_pass import DecodePass, Passes
 
 Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
 
@@ -96,15 +97,14 @@ def test_a_token_that_is_not_counted_is_noticed(
 
 
 def _wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forced tokens are put in, and then left out of the pass."""
-    dispatch = Decoder._dispatch
+    """Other tokens than the forced ones go through the pass."""
+    dispatch = Passes.dispatch
 
-    def without(self: Decoder, _beside: object = None) -> object:
-        for row in self._rows:
-            row.forced = ()
-        return dispatch(self, None)
+    def others(self: Passes, rows: Any, last_ids: Any, drafts: Any = (), *rest: Any) -> DecodePass:
+        wrong = [replace(one, token_ids=(0,) * len(one.token_ids)) for one in drafts]
+        return replace(dispatch(self, rows, last_ids, wrong, *rest), drafts=list(drafts))
 
-    monkeypatch.setattr(Decoder, "_dispatch", without)
+    monkeypatch.setattr(Passes, "dispatch", others)
 
 
 def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:

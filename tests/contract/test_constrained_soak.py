@@ -10,9 +10,9 @@ from constrained_rows import run_rows, schema_grammar
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
+from machd.engine.assembly import make_engine
 from machd.engine.protocol.sampling import Grammar, SamplingParams, Thinking
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
-from machd.engine.step.mlx_engine import MlxEngine
 
 SCHEMAS: tuple[dict[str, object], ...] = (
     {
@@ -68,8 +68,8 @@ def test_constrained_rows_that_come_and_go_say_what_they_say_alone(
 ) -> None:
     """Whoever joins, ends or is aborted beside a row, each of its tokens is the one it has alone."""
     random_ = random.Random(f"{kind}")
-    engine = MlxEngine(loaded(kind), looks_ahead=looks_ahead)
-    reference = MlxEngine(loaded(kind), looks_ahead=False)
+    engine = make_engine(loaded(kind), looks_ahead=looks_ahead)
+    reference = make_engine(loaded(kind), looks_ahead=False)
     eos = engine.model.eos_token_ids
     grammars = [schema_grammar(engine, schema) for schema in SCHEMAS]
     live: dict[int, _Row] = {}

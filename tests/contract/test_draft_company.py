@@ -29,8 +29,6 @@ _STEP_NATS = 0.05
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
 _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 
 @pytest.fixture(name="noise_of_a_step")
 def _noise_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

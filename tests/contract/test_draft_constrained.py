@@ -20,10 +20,10 @@ from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.api.constraint import ConstraintKind
+from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams, Thinking
 from machd.engine.protocol.step import Lane
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 
@@ -39,8 +39,6 @@ PERSON: dict[str, object] = {
     "additionalProperties": False,
 }
 
-
-pytestmark = pytest.mark.usefixtures("eager")
 
 _Constrained = Callable[[Engine], SamplingParams]
 
@@ -106,7 +104,7 @@ def _rows(engine: Engine, lane: Lane = Lane.BATCH) -> list[Join]:
 @each_kind_and_look_ahead()
 def test_a_lonely_constrained_row_says_the_same(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
     """Each way of being bound, with guesses that are right, right now and then, and never."""
-    plain = MlxEngine(loaded(kind), looks_ahead=looks_ahead)
+    plain = make_engine(loaded(kind), looks_ahead=looks_ahead)
     oracle = Oracle({})
     engine = WatchedEngine(loaded(kind), oracle, looks_ahead=looks_ahead)
     for number, row in enumerate(_rows(plain, Lane.SERIAL if looks_ahead else Lane.BATCH)):
@@ -126,7 +124,7 @@ def test_a_lonely_constrained_row_says_the_same(kind: TinyKind, looks_ahead: boo
 
 def test_rows_that_are_bound_by_other_grammars_are_guessed_for_together() -> None:
     """Beside one another and beside a free row, each follows its own."""
-    plain = MlxEngine(loaded(TinyKind.STANDARD))
+    plain = make_engine(loaded(TinyKind.STANDARD))
     oracle = Oracle({})
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
     rows = [*_rows(plain), Join(random_prompt(9, 9), TOKENS, MIXED[1])]
@@ -149,7 +147,7 @@ def test_rows_that_are_bound_by_other_grammars_are_guessed_for_together() -> Non
 
 def test_what_a_grammar_rules_out_is_not_verified() -> None:
     """A guess ends before the first token that cannot come, and costs no pass of its own."""
-    plain = MlxEngine(loaded(TinyKind.STANDARD))
+    plain = make_engine(loaded(TinyKind.STANDARD))
     grammar = grammar_of(plain, ConstraintKind.REGEX, "[ab]{40}")
     row = Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))
     expected = say(plain, [row])
@@ -169,7 +167,7 @@ def test_what_a_grammar_rules_out_is_not_verified() -> None:
 @pytest.mark.parametrize("guesses", [1, 3, 8])
 def test_the_end_of_the_text_may_be_guessed(guesses: int) -> None:
     """A row that ends inside a guess has said no more than without; its neighbour goes on."""
-    plain = MlxEngine(loaded(TinyKind.STANDARD))
+    plain = make_engine(loaded(TinyKind.STANDARD))
     rows = [
         Join(random_prompt(7, 2), TOKENS, replace(GREEDY, grammar=schema_grammar(plain, PERSON))),
         Join(random_prompt(8, 3), TOKENS, MIXED[1]),
@@ -192,7 +190,7 @@ def test_the_end_of_the_text_may_be_guessed(guesses: int) -> None:
 @pytest.mark.parametrize("lane", list(Lane))
 def test_a_stop_token_inside_a_guess_ends_the_row_there(lane: Lane) -> None:
     """What came with it behind it is nobody's, and who sits in the slot next says what it says alone."""
-    plain = MlxEngine(loaded(TinyKind.STANDARD))
+    plain = make_engine(loaded(TinyKind.STANDARD))
     row = Join(random_prompt(7, 2), 30, MIXED[4], lane=lane)
     other = Join(random_prompt(12, 3), 20, MIXED[6], lane=lane)
     expected, others = say(plain, [row]), say(plain, [other])

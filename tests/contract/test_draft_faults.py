@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 from constrained_rows import grammar_of
 from guessed_rows import GUESSES, Said, constrained_differences, say
-from oracle import Oracle, WatchedEngine
+from oracle import Oracle, WatchedEngine, fail_verification
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
 
@@ -27,8 +27,6 @@ from machd.engine.speculation.proposer import RowProposer
 from machd.engine.step import sampling
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import Decoded
-from machd.engine.step.verification import Draft
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 
@@ -40,8 +38,6 @@ _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "
 
 # Not HYBRID, whose head is its embedding: a token that is no number would be one for everybody.
 _POISONABLE = (TinyKind.STANDARD, TinyKind.NESTED, TinyKind.HYBRID_GDN, TinyKind.ROTATING)
-
-pytestmark = pytest.mark.usefixtures("eager")
 
 
 class _PlantedError(Exception):
@@ -359,22 +355,20 @@ def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
     poison = next(one for one in range(1, VOCABULARY_TOKENS) if one not in known)
     oracle = Oracle({(rows[1].prompt, rows[1].sampling): expected.token_ids[1]}, 10)
     again: list[list[int]] = []
-    right = Decoder._decode_again
+    right = Decoder._recompute
 
-    def decode_again(this: Decoder, current: DecodePass, drafts: Sequence[Draft]) -> Decoded:
-        again.append(
-            [n - len(one.token_ids) for n, one in zip(current.lengths, drafts, strict=True)]
-        )
-        return right(this, current, drafts)
+    def recompute(this: Decoder, current: DecodePass) -> DecodePass:
+        again.append([one.forced_tokens for one in current.drafts])
+        return right(this, current)
 
-    monkeypatch.setattr(Decoder, "_decode_again", decode_again)
+    monkeypatch.setattr(Decoder, "_recompute", recompute)
     monkeypatch.setattr("oracle._Row.propose", lambda this, _count: (poison,) * bool(this._answer))
     engine = _poisoned(TinyKind.STANDARD, poison, oracle, looks_ahead=False)
 
     said = say(engine, rows, GUESSES)
 
     assert constrained_differences(expected, said, rows) == []
-    assert any(lengths[0] > 1 for lengths in again), "there were forced tokens"
+    assert any(forced[0] for forced in again), "there were forced tokens"
 
 
 # --- samplers ---------------------------------------------------------------------------------
@@ -423,10 +417,7 @@ def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
     oracle = _oracle(TinyKind.STANDARD, rows)
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
 
-    def verify(*_: Any) -> None:
-        raise _PlantedError
-
-    monkeypatch.setattr("machd.engine.step.decoder.verify", verify)
+    fail_verification(monkeypatch)
     said = say(engine, rows, GUESSES)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []

@@ -28,8 +28,6 @@ RIGHT = (0, 5, 10)
 
 _ENGINES = list(product(TinyKind, Lane, (False, True)))
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 
 def answers_of(kind: TinyKind, rows: list[Join]) -> Answers:
     """What these rows say alone."""

@@ -14,15 +14,16 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.api.constraint import ConstraintKind
+from machd.engine.assembly import make_engine
 from machd.engine.kv import cache_marks
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.row_caches import SingleCaches
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import Lane, SampledToken
-from machd.engine.speculation.drafting import RowDrafting
 from machd.engine.step import verification
-from machd.engine.step.decoder import Decoder
-from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.decoder import Decoder, Sampled
+from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
 from machd.engine.step.verification import Draft, Verdict
 from machd_probes.play import GREEDY, DraftSchedule, Join
@@ -34,26 +35,25 @@ ROWS = [
     for number, length in enumerate(LENGTHS)
 ]
 
-pytestmark = pytest.mark.usefixtures("eager")
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """The first wrong guess is said, and the token behind it that was sampled."""
-    right = verification._verdict
+    right = verification.verify
 
-    def verdict(draft: Draft, slot: int, chosen: Sequence[SampledToken | None]) -> Verdict:
-        found = right(draft, slot, chosen)
+    def verify(draft: Draft, chosen: Sequence[SampledToken | None]) -> Verdict:
+        found = right(draft, chosen)
         place, following = found.accepted_tokens, found.accepted_tokens + 1
         token = chosen[following] if following < len(chosen) else None
         if token is None:
             return found
-        wrong = SampledToken(slot, draft.token_ids[place])
-        said = (*found.tokens[:-1], wrong, replace(token, slot_index=slot))
-        return Verdict(said, draft.samplings[following], found.is_clean)
+        wrong = replace(token, token_id=draft.token_ids[place])
+        said = (*found.tokens[:-1], wrong, token)
+        return Verdict(said, draft.samplings[following], found.is_finite)
 
-    patch.setattr(verification, "_verdict", verdict)
+    patch.setattr("machd.engine.step.decoder.verify", verify)
 
 
 def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
@@ -157,33 +157,34 @@ def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
     """State that was put back stays where it was before the pass."""
-    take_back = Decoder._take_back
+    roll_back = Decoder._roll_back
 
     def without(this: Decoder, *args: Any) -> None:
         forward = this._passes._forward
         this._passes._forward = lambda _ids, _layers: None  # type: ignore[assignment, return-value]
-        take_back(this, *args)
+        roll_back(this, *args)
         this._passes._forward = forward
 
-    patch.setattr(Decoder, "_take_back", without)
+    patch.setattr(Decoder, "_roll_back", without)
 
 
 def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row goes on from what the first one said."""
-    right = Decoder._conclude
+    right = Decoder._settle
 
-    def conclude(this: Decoder, *args: Any) -> Any:
-        decoded = right(this, *args)
-        this._token_ids = this._token_ids[:1] * (this._token_ids * 0 + 1)
+    def settle(this: Decoder, sampled: Sampled) -> Decoded:
+        decoded = right(this, sampled)
+        for row in this._rows:
+            row.last_token_id = this._rows[0].last_token_id
         return decoded
 
-    patch.setattr(Decoder, "_conclude", conclude)
+    patch.setattr(Decoder, "_settle", settle)
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:
     """What was guessed is left out of what a proposer hears: a row's guesses fail."""
-    right = RowDrafting.extend
-    patch.setattr(RowDrafting, "extend", lambda this, ids: right(this, ids[-1:]))
+    right = RowProposals.extend
+    patch.setattr(RowProposals, "extend", lambda this, ids: right(this, ids[-1:]))
 
 
 TWO = Script((ROWS[2], replace(ROWS[3], at_step=3, tokens=8)))
@@ -256,7 +257,7 @@ def test_a_fault_in_a_constrained_row_is_noticed(
     plant: Plant, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the row's matcher is at another place than the row."""
-    plain = MlxEngine(loaded(TinyKind.STANDARD))
+    plain = make_engine(loaded(TinyKind.STANDARD))
     grammar = grammar_of(plain, ConstraintKind.REGEX, pattern)
     rows = [Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))]
     expected = say(plain, rows)

@@ -31,8 +31,6 @@ from machd_probes.scripts import MIXED, random_prompt
 TOKENS = 22
 ROWS = [Join(random_prompt(5 + 4 * at, at), TOKENS, MIXED[at]) for at in range(4)]
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 
 @pytest.fixture(
     name="engine", params=["fake", "fake, all right", "fake, all wrong", "mlx", "ahead"]

@@ -15,9 +15,9 @@ from probing import without_compilation
 
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
+from machd.engine.assembly import make_engine
 from machd.engine.protocol.blocks import DropBlocks, LoadBlock, SaveBlock
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, StepPlan
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt
 
@@ -54,7 +54,7 @@ def test_row_opened_from_blocks_gives_the_same_tokens(variant: str) -> None:
     if prefix_cache(loaded.description.cache).extent is PrefixExtent.NONE:
         assert loaded.description.cache.kind in {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED}
         return
-    rows = BlockRows(MlxEngine(loaded, disk_tier=FilesInMemory()))
+    rows = BlockRows(make_engine(loaded, disk_tier=FilesInMemory()))
     expected = _computed(rows)
 
     saved, blocks = [], []

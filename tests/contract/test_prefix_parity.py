@@ -17,6 +17,7 @@ from parity import differences
 from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
+from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow, innermost, planes_of
 from machd.engine.kv.state import copied
@@ -25,7 +26,6 @@ from machd.engine.prefix_blocks import memory_tier
 from machd.engine.prefix_blocks.arrays import BlockArrays
 from machd.engine.protocol.blocks import LoadBlock, SaveBlock
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, StepPlan
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.scripts import random_prompt
 
 PROMPT = random_prompt(41, 5)
@@ -40,7 +40,7 @@ _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "
 
 
 def _rows(kind: TinyKind, *, looks_ahead: bool = False) -> BlockRows:
-    return BlockRows(MlxEngine(loaded(kind), looks_ahead=looks_ahead))
+    return BlockRows(make_engine(loaded(kind), looks_ahead=looks_ahead))
 
 
 @cache
@@ -224,7 +224,7 @@ def test_halves_of_a_block_replace_it(kind: TinyKind) -> None:
 def test_saved_block_replaces_the_stored_one(kind: TinyKind) -> None:
     """An engine loads the blocks that another one has saved, and a row begins with them."""
     files = FilesInMemory()
-    first = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
+    first = BlockRows(make_engine(loaded(kind), disk_tier=files))
     saved = []
     for start, stop in ((0, STOPS[0]), STOPS[:2]):
         first.run(StepPlan(prefill=(first.chunk(PROMPT, start, stop),)))
@@ -233,7 +233,7 @@ def test_saved_block_replaces_the_stored_one(kind: TinyKind) -> None:
         first.change(SaveBlock(held.block_id, saved[-1]))
     first.engine.close()
 
-    second = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
+    second = BlockRows(make_engine(loaded(kind), disk_tier=files))
     ids = [second.new_id() for _ in saved]
     result = second.change(*(LoadBlock(*pair) for pair in zip(ids, saved, strict=True)))
 

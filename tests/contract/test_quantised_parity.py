@@ -12,9 +12,9 @@ from kv_quality import measured_quality
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
+from machd.engine.assembly import make_engine
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 
@@ -52,7 +52,7 @@ def _kinds_and_formats() -> list[object]:
 )
 def test_company_changes_nothing(kind: TinyKind, name: str, script: str) -> None:
     """Every row says what it says alone, to the token, its log-probabilities within noise."""
-    engine = MlxEngine(loaded(kind, name))
+    engine = make_engine(loaded(kind, name))
 
     together = _SCRIPTS[script].play(engine)
 
@@ -67,7 +67,7 @@ def test_growing_caches_change_nothing(kind: TinyKind) -> None:
         Join(random_prompt(length, length), 14, at_step=step)
         for length, step in ((250, 0), (9, 0), (243, 3), (256, 5))
     ]
-    together = Script(tuple(rows)).play(MlxEngine(loaded(kind, "affine8")))
+    together = Script(tuple(rows)).play(make_engine(loaded(kind, "affine8")))
 
     assert alone(kind, "affine8").differences(Script(tuple(rows)), together) == []
 
@@ -79,7 +79,7 @@ def test_sixteen_streams(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
     rows = tuple(
         Join(random_prompt(3 + 5 * number, number), 16, at_step=number // 3) for number in range(16)
     )
-    engine = MlxEngine(loaded(TinyKind.STANDARD, name), max_rows=16, looks_ahead=looks_ahead)
+    engine = make_engine(loaded(TinyKind.STANDARD, name), max_rows=16, looks_ahead=looks_ahead)
 
     together = Script(rows).play(engine)
 
@@ -92,7 +92,7 @@ def test_sixteen_streams(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
 def test_blocks_keep_planes(kind: TinyKind, name: str, lane: Lane) -> None:
     """A row that begins with blocks says what it says alone."""
     prompt, stops = random_prompt(41, 5), (16, 32, 40)
-    rows = BlockRows(MlxEngine(loaded(kind, name)))
+    rows = BlockRows(make_engine(loaded(kind, name)))
     expected = rows.alone(prompt, 10)
     rows.release(0)
     blocks = rows.prompt_blocks(prompt, stops)
@@ -108,7 +108,7 @@ def test_rows_cost_what_the_format_costs() -> None:
     """While a row runs, the engine's reading of its keys and values is several times smaller."""
     held = {}
     for name in ("none", "affine8"):
-        engine = MlxEngine(loaded(TinyKind.STANDARD, name))
+        engine = make_engine(loaded(TinyKind.STANDARD, name))
         prompt = random_prompt(40, 1)
         chunk = PrefillChunk(
             slot_index=0,

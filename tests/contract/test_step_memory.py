@@ -10,12 +10,12 @@ import pytest
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
+from machd.engine.assembly import make_engine
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepMemoryError, StepPlan
 from machd.engine.step.memory import StepMemory, StepNeed
-from machd.engine.step.mlx_engine import MlxEngine
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -40,7 +40,7 @@ def _limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
         yield _Limited(fake, limit_fake)
         return
-    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    engine = make_engine(loaded(TinyKind.STANDARD))
     plenty = engine._memory._read_available
 
     def limit_mlx(left_bytes: int | None) -> None:
@@ -99,7 +99,7 @@ def test_steps_take_at_most_twice_their_estimate(
     kind: TinyKind, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a step of its kind was seen; attention over a longer prompt is what may be missing."""
-    engine = MlxEngine(loaded(kind))
+    engine = make_engine(loaded(kind))
     short: list[str] = []
     end = StepMemory.end
     seen: set[bool] = set()

@@ -13,8 +13,8 @@ from probing import without_compilation
 
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
+from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes import model_probe
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
@@ -54,7 +54,7 @@ def _without_repairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_it_is_found_out_at_the_start(variant: str, tmp_path: Path) -> None:
     """The matrix does not speak for it, and a small model of the same code shows what is wrong."""
-    engine = MlxEngine(tiny_loaded(variant))
+    engine = make_engine(tiny_loaded(variant))
     probe = ModelProbe(tmp_path, model_path="/nowhere", worker_command=_COMMAND)
     assert judge(engine.model.cache).continuous_batching.support is not Support.BLOCKED
 

@@ -166,13 +166,13 @@ def _stern_engine() -> Engine:
     """A tiny model whose chat template refuses whatever does not alternate."""
     from tiny_models import TinyKind, tiny_model  # noqa: PLC0415
 
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - mlx belongs to the engine thread
     from machd.engine.tokenizer.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same
 
     model = tiny_model(TinyKind.STANDARD)
     assert isinstance(model.tokenizer, MlxTokenizer)
     model.tokenizer.wrapped._tokenizer.chat_template = _STERN
-    return MlxEngine(model)
+    return make_engine(model)
 
 
 @pytest.fixture(name="stern", scope="module")

@@ -72,9 +72,9 @@ def _engine() -> Engine:
     """The standard tiny model, made on the thread that calls this."""
     from tiny_models import tiny_model  # noqa: PLC0415
 
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - mlx belongs to the engine thread
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - mlx belongs to the engine thread
 
-    return MlxEngine(tiny_model(TinyKind.STANDARD))
+    return make_engine(tiny_model(TinyKind.STANDARD))
 
 
 def _run(

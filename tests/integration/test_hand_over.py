@@ -13,7 +13,7 @@ import httpx
 import pytest
 from arrivals import Arrivals
 from dialogue import sse_data, sse_text
-from oracle import EagerPacing, Oracle
+from oracle import Oracle, draft_eagerly
 from polling import wait_until
 from raw_client import RawAnswer, RawClient
 from running_daemon import RunningDaemon
@@ -21,10 +21,10 @@ from scraping import scrape
 from step_gate import StepGate
 from tiny_models import TinyKind, tiny_model
 
+from machd.engine.assembly import engine_parts
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
-from machd.engine.speculation import drafting
 from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd.engine.step.mlx_engine import MlxEngine
 
@@ -134,7 +134,8 @@ class _Engine(MlxEngine):
         looks_ahead: bool,
     ) -> None:
         self._before_step: Callable[[StepPlan], None] | None = None
-        super().__init__(tiny_model(TinyKind.STANDARD), looks_ahead=looks_ahead, proposer=proposer)
+        model = tiny_model(TinyKind.STANDARD)
+        super().__init__(engine_parts(model, looks_ahead=looks_ahead, proposer=proposer))
         self._before_step = before_step
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -196,7 +197,7 @@ def _text(answer: RawAnswer) -> str:
 def _eager() -> Iterator[None]:
     """Guesses are verified whether that pays or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "DraftPacing", EagerPacing)
+        draft_eagerly(patch)
         yield
 
 

@@ -68,14 +68,14 @@ def _templated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Templated]
     renderers: list[TemplateRenderer] = []
 
     def make_engine() -> Engine:
+        from machd.engine.assembly import make_engine  # noqa: PLC0415 - the same
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - mlx belongs to the engine thread
-        from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - the same
 
         model = load_model(tiny.source, dtype="float32")
         assert isinstance(model.tokenizer, MlxTokenizer)
         model.tokenizer._renderer._bounds = _PATIENT
         renderers.append(model.tokenizer._renderer)
-        return MlxEngine(model)
+        return make_engine(model)
 
     with pytest.MonkeyPatch.context() as patch, RunningDaemon(make_engine) as daemon:
         # Three conversations in a row wait for processes that are started anew.

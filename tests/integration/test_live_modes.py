@@ -298,7 +298,7 @@ def test_a_real_model_says_the_same_across_switches(
     tmp_path: Path, embedded_model: LoadedModel
 ) -> None:
     """Greedy texts of the embedded model, before, between and after two switches, are its solo ones."""
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
 
     prompts = ["The capital of France is", "Once upon a time", "2 + 2 =", "The sea is"]
 
@@ -309,7 +309,7 @@ def test_a_real_model_says_the_same_across_switches(
         return answer.json()["choices"][0]["text"], answer.headers["x-decode-mode"]
 
     with (
-        _live(tmp_path, lambda: MlxEngine(embedded_model)) as live,
+        _live(tmp_path, lambda: make_engine(embedded_model)) as live,
         ThreadPoolExecutor(len(prompts)) as pool,
     ):
         alone = {prompt: ask(live.url, prompt)[0] for prompt in prompts}

@@ -18,8 +18,8 @@ from probing import without_compilation
 from running_daemon import RunningDaemon
 
 from machd.daemon import Daemon
+from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.catalogue import architecture_names
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt
@@ -110,7 +110,7 @@ def _cached_tokens(answer: httpx.Response) -> int:
 def test_the_page_is_what_the_daemon_does(name: str, tmp_path: Path) -> None:
     """Its verdicts stand in ``/v1/capabilities``, and the header and a second prompt show them."""
     row = _page_rows()[name]
-    with _ArchitectureDaemon(lambda: MlxEngine(tiny_loaded(name)), tmp_path) as daemon:
+    with _ArchitectureDaemon(lambda: make_engine(tiny_loaded(name)), tmp_path) as daemon:
         told: dict[str, Any] = httpx.get(f"{daemon.url}/v1/capabilities").json()
         first, second = (_answer(daemon.url, f"tiny-{name}") for _ in range(2))
 

@@ -24,11 +24,11 @@ from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.serve import mode_lines
 from machd.daemon import Daemon
+from machd.engine.assembly import make_engine
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
-from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import EngineFaultError
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import DecodeModeDecision
@@ -475,7 +475,7 @@ def test_a_hybrid_model_is_measured_and_then_batched(tmp_path: Path) -> None:
     prompts = [f"prompt {number} " * (number + 1) for number in range(4)]
 
     def make() -> Engine:
-        return MlxEngine(tiny_model(TinyKind.HYBRID))
+        return make_engine(tiny_model(TinyKind.HYBRID))
 
     with _GuardedDaemon(make, is_batching_asked=False) as daemon:
         alone = [_text(_ask(daemon, prompt, model="tiny-lfm2")) for prompt in prompts]
@@ -498,7 +498,7 @@ def test_a_blocked_architecture_is_served_one_at_a_time_and_says_why(tmp_path: P
     from machd_probes.prober import tiny_loaded  # noqa: PLC0415 - imports mlx
 
     def make() -> Engine:
-        return MlxEngine(tiny_loaded("llama4"))
+        return make_engine(tiny_loaded("llama4"))
 
     prompts = ["once upon a time", "twice"]
     with _GuardedDaemon(make, is_batching_asked=False) as daemon:

@@ -52,7 +52,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.kept_blocks import KeptBlocks
-from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape, _Row
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
@@ -167,7 +167,7 @@ class PrefixMachine(RuleBasedStateMachine):
         batching = batching_of(
             max_b=max_b, prefill_chunk_tokens=chunk_tokens, coalesce=self.coalesce
         )
-        pace = PrefillPace(beside_decode=chunk_tokens, alone=chunk_tokens or 12)
+        pace = StepPace(beside_decode=chunk_tokens, alone=chunk_tokens or 12)
         return replace(continuous(LIMITS, batching, self.drafts), pace=pace)
 
     def _start(self, disk: ChainedDisk) -> None:

@@ -78,6 +78,7 @@ def engine_loader(
         from machd.engine.kv.format import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
         from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
+        from machd.engine.step.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = measure_blas(choice)
@@ -108,12 +109,17 @@ def engine_loader(
         )
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
-        guessing = choose_proposer(
-            settings, loaded, cache_directory=cache_directory, progress=progress
+        vocabulary_tokens = loaded.description.vocabulary_tokens
+        proposing = choose_proposer(
+            settings,
+            loaded,
+            open_draws=functools.partial(RowDraws, vocabulary_tokens=vocabulary_tokens),
+            cache_directory=cache_directory,
+            progress=progress,
         )
-        description = replace(loaded.description, proposer_reason=guessing.reason)
+        description = replace(loaded.description, proposer_reason=proposing.reason)
         loaded = replace(loaded, description=description)
-        return _engine(loaded, settings, block_directory, guessing.proposer)
+        return _engine(loaded, settings, block_directory, proposing.proposer)
 
     return load
 
@@ -124,22 +130,22 @@ def _engine(
     block_directory: Path | None,
     proposer: Proposer | None = None,
 ) -> Engine:
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
     from machd.engine.prefix_blocks.disk_tier import DiskTier  # noqa: PLC0415 - only where there is a directory
     from machd.engine.prefix_blocks.key import block_key  # noqa: PLC0415 - imports mlx
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
 
-    make_engine = functools.partial(
-        MlxEngine,
+    open_engine = functools.partial(
+        make_engine,
         loaded,
         max_rows=settings.continuous_batching.max_b,
         proposer=proposer,
     )
     if block_directory is None:
-        return make_engine(leaves_blocks=settings.cache.prefix)
+        return open_engine(leaves_blocks=settings.cache.prefix)
     budget_bytes = int(settings.cache.disk_budget_gb * 1e9)
     disk_tier = DiskTier(block_directory, block_key(loaded), budget_bytes=budget_bytes)
     try:
-        return make_engine(disk_tier=disk_tier)
+        return open_engine(disk_tier=disk_tier)
     except BaseException:
         disk_tier.close(within_s=0)
         raise

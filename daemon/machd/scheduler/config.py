@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from machd.scheduler.admission import Batching, KvBudget
 from machd.scheduler.events import DecodeMode
-from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace
+from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, StepPace
 from machd.scheduler.waiting import QueueLimits
 
 
@@ -64,7 +64,7 @@ class Arrangement:
 
     limits: QueueLimits
     shape: CoreShape
-    pace: PrefillPace
+    pace: StepPace
 
 
 def continuous(
@@ -79,7 +79,7 @@ def continuous(
         kv=batching.kv,
         drafts=drafts,
     )
-    return Arrangement(limits, shape, PrefillPace(beside_decode=batching.prefill_chunk_tokens))
+    return Arrangement(limits, shape, StepPace(beside_decode=batching.prefill_chunk_tokens))
 
 
 def single_flight(
@@ -94,5 +94,5 @@ def single_flight(
         CoreShape(
             DecodeMode.SINGLE, slot_count=1, window_s=0.0, coalesce=False, kv=None, drafts=drafts
         ),
-        PrefillPace(beside_decode=None, alone=prefill_chunk_tokens),
+        StepPace(beside_decode=None, alone=prefill_chunk_tokens),
     )

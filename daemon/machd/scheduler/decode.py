@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from machd.engine.protocol.blocks import ReusedPrefix
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
+from machd.scheduler.pacing import Acceptance
 from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
 
 PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
@@ -28,8 +29,9 @@ class Decode:
         readers: Who is told each token, in the order they came; the first one leads.
         tokens: What has been generated so far, kept only where somebody may still join.
         completion_token_ids: The same as ids alone, kept always.
-        settled_tokens: Those of them that are in the caches, too: all but what the last step with any
-            said without having guessed it. More than there are, if the text ended among guesses.
+        settled_tokens: Completion tokens whose keys and values are in the caches: all but the last one
+            of the last step. More than there are, if the completion ended among its tokens ahead.
+        acceptance: How often its draft tokens have been right lately.
         prefilled_tokens: Tokens of the prompt that are in the row, or will be when it begins.
         reused_tokens: Those of them that were not computed for it.
         prompt_logprobs: Of the prompt tokens computed so far, where they were asked for.
@@ -38,6 +40,7 @@ class Decode:
 
     __slots__ = (
         "_keeps_tokens",
+        "acceptance",
         "admitted_s",
         "completion_token_ids",
         "is_opened",
@@ -66,7 +69,8 @@ class Decode:
         self.is_opened = False
         self.prompt_logprobs: list[PromptLogprob] = []
         self.completion_token_ids: list[int] = []
-        self.settled_tokens = 0
+        self.settled_tokens = -1
+        self.acceptance = Acceptance()
         self.tokens: list[SampledToken] = []
         self.slot_index: int | None = None
         self.lane: Lane | None = None
@@ -101,8 +105,6 @@ class Decode:
         """
         if not (self.is_prefilled and self.has_completion):
             return self.prefilled_tokens
-        if not self.completion_tokens:
-            return self.prompt_tokens - 1
         return self.prompt_tokens + self.settled_tokens
 
     @property
@@ -200,7 +202,9 @@ class Decode:
         """The wish for the next token, and how many may be guessed ahead of it."""
         assert self.slot_index is not None, "a running decode has a slot"
         assert self.is_prefilled, "the prompt comes first"
-        return DecodeRow(self.slot_index, max_draft_tokens)
+        if not max_draft_tokens:
+            return DecodeRow(self.slot_index)
+        return DecodeRow(self.slot_index, max_draft_tokens, self.acceptance.rate)
 
     def add_prompt_logprob(self, logprob: PromptLogprob) -> None:
         """Record the log-probability of the prompt's next token."""
@@ -208,13 +212,9 @@ class Decode:
         assert logprob.position == expected, "they come in order, without gaps"
         self.prompt_logprobs.append(logprob)
 
-    def settle(self, accepted_tokens: int) -> None:
-        """A step with more tokens is there: those said before it are in the caches.
-
-        Args:
-            accepted_tokens: Of the step's, those that were guessed, which are there, too.
-        """
-        self.settled_tokens = self.completion_tokens + accepted_tokens
+    def settle(self, tokens: int) -> None:
+        """Take in that a step gave ``tokens`` more: all but the last one are in the caches."""
+        self.settled_tokens += tokens
 
     def count_token(self, token: SampledToken) -> None:
         """Record one more token, for every reader."""

@@ -1,162 +1,222 @@
-"""How many prompt tokens a step may compute while other rows wait for their next token.
+"""The pace of steps: how many prompt tokens and tokens ahead one may compute.
 
-Streams that run must not notice a prompt that comes in: their inter-token latency is to stay under
-twice what it is without one. What a chunk costs is only known by measuring, and differs a
-hundredfold between machines, so each step that computes both corrects the chunk of the next.
+Both come from one learnt cost: a step in which rows decode takes a base time, for one token of each row,
+and more for every token beyond. Prompt tokens are as many as lengthen the step by half. Tokens ahead are
+weighed in the engine, which knows what is proposed; a balance of time bounds the cost of wrong drafts.
+Durations come in; there is no clock here.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from statistics import median
+from statistics import median_low
 
-from machd.engine.protocol.step import Lane
+from machd.engine.protocol.step import Lane, SpanCost
 
 PREFILL_CHUNK_TOKENS = 512
-"""The most prompt tokens between two looks at the inbox."""
+"""Most prompt tokens between two looks at the inbox."""
 
 _ALONE_S = 1.0
-"""How long a step without decoding rows should take: whoever comes, or leaves, waits for its end. With
-6,000 tokens before them, 512 take 7 s on two cores; in chunks of 100 the whole takes a tenth longer."""
+"""Aim for a step without decoding rows: arriving and leaving requests wait for its end. With 6,000 tokens
+before them, 512 take 7 s on two cores; in chunks of 100 the whole takes a tenth longer."""
 
-_LEAST_ALONE_TOKENS = 32
+_MIN_ALONE_TOKENS = 32
 """Fewer cost much more each, because a step reads all weights."""
 
-_GOAL = 1.5
-"""How long a step may take beside a prompt, in steps without one. The slowest in a hundred take half as
-long again, and are to stay about twice as long as usual ones."""
+_MAX_STRETCH = 0.5
+"""Share of its base time by which prompt tokens may lengthen a step. The slowest steps in a hundred take
+half as long again, and are to stay about twice as long as usual ones."""
 
-_YOUNG_TOKENS = 8
-"""Tokens until which a stream has no rhythm yet that a pause could break."""
-
-_FIRST_CHUNK_TOKENS = 8.0
-_MIN_CHUNK_TOKENS = 4.0
-"""Where a chunk's fixed cost alone is beyond the goal, this is still computed: a prompt that never
-got in would be worse than streams that are slower than promised while it does."""
+_FIRST_CHUNK_TOKENS, _MIN_CHUNK_TOKENS = 8.0, 4.0
+"""The fewest are computed even beyond the aim: a prompt that never got in would be worse."""
 
 _MAX_SHRINK, _MAX_GROWTH = 0.5, 1.5
-"""What one observation may do, so that a hiccup of the machine neither stops nor floods prefill."""
+"""Bounds of what one step changes, so that a hiccup neither stops nor floods prefill."""
 
-_TOKEN_WEIGHT = 0.2
-"""How much the newest step counts in the moving average of the time for a prompt token."""
+_YOUNG_TOKENS = 8
+"""Completion tokens up to which a pause does not break a stream's rhythm."""
+
+_PASS_TOKENS = 20
+"""Prior: a pass costs before its first token as much as this many tokens of one row: 52 ms against 2.6 ms
+on the CPU (docs/internals/performance.md)."""
+
+_MIN_OF_PRIOR = 0.25
+"""Share of its prior that a token ahead costs at least, so that noise never makes one seem free."""
 
 _SAMPLES = 9
 _MIN_SAMPLES = 3
-_MAX_MIXED_STEPS = 32
-"""After so many steps with prefill, one without: the measure must follow the growing contexts."""
+
+_MAX_UNMEASURED_STEPS = 32
+"""Steps with more than one token of each row before a plain one: contexts grow, and the base with them."""
+
+_MAX_UNUSED_STEPS = 400
+"""Plain steps after which the slope of tokens ahead is forgotten, so that a hiccup does not end them."""
+
+_FIRST_BALANCE_PASSES, _MAX_BALANCE_PASSES = 0.5, 2.0
+"""Passes that wrong drafts may cost before any was right, and the most that right ones earn."""
+
+_GROWTH = 0.01
+"""Share of the plain time that wrong drafts may cost for good. The promise is twice that: the other half
+is for losses that noise hides."""
+
+_MIN_HICCUP, _MAX_HICCUP = 0.75, 1.5
+"""Bounds of a step's charge, in its usual duration."""
+
+_WEIGHT = 0.2
+"""Weight of the newest step in a moving average."""
 
 
-class _Width:
-    """What is known of steps in which about so many rows decode."""
+class Acceptance:
+    """How often a row's draft tokens have been right lately."""
 
-    __slots__ = ("chunk_tokens", "durations_s", "mixed_steps")
+    __slots__ = ("_hits", "_misses")
+
+    _PRIOR = 0.6
+    _VERDICT_DECAY = 0.75
+    _PLAIN_DECAY = 0.98
+    _MAX_HITS = 4.0  # of one long success, so that the failures behind it show
 
     def __init__(self) -> None:
-        self.durations_s: deque[float] = deque(maxlen=_SAMPLES)
-        self.mixed_steps = 0
-        self.chunk_tokens = _FIRST_CHUNK_TOKENS
+        """Begin without a history."""
+        self._hits = self._misses = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Estimated probability that a draft token is right if those before it are."""
+        return (self._hits + self._PRIOR) / (self._hits + self._misses + 1.0)
+
+    def observe(self, drafted_tokens: int, accepted_tokens: int) -> None:
+        """Take in one verification; a step without drafts (0, 0) lets the history fade."""
+        decay = self._VERDICT_DECAY if drafted_tokens else self._PLAIN_DECAY
+        is_miss = accepted_tokens < drafted_tokens
+        self._hits = self._hits * decay + min(float(accepted_tokens), self._MAX_HITS)
+        self._misses = self._misses * decay + is_miss
+
+
+class _StepCost:
+    """Learnt duration of steps in which one number of rows decodes: base + slope x tokens."""
+
+    __slots__ = (
+        "_ahead_s",
+        "_plain_s",
+        "_rows",
+        "_unused_steps",
+        "chunk_tokens",
+        "longest",
+        "unmeasured",
+    )
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._plain_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._ahead_s: deque[float] = deque(maxlen=_SAMPLES)  # for one token ahead of every row
+        self._unused_steps = 0
+        self.chunk_tokens = (
+            _FIRST_CHUNK_TOKENS  # prompt tokens that lengthen the step by _MAX_STRETCH
+        )
+        self.unmeasured = 0
+        self.longest = 0  # tokens ahead
 
     @property
     def is_measured(self) -> bool:
-        return len(self.durations_s) >= _MIN_SAMPLES and self.mixed_steps < _MAX_MIXED_STEPS
+        return len(self._plain_s) >= _MIN_SAMPLES and self.unmeasured < _MAX_UNMEASURED_STEPS
 
-    def see_decode(self, duration_s: float) -> None:
-        self.durations_s.append(duration_s)
-        self.mixed_steps = 0
+    @property
+    def base_s(self) -> float:
+        return median_low(self._plain_s) if self._plain_s else 0.0
 
-    def see_mixed(self, prefill_tokens: int, duration_s: float) -> None:
-        self.mixed_steps += 1
-        if not self.durations_s:
+    @property
+    def token_cost(self) -> float:
+        """Cost of a token ahead of every row, in plain steps."""
+        prior = self._rows / (_PASS_TOKENS + self._rows)
+        if not self._ahead_s or not self.base_s:
+            return prior
+        return max(median_low(self._ahead_s) / self.base_s, _MIN_OF_PRIOR * prior)
+
+    def expected_s(self, ahead_tokens: int) -> float:
+        return self.base_s * (1.0 + self.token_cost * ahead_tokens)
+
+    def observe(self, prefill_tokens: int, ahead_tokens: int, duration_s: float) -> None:
+        if not prefill_tokens and not ahead_tokens:
+            self._plain_s.append(duration_s)
+            self.unmeasured = 0
+            self._unused_steps += 1
+            if self._unused_steps > _MAX_UNUSED_STEPS:
+                self._ahead_s.clear()
             return
-        idle_s = median(self.durations_s)
-        allowed_s = (_GOAL - 1) * idle_s
+        self.unmeasured += 1
+        if not self._plain_s:
+            return
+        if prefill_tokens:
+            self._fit_chunk(prefill_tokens, duration_s - self.expected_s(ahead_tokens))
+            return
+        self._unused_steps = 0
+        self.longest = max(self.longest, ahead_tokens)
+        self._ahead_s.append(max(0.0, duration_s - self.base_s) / ahead_tokens)
+
+    def _fit_chunk(self, prefill_tokens: int, more_s: float) -> None:
+        allowed_s = _MAX_STRETCH * self.base_s
         # Beyond the bounds the exact ratio does not matter, and a cost of nothing has none.
-        cost_s = max(duration_s - idle_s, allowed_s / _MAX_GROWTH)
+        cost_s = max(more_s, allowed_s / _MAX_GROWTH)
         ratio = max(_MAX_SHRINK, allowed_s / cost_s) if cost_s else _MAX_GROWTH
         if ratio > 1 and prefill_tokens < int(self.chunk_tokens):
-            return  # the prompt ended: that a shorter chunk fits says nothing of this one
-        grown = self.chunk_tokens * ratio
-        self.chunk_tokens = min(float(PREFILL_CHUNK_TOKENS), max(_MIN_CHUNK_TOKENS, grown))
+            return  # the prompt's rest: that a shorter chunk fits says nothing about this one
+        wanted = max(_MIN_CHUNK_TOKENS, self.chunk_tokens * ratio)
+        self.chunk_tokens = min(float(PREFILL_CHUNK_TOKENS), wanted)
 
 
-class _AloneSteps:
-    """Prompt tokens for steps in which no row decodes, by how much context they have before them.
+class StepPace:
+    """Learns from every step; costs stay for the next requests.
 
-    A token costs more the more it attends to, so contexts are told apart by powers of two.
-    """
+    Steps are told apart by lane and number of rows: a step of one row says nothing about eight.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._tokens: dict[int, float] = {}
-
-    def tokens(self, context_tokens: int) -> int:
-        """As many as should take the time of a step; of a context never seen, as of the one below."""
-        width = _context_width(context_tokens)
-        known = [self._tokens[one] for one in range(width, -1, -1) if one in self._tokens]
-        return int(known[0]) if known else self._most
-
-    def observe(self, context_tokens: int, prefill_tokens: int, duration_s: float) -> None:
-        """Take in what a step took."""
-        now = self.tokens(context_tokens)
-        if duration_s <= _ALONE_S and prefill_tokens < now:
-            return  # the prompt ended: that a shorter chunk is quick says nothing of this one
-        ratio = _ALONE_S / duration_s if duration_s else _MAX_GROWTH
-        wanted = prefill_tokens * min(ratio, _MAX_GROWTH)
-        least = min(self._most, _LEAST_ALONE_TOKENS)
-        self._tokens[_context_width(context_tokens)] = max(least, min(float(self._most), wanted))
-
-
-def _context_width(tokens: int) -> int:
-    return (tokens // PREFILL_CHUNK_TOKENS).bit_length()
-
-
-class PrefillPace:
-    """Learns from every step; what it has learnt stays for the next prompt.
-
-    Rows are told apart by lane and by the power of two that their number rounds up to, as the
-    engine rounds its cache: one row's step tells nothing of eight.
+    Attributes:
+        batched_gain: Tokens a second of steps with drafts for several rows over those without, a
+            moving average; None before one.
     """
 
     def __init__(self, *, beside_decode: int | None, alone: int = PREFILL_CHUNK_TOKENS) -> None:
-        """Know nothing.
+        """Begin without measurements.
 
         Args:
             beside_decode: Prompt tokens in a step in which rows decode; None measures.
-            alone: The most prompt tokens in a step in which none does.
+            alone: Most prompt tokens in a step in which none does.
         """
+        self.batched_gain: float | None = None
         self._beside_decode = beside_decode
         self._alone = alone
-        self._alone_steps = _AloneSteps(alone)
-        self._token_s = 0.0
-        self._widths: dict[tuple[Lane, int], _Width] = {}
+        self._alone_tokens: dict[int, float] = {}
+        self._prompt_token_s = 0.0
+        self._costs: dict[tuple[Lane, int], _StepCost] = {}
+        self._balance_passes = _FIRST_BALANCE_PASSES
 
-    def is_made_as(self, other: PrefillPace) -> bool:
-        """Whether both began alike, whatever either has learnt since."""
+    def is_configured_as(self, other: StepPace) -> bool:
+        """Compare the settings of both, whatever either has learnt since."""
         return (self._beside_decode, self._alone) == (other._beside_decode, other._alone)
 
     @property
     def token_s(self) -> float:
-        """Seconds for each prompt token of late, what ran beside it included; 0 before the first."""
-        return self._token_s
+        """Recent seconds for each prompt token, rows beside it included; 0 before the first."""
+        return self._prompt_token_s
 
     def prefill_tokens(self, lane: Lane | None, rows: int, *, context_tokens: int = 0) -> int:
         """Prompt tokens for a step in which ``rows`` of ``lane`` decode.
 
-        0 asks for a step without prefill, to measure it: three times when nothing is known of such
-        rows, later now and then.
+        0 asks for a step without prefill, to measure it: three times for a new number of rows, later
+        now and then.
 
         Args:
             lane: None where no row decodes.
-            rows: Of that lane.
-            context_tokens: Before the tokens that come next of a prompt.
+            rows: Decoding rows of that lane.
+            context_tokens: Tokens before the next chunk of the prompt.
         """
         if lane is None:
-            return self._alone_steps.tokens(context_tokens)
+            return self._tokens_alone(context_tokens)
         if self._beside_decode is not None:
             return self._beside_decode
-        width = self._widths.get(_key(lane, rows))
-        return int(width.chunk_tokens) if width is not None and width.is_measured else 0
+        cost = self._similar_cost(lane, rows)
+        return int(cost.chunk_tokens) if cost is not None else 0
 
     def burst_tokens(self, completions: Iterable[int], *, context_tokens: int = 0) -> int:
         """Prompt tokens for a step of its own, before rows with so few tokens go on decoding.
@@ -165,39 +225,115 @@ class PrefillPace:
         of them, the others would take several times as long and run behind for good.
 
         Args:
-            completions: Tokens that each row has which could decode.
-            context_tokens: Before the tokens that come next of a prompt.
+            completions: Completion tokens of each row that could decode.
+            context_tokens: Tokens before the next chunk of the prompt.
         """
         is_young = all(tokens < _YOUNG_TOKENS for tokens in completions)
         if not is_young or self._beside_decode is not None:
             return 0
-        return self._alone_steps.tokens(context_tokens)
+        return self._tokens_alone(context_tokens)
 
-    def observe(
+    def draft_tokens(self, lane: Lane, rows: int, max_tokens: int) -> int:
+        """Draft tokens that each row of a step may have, ``max_tokens`` at most.
+
+        0 while the step's base is not measured, and while wrong drafts have used up the balance.
+        Longer drafts than twice the longest measured would be a leap.
+        """
+        cost = self._costs.get((lane, rows))
+        if cost is None or not cost.is_measured or self._balance_passes <= 0:
+            return 0
+        return min(max_tokens, 1 + 2 * cost.longest)
+
+    def span_cost(self, lane: Lane, rows: int) -> SpanCost:
+        """Cost of tokens ahead in a step of ``rows``."""
+        cost = self._costs.get((lane, rows)) or _StepCost(rows)
+        return SpanCost(cost.token_cost, max(0.0, self._balance_passes))
+
+    def observe(  # noqa: PLR0913 - one argument for each fact of a step
         self,
         lane: Lane | None,
         rows: int,
         *,
-        prefill_tokens: int,
         duration_s: float,
+        prefill_tokens: int = 0,
         context_tokens: int = 0,
+        ahead_tokens: int = 0,
+        accepted_tokens: int = 0,
     ) -> None:
-        """Take in what a step took; arguments as of :meth:`prefill_tokens`."""
+        """Take in the duration of a step.
+
+        Args:
+            lane: Lane of the rows that decoded; None if none did.
+            rows: Rows that decoded.
+            duration_s: Wall time of the engine's run.
+            prefill_tokens: Prompt tokens of the step.
+            context_tokens: Tokens before them in their prompt.
+            ahead_tokens: Tokens ahead of the row that had the most.
+            accepted_tokens: Tokens that all rows got beside one each.
+        """
         if prefill_tokens:
             token_s = duration_s / prefill_tokens
-            self._token_s += (token_s - self._token_s) * (_TOKEN_WEIGHT if self._token_s else 1.0)
+            weight = _WEIGHT if self._prompt_token_s else 1.0
+            self._prompt_token_s += (token_s - self._prompt_token_s) * weight
         if lane is None:
             if prefill_tokens:
-                self._alone_steps.observe(context_tokens, prefill_tokens, duration_s)
+                self._observe_alone(context_tokens, prefill_tokens, duration_s)
             return
-        if self._beside_decode is not None:
+        cost = self._costs.setdefault((lane, rows), _StepCost(rows))
+        if cost.is_measured and not prefill_tokens:
+            self._settle(cost, rows, ahead_tokens, accepted_tokens, duration_s)
+        cost.observe(prefill_tokens, ahead_tokens, duration_s)
+
+    def _settle(
+        self, cost: _StepCost, rows: int, ahead_tokens: int, accepted_tokens: int, duration_s: float
+    ) -> None:
+        """Charge a step with tokens ahead to the balance, or let it grow with a plain one."""
+        base_s, gained = cost.base_s, accepted_tokens / rows
+        if not base_s:
             return
-        width = self._widths.setdefault(_key(lane, rows), _Width())
-        if prefill_tokens:
-            width.see_mixed(prefill_tokens, duration_s)
-        else:
-            width.see_decode(duration_s)
+        lost = 0.0
+        if ahead_tokens:
+            usual_s = cost.expected_s(ahead_tokens)
+            charged_s = min(max(duration_s, _MIN_HICCUP * usual_s), _MAX_HICCUP * usual_s)
+            lost = charged_s / base_s - 1.0
+            if rows > 1:
+                gain = (1.0 + gained) / (1.0 + lost)
+                before = gain if self.batched_gain is None else self.batched_gain
+                self.batched_gain = before + (gain - before) * _WEIGHT
+        balance = self._balance_passes + gained + _GROWTH * (1.0 + gained) - lost
+        self._balance_passes = max(-_MAX_BALANCE_PASSES, min(balance, _MAX_BALANCE_PASSES))
+
+    def _tokens_alone(self, context_tokens: int) -> int:
+        """Prompt tokens that take _ALONE_S; in a context never seen, as in the next shorter one."""
+        widths = range(_width(context_tokens), -1, -1)
+        known = (self._alone_tokens[one] for one in widths if one in self._alone_tokens)
+        return int(next(known, self._alone))
+
+    def _observe_alone(self, context_tokens: int, prefill_tokens: int, duration_s: float) -> None:
+        if duration_s <= _ALONE_S and prefill_tokens < self._tokens_alone(context_tokens):
+            return  # the prompt's rest: that a shorter chunk is quick says nothing about a longer one
+        ratio = min(_ALONE_S / duration_s, _MAX_GROWTH) if duration_s else _MAX_GROWTH
+        least = min(self._alone, _MIN_ALONE_TOKENS)
+        wanted = max(least, min(float(self._alone), prefill_tokens * ratio))
+        self._alone_tokens[_width(context_tokens)] = wanted
+
+    def _similar_cost(self, lane: Lane, rows: int) -> _StepCost | None:
+        """The measured cost of so many rows, or of a number that the engine's slab rounds alike."""
+        exact = self._costs.get((lane, rows))
+        if exact is not None and exact.unmeasured >= _MAX_UNMEASURED_STEPS:
+            return None
+        alike = [
+            (abs(other - rows), cost)
+            for (one, other), cost in self._costs.items()
+            if one is lane and _slab_class(other) == _slab_class(rows) and cost.is_measured
+        ]
+        return min(alike, key=lambda pair: pair[0])[1] if alike else None
 
 
-def _key(lane: Lane, rows: int) -> tuple[Lane, int]:
-    return lane, (rows - 1).bit_length()
+def _width(context_tokens: int) -> int:
+    """Class of a context: a token costs more the more it attends to."""
+    return (context_tokens // PREFILL_CHUNK_TOKENS).bit_length()
+
+
+def _slab_class(rows: int) -> int:
+    return (rows - 1).bit_length()

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy
 from machd.scheduler.decode import Decode
-from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.slots import Slots
 
 
 def plan_step(
     slots: Slots,
-    pace: PrefillPace,
+    pace: StepPace,
     prefixes: PrefixCache | None = None,
     drafts: DraftPolicy = NO_DRAFTS,
     *,
@@ -39,12 +39,19 @@ def plan_step(
         return StepPlan(slots.released, burst, blocks=changes)
     lane, rows = _decoding(slots, turn)
     budget_tokens = pace.prefill_tokens(lane, len(rows), context_tokens=context_tokens)
+    chunks = prompts.chunks(budget_tokens)
+    if lane is None:
+        return StepPlan(slots.released, chunks, blocks=changes)
     max_draft_tokens = drafts.tokens_for(len(slots))
+    if max_draft_tokens:
+        # A chunk uses up what a step may last longer.
+        max_draft_tokens = 0 if chunks else pace.draft_tokens(lane, len(rows), max_draft_tokens)
     return StepPlan(
         slots.released,
-        prompts.chunks(budget_tokens),
+        chunks,
         tuple(decode.next_row(max_draft_tokens) for decode in rows),
         changes,
+        pace.span_cost(lane, len(rows)),
     )
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane, PrefillChunk, SampledToken, StepPlan, StepResult
+from machd.engine.protocol.step import (
+    DraftOutcome,
+    Lane,
+    PrefillChunk,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 from machd.errors import (
     KvBudgetExceededError,
     MachdError,
@@ -100,7 +109,7 @@ class Scheduler:
     @property
     def draft_reading(self) -> DraftReading:
         """What came of guesses since the start."""
-        return self._drafts.reading
+        return replace(self._drafts.reading, batched_gain=self._pace.batched_gain)
 
     @property
     def slot_count(self) -> int:
@@ -129,7 +138,7 @@ class Scheduler:
 
     def is_arranged_as(self, arrangement: Arrangement) -> bool:
         """Whether :meth:`rearrange` would change nothing but the limits."""
-        return self._shape == arrangement.shape and self._pace.is_made_as(arrangement.pace)
+        return self._shape == arrangement.shape and self._pace.is_configured_as(arrangement.pace)
 
     @property
     def kv_budget_bytes(self) -> int | None:
@@ -279,7 +288,7 @@ class Scheduler:
     ) -> list[Event]:
         """Take in what the engine made of ``plan``, and how long its ``run`` took."""
         self._slots.confirm_released(plan.release)
-        self._observe(plan, duration_s)
+        self._observe(plan, result, duration_s)
         whole = self._take_prompts(plan, result)
         if self._prefixes is not None:
             self._prefixes.commit(plan, result)
@@ -287,9 +296,8 @@ class Scheduler:
         events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
         events += [one for decode in whole for one in self._scored(decode)]
         events += self._changed_mode()
-        accepted = {one.slot_index: one.accepted_tokens for one in result.drafts}
-        for slot_index in {token.slot_index for token in result.tokens}:
-            self._running(slot_index).settle(accepted.get(slot_index, 0))
+        for slot_index, tokens in Counter(one.slot_index for one in result.tokens).items():
+            self._running(slot_index).settle(tokens)
         for token in result.tokens:
             # Of a row that ended with an earlier token of the step, the others are not wanted.
             if token.slot_index not in self._slots.released:
@@ -484,17 +492,24 @@ class Scheduler:
         logprobs, decode.prompt_logprobs = tuple(decode.prompt_logprobs), []
         return [PromptScored(reader.sequence_id, logprobs) for reader in decode.readers]
 
-    def _observe(self, plan: StepPlan, duration_s: float) -> None:
+    def _observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         lane = self._running(plan.decode[0].slot_index).lane if plan.decode else None
         # A prompt's last token is computed by the step that decodes it.
         prefill_tokens = plan.prefill_tokens - sum(chunk.is_last for chunk in plan.prefill)
         self._pace.observe(
             lane,
             len(plan.decode),
-            prefill_tokens=prefill_tokens,
             duration_s=duration_s,
+            prefill_tokens=prefill_tokens,
             context_tokens=max((chunk.start for chunk in plan.prefill), default=0),
+            ahead_tokens=max(0, result.span_tokens - 1),
+            accepted_tokens=len(result.tokens) - len({one.slot_index for one in result.tokens}),
         )
+        outcomes = {one.slot_index: one for one in result.drafts}
+        for row in plan.decode:
+            drafts = outcomes.get(row.slot_index, DraftOutcome(row.slot_index, 0, 0))
+            acceptance = self._running(row.slot_index).acceptance
+            acceptance.observe(drafts.drafted_tokens, drafts.accepted_tokens)
         if lane is not None:
             self._turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
 

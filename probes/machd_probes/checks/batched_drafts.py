@@ -5,6 +5,7 @@ from __future__ import annotations
 from machd.capabilities.batching_rules import batched_specdec
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Support
+from machd.engine.assembly import make_engine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import StepPlan, StepResult
@@ -12,7 +13,7 @@ from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.bounded import Watch, WatchedEngine
 from machd_probes.comparison import compared
 from machd_probes.finding import Finding, no_data, unsupported
-from machd_probes.known_drafts import EagerPacing, KnownDrafts
+from machd_probes.known_drafts import KnownDrafts
 from machd_probes.play import play
 from machd_probes.scripts import scripts
 from machd_probes.subject import Subject
@@ -35,11 +36,10 @@ def probe(subject: Subject) -> Finding:
     vocabulary_tokens = subject.description.vocabulary_tokens
     model = LoadedModel(subject.module, FakeTokenizer(), subject.description)
     engine = _CountingEngine(
-        MlxEngine(
+        make_engine(
             model,
             max_rows=max(map(len, rows.values())),
             proposer=KnownDrafts(answers, vocabulary_tokens),
-            draft_pacing=EagerPacing(),
         ),
         subject.watch,
     )

@@ -14,13 +14,13 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
 from machd.capabilities.evidence import Outcome
+from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.kv.format import kv_format_named
 from machd.engine.kv.planes import KvWidths
 from machd.engine.kv.row_planes import format_of, innermost, make_row_caches
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.finding import Finding, unsupported
 from machd_probes.passes import Passes
 from machd_probes.play import Join
@@ -51,7 +51,7 @@ def probe(subject: Subject) -> Finding:
     if not found.outcome is plain.outcome is Outcome.PASSED:
         return found
     model = LoadedModel(subject.module, FakeTokenizer(), subject.description, kv_format=_FORMAT)
-    engine = MlxEngine(model, max_rows=_MAX_ROWS)
+    engine = make_engine(model, max_rows=_MAX_ROWS)
     served = Subject(engine, subject.extent, watch=subject.watch)
     served.noise_floor = max(served.noise_floor, _FLOOR)
     return served.found({"8-bit keys and values in a batch": script})

@@ -11,8 +11,8 @@ from polling import CEILING_S, wait_until
 from machd.capabilities.evidence import MeasuredOn, Outcome
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
+from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes import evidence_store, model_probe
 from machd_probes.catalogue import FEATURE_CHECKS
 from machd_probes.model_probe import ModelProbe
@@ -44,7 +44,7 @@ def _probe(directory: Path, command: tuple[str, ...] = WORKER_COMMAND) -> ModelP
 
 def test_unknown_code_is_measured_and_remembered(tmp_path: Path) -> None:
     """Batching first, then the rest while the daemon serves; the next start measures nothing."""
-    engine = MlxEngine(tiny_loaded("qwen2"))
+    engine = make_engine(tiny_loaded("qwen2"))
     probe = _probe(tmp_path)
     assert probe.recall(engine) == ()
 
@@ -67,7 +67,7 @@ def test_without_its_repair_a_model_is_found_out(
 ) -> None:
     """gpt_bigcode's caches are standard ones, and its rows in a batch would answer wrongly."""
     monkeypatch.setattr(batchable, "_MENDED", {})
-    engine = MlxEngine(tiny_loaded("gpt_bigcode"))
+    engine = make_engine(tiny_loaded("gpt_bigcode"))
     assert judge(engine.model.cache).continuous_batching.support is Support.SUPPORTED
 
     found = _probe(tmp_path, WITHOUT_REPAIRS).measure(engine)
@@ -80,7 +80,7 @@ def test_without_its_repair_a_model_is_found_out(
 def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
     """A crash of the worker is a failed check, and the daemon goes on."""
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    engine = MlxEngine(tiny_loaded("qwen2"))
+    engine = make_engine(tiny_loaded("qwen2"))
 
     found = _probe(tmp_path, (sys.executable, "-c", crash)).measure(engine) or ()
 
@@ -95,7 +95,7 @@ def test_without_a_small_model_the_loaded_one_is_asked(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     """A process that cannot be started, or builds nothing, leaves the model itself."""
-    engine = MlxEngine(tiny_loaded("qwen2"))
+    engine = make_engine(tiny_loaded("qwen2"))
 
     found = _probe(tmp_path, command).measure(engine) or ()
 
@@ -109,7 +109,7 @@ def test_other_code_in_the_process_is_not_taken_for_the_models(
 ) -> None:
     """A stand-in with repairs speaks for no model without: then the loaded one is asked."""
     monkeypatch.setattr(batchable, "_MENDED", {})
-    engine = MlxEngine(tiny_loaded("gpt_bigcode"))
+    engine = make_engine(tiny_loaded("gpt_bigcode"))
 
     found = _probe(tmp_path).measure(engine) or ()
 

@@ -12,10 +12,10 @@ import pytest
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.verdict import Source, Support
 from machd.capabilities.verdicts import judge
+from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.bounded import Deadline
 from machd_probes.catalogue import FEATURE_CHECKS
 from machd_probes.model_probe import ModelProbe
@@ -72,7 +72,7 @@ def _probe(tmp_path: Path) -> ModelProbe:
 
 def test_a_loaded_model_is_measured_and_left_without_rows(probe: ModelProbe) -> None:
     """Every check that decides on a feature passes, with figures, and nothing stays in memory."""
-    engine = MlxEngine(_loaded("lfm2"))
+    engine = make_engine(_loaded("lfm2"))
 
     results = _by_name(probe.measure_weights(engine) or ())
 
@@ -89,7 +89,7 @@ def test_a_loaded_model_is_measured_and_left_without_rows(probe: ModelProbe) -> 
 @pytest.mark.parametrize("tick_s", [0.4, 0.5, 2.0, 100.0])
 def test_half_a_check_is_no_pass(tick_s: float) -> None:
     """However much there was time for, what was not finished has no data and decides nothing."""
-    engine = MlxEngine(_loaded("lfm2"))
+    engine = make_engine(_loaded("lfm2"))
     subject = loaded_subject(engine, engine.module)
     clock = TickingClock(tick_s)
     subject.watch = Deadline(clock, max_s=30.0)

@@ -17,7 +17,7 @@ from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import Lane, StepPlan
 from machd.scheduler.config import continuous
 from machd.scheduler.events import SequenceAdmitted, TokenGenerated
-from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PrefillPace
+from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, StepPace
 from machd.scheduler.scheduler import Scheduler
 
 
@@ -42,13 +42,13 @@ DEFAULT_MODEL = CostModel(decode_s=0.080, chunk_s=0.050, token_s=0.0025)
 """SmolLM2-135M on two CPU cores at width 8."""
 
 
-def _measure(pace: PrefillPace, durations_s: list[float]) -> None:
+def _measure(pace: StepPace, durations_s: list[float]) -> None:
     for duration_s in durations_s:
         assert pace.prefill_tokens(Lane.BATCH, 8) == 0, "a measurement is asked for"
         pace.observe(Lane.BATCH, 8, prefill_tokens=0, duration_s=duration_s)
 
 
-def _settle(pace: PrefillPace, cost_s: Callable[[int], float], *, idle_s: float) -> list[int]:
+def _settle(pace: StepPace, cost_s: Callable[[int], float], *, idle_s: float) -> list[int]:
     """The chunks of 200 steps with prefill on a machine without noise."""
     chunks: list[int] = []
     while len(chunks) < 200:
@@ -61,13 +61,13 @@ def _settle(pace: PrefillPace, cost_s: Callable[[int], float], *, idle_s: float)
 
 def test_without_anybody_to_disturb_chunks_are_long() -> None:
     """Nothing decodes, so the only bound is how soon an abort is heard."""
-    assert PrefillPace(beside_decode=None).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
-    assert PrefillPace(beside_decode=16).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+    assert StepPace(beside_decode=None).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+    assert StepPace(beside_decode=16).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
 
 
 def test_a_number_that_is_set_is_kept() -> None:
     """The setting is taken at its word, whatever steps take."""
-    pace = PrefillPace(beside_decode=16)
+    pace = StepPace(beside_decode=16)
     for _ in range(50):
         pace.observe(Lane.BATCH, 8, prefill_tokens=16, duration_s=9.0)
         assert pace.prefill_tokens(Lane.BATCH, 8) == 16
@@ -75,7 +75,7 @@ def test_a_number_that_is_set_is_kept() -> None:
 
 def test_a_pace_is_measured_before_it_is_used() -> None:
     """Three steps without prefill, then a small chunk: nothing is known of its cost yet."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     _measure(pace, [0.08] * 3)
     assert pace.prefill_tokens(Lane.BATCH, 8) == 8
     assert pace.prefill_tokens(Lane.BATCH, 5) == 8, "rounds up to the same number of rows"
@@ -87,7 +87,7 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
     """The estimate is a median: a hiccup while measuring moves nothing."""
     chunks = []
     for third_s in (0.08, 8.0):
-        pace = PrefillPace(beside_decode=None)
+        pace = StepPace(beside_decode=None)
         _measure(pace, [0.08, 0.08, third_s])
         pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.14)
         chunks.append(pace.prefill_tokens(Lane.BATCH, 8))
@@ -99,7 +99,7 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     chunk_ms: float, token_ms: float
 ) -> None:
     """Any affine cost: the step comes to 1.5 idle ones or stops at the bounds, and never overshoots."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     chunks = _settle(pace, lambda tokens: (chunk_ms + token_ms * tokens) / 1000, idle_s=0.1)
     exact = (50.0 - chunk_ms) / token_ms
     assert chunks[-1] == pytest.approx(min(512, max(4, exact)), rel=0.1, abs=1.5)
@@ -109,14 +109,14 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
 
 def test_a_chunk_beyond_the_goal_stays_at_the_smallest() -> None:
     """A prompt whose smallest chunk is too dear still gets in, four tokens a step."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     chunks = _settle(pace, lambda _tokens: 1.0, idle_s=0.1)
     assert set(chunks[3:]) == {4}
 
 
 def test_what_was_learnt_stays_for_the_next_prompt() -> None:
     """The second prompt starts where the first one ended, not at the beginning."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     chunks = _settle(pace, lambda tokens: tokens / 1000, idle_s=0.1)
     for _ in range(100):
         pace.observe(Lane.BATCH, 8, prefill_tokens=0, duration_s=0.1)
@@ -125,7 +125,7 @@ def test_what_was_learnt_stays_for_the_next_prompt() -> None:
 
 def test_a_short_rest_of_a_prompt_teaches_no_longer_chunk() -> None:
     """That a piece shorter than allowed was cheap says nothing of the allowed one."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     _measure(pace, [0.1] * 3)
     for _ in range(10):
         pace.observe(Lane.BATCH, 8, prefill_tokens=1, duration_s=0.1)
@@ -134,7 +134,7 @@ def test_a_short_rest_of_a_prompt_teaches_no_longer_chunk() -> None:
 
 def test_the_measure_is_renewed() -> None:
     """After 32 steps with prefill one goes without, so a machine that got slower is noticed."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     _measure(pace, [0.1] * 3)
     for _ in range(32):
         assert pace.prefill_tokens(Lane.BATCH, 8) > 0
@@ -145,7 +145,7 @@ def test_the_measure_is_renewed() -> None:
 
 def test_a_clock_that_stands_still_stops_nothing() -> None:
     """Steps of no duration are cheap ones."""
-    assert _settle(PrefillPace(beside_decode=None), lambda _tokens: 0.0, idle_s=0.0)[-1] == 512
+    assert _settle(StepPace(beside_decode=None), lambda _tokens: 0.0, idle_s=0.0)[-1] == 512
 
 
 # The whole scheduler
@@ -218,7 +218,7 @@ class _Attending:
         )
 
 
-def _alone_steps(pace: PrefillPace, start: int, stop: int) -> list[tuple[int, float]]:
+def _alone_steps(pace: StepPace, start: int, stop: int) -> list[tuple[int, float]]:
     """Tokens and seconds of the steps of a prompt that nobody decodes beside."""
     steps = []
     while start < stop:
@@ -232,7 +232,7 @@ def _alone_steps(pace: PrefillPace, start: int, stop: int) -> list[tuple[int, fl
 
 def test_a_long_prompt_is_computed_in_steps_of_about_a_second() -> None:
     """However far it is: whoever comes waits for the end of a step."""
-    steps = _alone_steps(PrefillPace(beside_decode=None), 0, 8000)
+    steps = _alone_steps(StepPace(beside_decode=None), 0, 8000)
     assert steps[0][0] == PREFILL_CHUNK_TOKENS
     assert max(duration_s for _, duration_s in steps) < 2.5
     assert max(duration_s for _, duration_s in steps[8:]) < 1.5
@@ -241,7 +241,7 @@ def test_a_long_prompt_is_computed_in_steps_of_about_a_second() -> None:
 
 def test_the_rest_of_a_cached_prompt_does_not_begin_with_a_long_step() -> None:
     """What its context costs was learnt when that was computed; short prompts cost no less for it."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     _alone_steps(pace, 0, 5133)
     (tokens, duration_s), *_ = _alone_steps(pace, 5133, 6223)
     assert duration_s < 1.5
@@ -253,7 +253,7 @@ def test_the_rest_of_a_cached_prompt_does_not_begin_with_a_long_step() -> None:
 
 def test_a_machine_that_is_fast_computes_long_prompts_in_long_steps() -> None:
     """And a hiccup is forgotten with the next steps."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     for _ in range(20):
         pace.observe(None, 0, prefill_tokens=512, duration_s=0.01)
         assert pace.prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from sequence_samples import decode_of
 
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
-from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.pacing import StepPace
 from machd.scheduler.plan import plan_step
 from machd.scheduler.slots import Slots
 
 
 def _plan(slots: Slots, chunk_tokens: int, *, turn: Lane = Lane.BATCH) -> StepPlan:
     """With the same number of prompt tokens in every step."""
-    return plan_step(slots, PrefillPace(beside_decode=chunk_tokens, alone=chunk_tokens), turn=turn)
+    return plan_step(slots, StepPace(beside_decode=chunk_tokens, alone=chunk_tokens), turn=turn)
 
 
 @given(prompt_tokens=st.integers(1, 200), chunk_tokens=st.integers(1, 64))
@@ -130,7 +130,7 @@ def test_a_burst_of_prompts_is_prefilled_before_its_first_rows_go_on() -> None:
     for decode in decodes:
         slots.occupy(decode, Lane.BATCH, now_s=0.0)
     decodes[0].prefilled_tokens = 4
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
 
     decodes[0].completion_token_ids = [1] * 7
     burst = plan_step(slots, pace, turn=Lane.BATCH)
@@ -148,13 +148,13 @@ def test_a_long_prompt_is_no_burst() -> None:
     slots.occupy(young, Lane.BATCH, now_s=0.0)
     young.prefilled_tokens = 4
     slots.occupy(decode_of("b", prompt_tokens=513), Lane.BATCH, now_s=0.0)
-    plan = plan_step(slots, PrefillPace(beside_decode=None), turn=Lane.BATCH)
+    plan = plan_step(slots, StepPace(beside_decode=None), turn=Lane.BATCH)
     assert plan.decode == (DecodeRow(slot_index=0),)
 
 
-def _measured_pace(token_s: float) -> PrefillPace:
+def _measured_pace(token_s: float) -> StepPace:
     """One that has seen what a prompt token takes."""
-    pace = PrefillPace(beside_decode=None)
+    pace = StepPace(beside_decode=None)
     pace.observe(None, 0, prefill_tokens=100, duration_s=100 * token_s)
     return pace
 

@@ -16,7 +16,7 @@ from machd.scheduler import prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, PromptReused, SequenceFinished, TokenGenerated
-from machd.scheduler.pacing import PrefillPace
+from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
@@ -52,7 +52,7 @@ class Daemon:
         saved = sorted((one for one, _ in self.engine.disk.values()), key=lambda one: one.start)
         self.cache = PrefixCache(shape, limits, saved)
         batching = batching_of(max_b=max_b, prefill_chunk_tokens=chunk_tokens)
-        pace = PrefillPace(beside_decode=chunk_tokens, alone=chunk_tokens)
+        pace = StepPace(beside_decode=chunk_tokens, alone=chunk_tokens)
         arrangement = replace(continuous(LIMITS, batching), pace=pace)
         self.core = Scheduler(arrangement, self.cache)
         self.events: list[Event] = []

@@ -304,9 +304,9 @@ class FakeEngine:
     def _next(
         self, slot_index: int, row: _Row, guessed_tokens: int = 0
     ) -> list[SampledToken | RowFault]:
-        """The tokens of a step: those that were guessed rightly, one, and those forced after it."""
+        """The tokens of a step: accepted drafts, forced tokens, and one token more."""
         fault = self._faults.row_errors.get((slot_index, row.position))
-        computed_tokens, row.computed_tokens = len(row.prompt) + row.position + guessed_tokens, 0
+        row.computed_tokens = 0
         if fault is not None:
             return [RowFault(slot_index, fault)]
         tokens: list[SampledToken | RowFault] = []
@@ -317,15 +317,13 @@ class FakeEngine:
             tokens += [self._token(slot_index, row, one) for one in self._choose(row)]
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             return [RowFault(slot_index, cause)]
-        row.computed_tokens = computed_tokens
+        row.computed_tokens = len(row.prompt) + row.position - 1
         return tokens
 
     def _choose(self, row: _Row) -> list[int]:
-        """The script's token or what comes nearest to it, and those forced after it."""
-        chosen = self._choose_one(row)
-        if row.matcher is None:
-            return [chosen]
-        return [chosen, *row.matcher.take_forced(row.room_tokens - 1)]
+        """The forced tokens, then the script's token or the one nearest to it."""
+        forced = [] if row.matcher is None else row.matcher.take_forced(row.room_tokens - 1)
+        return [*forced, self._choose_one(row)]
 
     def _choose_one(self, row: _Row) -> int:
         """What comes next, which a matcher may have decided."""

@@ -1,27 +1,33 @@
-"""A step as a message: the plan that the scheduler makes, and what the engine made of it."""
+"""A step as a message: the scheduler's plan and the engine's result, both plain data.
+
+A sequence has computed tokens, whose keys and values are in the caches, and known tokens behind them. A
+step computes a span of a row's known tokens: a chunk of its prompt (:class:`PrefillChunk`), or its last
+token and perhaps tokens ahead of it (:class:`DecodeRow`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix
 from machd.engine.protocol.sampling import SamplingParams
 
 
 class Lane(StrEnum):
-    """How a row's forward passes are computed."""
+    """Kind of a row's forward passes."""
 
     BATCH = "batch"
-    """Together with every other row of the lane."""
+    """Shared with every other row of the lane."""
 
     SERIAL = "serial"
-    """Alone: a model or a request that cannot share a batch."""
+    """The row's own: its model or its request cannot share a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Some of a prompt's tokens for one slot.
+    """A span of a row's prompt.
 
     Attributes:
         start: Position of ``token_ids[0]`` in the prompt.
@@ -29,8 +35,8 @@ class PrefillChunk:
             of a row without a completion.
         sampling: The row's parameters; the engine keeps those of the opening chunk.
         reserved_tokens: Positions that prompt and completion may take together.
-        lane: Where the row decodes; the engine keeps that of the opening chunk.
-        reused: What comes before ``start`` in an opening chunk, out of blocks.
+        lane: The row's lane; the engine keeps that of the opening chunk.
+        reused: Prefix before ``start`` that an opening chunk takes from blocks.
     """
 
     slot_index: int
@@ -44,18 +50,18 @@ class PrefillChunk:
 
     @property
     def opens(self) -> bool:
-        """Whether it is the first of its row."""
+        """True for the first chunk of a row."""
         return self.start == 0 or self.reused is not None
 
 
 class ProposerKind(StrEnum):
-    """Who guesses what a row says next, as ``speculation.mode`` spells it."""
+    """Source of draft tokens, as ``speculation.mode`` spells it."""
 
     OFF = "off"
-    """Nobody."""
+    """No drafts."""
 
     NGRAM = "ngram"
-    """What followed the same words before, in prompt and completion."""
+    """Prompt lookup: the tokens that followed the same ones before, in prompt and completion."""
 
     DRAFT = "draft"
     """A small model."""
@@ -66,28 +72,46 @@ class ProposerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One running row that wants its next token.
+    """The span of a running row: its last token and the tokens ahead of it.
 
     Attributes:
-        max_draft_tokens: Tokens that may be guessed ahead of it and verified in the same pass.
+        max_draft_tokens: Draft tokens that may be proposed and verified in the pass.
+        acceptance: Probability that a draft token is right if those before it are.
     """
 
     slot_index: int
     max_draft_tokens: int = 0
+    acceptance: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpanCost:
+    """Cost of tokens ahead in a decode pass, in passes over one token of each row.
+
+    The defaults take every token ahead that is offered.
+
+    Attributes:
+        token_cost: Time that one more token of every row adds.
+        max_lost_passes: Time that the pass may lose if every draft is wrong.
+    """
+
+    token_cost: float = 0.0
+    max_lost_passes: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: what to do with blocks, what to free, what to prefill, who decodes."""
+    """One step: blocks to change, slots to free, prompts to prefill, rows to decode."""
 
     release: tuple[int, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
     blocks: tuple[BlockChange, ...] = ()
+    span_cost: SpanCost = SpanCost()
 
     @property
     def is_empty(self) -> bool:
-        """Whether running the plan would do nothing."""
+        """True if running the plan would do nothing."""
         return not (self.blocks or self.release or self.prefill or self.decode)
 
     @property
@@ -106,7 +130,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token that a row got, with log-probabilities if the row asked for them.
+    """A token of a row, with log-probabilities if the row asked for them.
 
     Attributes:
         logprob: Natural log of the model's probability of ``token_id``; None unless asked.
@@ -152,12 +176,11 @@ class RowFault:
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """Tokens that were guessed for a row and verified in this step.
+    """Result of one verification of a row's draft tokens; forced tokens do not count.
 
     Attributes:
-        drafted_tokens: How many were; at least one.
-        accepted_tokens: How many of them, from the first on, are what the row says. They are in its
-            caches, so after them comes one token more, which is not.
+        drafted_tokens: At least one.
+        accepted_tokens: Draft tokens that were right, from the first on.
     """
 
     slot_index: int
@@ -167,32 +190,30 @@ class DraftOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftFault:
-    """Guessing failed for a row, which goes on without; ``cause`` goes to the log."""
+    """A failure of a row's proposer; the row continues without drafts. ``cause`` goes to the log."""
 
     slot_index: int
     cause: BaseException = field(compare=False)
 
 
 LEAST_BATCHED_GAIN = 1.1
-"""By how much guesses have to pay where others wait for them: tokens a second, over those without."""
+"""Tokens a second with tokens ahead over those without that justify them where other rows wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made.
+    """Result of a step.
 
     Attributes:
-        tokens: At least one for each row that the plan decodes, those that are certain and those
-            that were guessed rightly included.
-        faults: Rows that have none because they failed.
+        tokens: At least one for each row that the plan decodes: its accepted tokens ahead, and one.
+        faults: Rows that failed and have no token.
         held_blocks: Blocks that are in memory since this step, with their size.
-        lost_blocks: Numbers of those that could not be stored or loaded.
-        unsaved_blocks: Digests that the disk tier was to keep since earlier steps, and does not.
-        drafts: What came of the guesses, for each row that had some.
-        draft_faults: Rows that nobody guesses for any more.
-        batched_gain: Tokens a second that guesses for several rows together are thought to make, over
-            those without; None before that was asked.
-        prompt_logprobs: Of the rows that asked, for the prompt tokens of this step.
+        lost_blocks: Numbers of blocks that could not be stored or loaded.
+        unsaved_blocks: Digests of blocks that the disk tier could not keep since earlier steps.
+        drafts: One entry for each verification of draft tokens.
+        draft_faults: Rows whose proposer failed.
+        span_tokens: Tokens of the longest span that was decoded; 0 if no row was.
+        prompt_logprobs: Log-probabilities of the step's prompt tokens, for rows that asked.
     """
 
     tokens: tuple[SampledToken, ...] = ()
@@ -202,14 +223,14 @@ class StepResult:
     unsaved_blocks: tuple[bytes, ...] = ()
     drafts: tuple[DraftOutcome, ...] = ()
     draft_faults: tuple[DraftFault, ...] = ()
-    batched_gain: float | None = None
+    span_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 def slab_rows(rows: int, max_rows: int) -> int:
-    """Rows that a batch's cache has room for when it holds ``rows``: the next power of two.
+    """Return the rows that a batch's cache has room for when it holds ``rows``: a power of two.
 
-    Both who reserves memory and who allocates it ask here.
+    The scheduler reserves and the engine allocates by this one rule.
     """
     return min(1 << max(rows - 1, 0).bit_length(), max(max_rows, rows))
 
@@ -218,8 +239,8 @@ class StepMemoryError(Exception):
     """A step needs more memory than is left for it.
 
     Attributes:
-        needed_bytes: An upper estimate.
-        left_bytes: What steps may take at that moment.
+        needed_bytes: Upper estimate of the step's peak.
+        left_bytes: Bytes that steps may take at that moment.
     """
 
     def __init__(self, *, needed_bytes: int, left_bytes: int) -> None:

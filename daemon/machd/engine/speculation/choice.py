@@ -16,6 +16,7 @@ from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
 from machd.engine.speculation.draft_model import DraftModelProposer
+from machd.engine.speculation.draws import OpenDraws
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.speculation.proposer import Proposer
 from machd.engine.speculation.vocabulary import check_vocabulary
@@ -40,7 +41,12 @@ class ProposerChoice:
 
 
 def choose_proposer(
-    settings: Settings, loaded: LoadedModel, *, cache_directory: Path, progress: LoadProgress
+    settings: Settings,
+    loaded: LoadedModel,
+    *,
+    open_draws: OpenDraws,
+    cache_directory: Path,
+    progress: LoadProgress,
 ) -> ProposerChoice:
     """Make the proposer that ``speculation.mode`` asks for, loading its model if it has one.
 
@@ -50,6 +56,7 @@ def choose_proposer(
     Args:
         settings: Validated settings.
         loaded: The model to be served.
+        open_draws: Begins a row's draws, for proposers that draw from a model's logits.
         cache_directory: The user's cache directory.
         progress: Told about loading.
 
@@ -68,8 +75,8 @@ def choose_proposer(
         return ProposerChoice(NgramProposer(), reason)
     draft_progress = _DraftProgress(progress)
     if kind is ProposerKind.DRAFT:
-        return _draft(settings, loaded, cache_directory, draft_progress)
-    return _dflash(settings, loaded, cache_directory, draft_progress)
+        return _draft(settings, loaded, open_draws, cache_directory, draft_progress)
+    return _dflash(settings, loaded, open_draws, cache_directory, draft_progress)
 
 
 def _asked_kind(settings: Settings) -> ProposerKind:
@@ -85,7 +92,11 @@ def _nobody(reason: str) -> ProposerChoice:
 
 
 def _draft(
-    settings: Settings, loaded: LoadedModel, cache_directory: Path, progress: LoadProgress
+    settings: Settings,
+    loaded: LoadedModel,
+    open_draws: OpenDraws,
+    cache_directory: Path,
+    progress: LoadProgress,
 ) -> ProposerChoice:
     model = settings.model
     name = settings.speculation.draft_model
@@ -108,7 +119,7 @@ def _draft(
     check_vocabulary(loaded.tokenizer, draft.tokenizer)
     proposer = DraftModelProposer(
         draft,
-        vocabulary_tokens=loaded.description.vocabulary_tokens,
+        open_draws=open_draws,
         end_token_ids=loaded.description.eos_token_ids,
     )
     size = f"{draft.description.parameters / 1e6:.0f} million parameters"
@@ -117,7 +128,11 @@ def _draft(
 
 
 def _dflash(
-    settings: Settings, loaded: LoadedModel, cache_directory: Path, progress: LoadProgress
+    settings: Settings,
+    loaded: LoadedModel,
+    open_draws: OpenDraws,
+    cache_directory: Path,
+    progress: LoadProgress,
 ) -> ProposerChoice:
     obstacle = dflash_obstacle(loaded.description.backend)
     if obstacle is not None:
@@ -140,9 +155,8 @@ def _dflash(
         raise _of_draft(error) from error
     progress.stage("loading the weights", None)
     draft = load_block_draft(loaded, source.path)
-    vocabulary_tokens = loaded.description.vocabulary_tokens
     reason = f"a DFlash draft guesses {draft.block_tokens} tokens at once"
-    return ProposerChoice(DFlashProposer(draft, vocabulary_tokens=vocabulary_tokens), reason)
+    return ProposerChoice(DFlashProposer(draft, open_draws=open_draws), reason)
 
 
 def _of_draft(error: ModelError) -> ModelError:

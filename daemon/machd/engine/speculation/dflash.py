@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.speculation.draws import RowDraws, drawn_tokens
+from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
 
 _FEW_TOKENS = 16
 """Beyond so many it reads without guessing, as who has a prompt to read."""
@@ -61,15 +61,15 @@ class BlockDraft(Protocol):
 class DFlashProposer:
     """Guesses blocks for any number of rows."""
 
-    def __init__(self, draft: BlockDraft, *, vocabulary_tokens: int) -> None:
+    def __init__(self, draft: BlockDraft, *, open_draws: OpenDraws) -> None:
         """Take a draft over.
 
         Args:
             draft: Guesses.
-            vocabulary_tokens: Width of the served model's logits.
+            open_draws: Begins a row's draws.
         """
         self._draft: BlockDraft | None = draft
-        self._vocabulary_tokens = vocabulary_tokens
+        self._open_draws = open_draws
 
     @property
     def kind(self) -> ProposerKind:
@@ -79,7 +79,7 @@ class DFlashProposer:
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> _BlockRow:
         """Begin with a row; nothing is computed until somebody asks."""
         assert self._draft is not None, "it is not closed"
-        return _BlockRow(self._draft, RowDraws(prompt, sampling, self._vocabulary_tokens), prompt)
+        return _BlockRow(self._draft, self._open_draws(prompt, sampling), prompt)
 
     def close(self) -> None:
         """Drop the draft."""
@@ -90,7 +90,7 @@ class DFlashProposer:
 class _BlockRow:
     """One row's guesses."""
 
-    def __init__(self, draft: BlockDraft, draws: RowDraws, prompt: Sequence[int]) -> None:
+    def __init__(self, draft: BlockDraft, draws: DraftDraws, prompt: Sequence[int]) -> None:
         self._draft = draft
         self._draws = draws
         self._token_ids = list(prompt)
@@ -144,8 +144,8 @@ class _BlockRow:
         self._guess = ()
 
     def _drawn(self, logits: mx.array) -> tuple[int, ...]:
-        self._draws.say(self._token_ids[self._drawn_tokens :])
+        self._draws.extend(self._token_ids[self._drawn_tokens :])
         self._drawn_tokens = len(self._token_ids)
         chosen = [self._draws.choose(logits[place : place + 1]) for place in range(len(logits))]
-        self._draws.take_back()
+        self._draws.roll_back()
         return tuple(drawn_tokens(chosen))

@@ -21,7 +21,7 @@ from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.speculation.draws import RowDraws, drawn_tokens
+from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
 
 _CHUNK_TOKENS = 256
 """Read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""
@@ -37,14 +37,14 @@ class DraftModelProposer:
     """A second model that guesses for any number of rows."""
 
     def __init__(
-        self, loaded: LoadedModel, *, vocabulary_tokens: int, end_token_ids: Iterable[int] = ()
+        self, loaded: LoadedModel, *, open_draws: OpenDraws, end_token_ids: Iterable[int] = ()
     ) -> None:
         """Take over a loaded model.
 
         Args:
             loaded: The model; its vocabulary is the served one's
                 (see :func:`~machd.engine.speculation.vocabulary.check_vocabulary`).
-            vocabulary_tokens: Width of the served model's logits.
+            open_draws: Begins a row's draws.
             end_token_ids: Tokens that nothing is guessed after.
         """
         if loaded.description.backend == "cpu":
@@ -52,7 +52,7 @@ class DraftModelProposer:
         self._model: LanguageModel = loaded.model
         self._context_tokens = loaded.description.context_tokens
         self._readable_tokens = loaded.description.vocabulary_tokens
-        self._vocabulary_tokens = vocabulary_tokens
+        self.open_draws = open_draws
         self._end_token_ids = frozenset(end_token_ids)
 
     @property
@@ -68,10 +68,6 @@ class DraftModelProposer:
         """Drop the weights."""
         self._model = None
         mx.clear_cache()
-
-    def draws(self, prompt: Sequence[int], sampling: SamplingParams) -> RowDraws:
-        """How a row's guesses are drawn."""
-        return RowDraws(prompt, sampling, self._vocabulary_tokens)
 
     def make_caches(self) -> _GuessCaches:
         """Empty caches of one row."""
@@ -106,7 +102,7 @@ class _DraftRow:
         self._sampling = sampling
         self._token_ids = list(prompt)
         self._prompt_tokens = len(prompt)
-        self._draws: RowDraws | None = None
+        self._draws: DraftDraws | None = None
         self._drawn_tokens = len(prompt)
         self._caches: _GuessCaches | None = None
         self._unasked_tokens = 0
@@ -172,16 +168,16 @@ class _DraftRow:
             mx.async_eval(last)
             logits = self._proposer.forward(last[None], caches.layers)[:, -1, :]
             chosen.append(draws.choose(logits))
-        draws.take_back()
+        draws.roll_back()
         token_ids = drawn_tokens(chosen)
         caches.guessed = token_ids[:-1]
         return self._proposer.until_end(token_ids)
 
-    def _current_draws(self) -> RowDraws:
+    def _current_draws(self) -> DraftDraws:
         if self._draws is None:
             prompt = self._token_ids[: self._prompt_tokens]
-            self._draws = self._proposer.draws(prompt, self._sampling)
-        self._draws.say(self._token_ids[self._drawn_tokens :])
+            self._draws = self._proposer.open_draws(prompt, self._sampling)
+        self._draws.extend(self._token_ids[self._drawn_tokens :])
         self._drawn_tokens = len(self._token_ids)
         return self._draws
 

@@ -1,74 +1,66 @@
-"""How guesses are drawn: as the row's own tokens are, but from another model's logits.
+"""Port for drawing draft tokens: with the served row's parameters and draws, from a draft model's logits.
 
-The row's token at a position is a function of its logits, its parameters and a draw that its seed and
-the position decide. A guess that takes the same parameters and the same draw is right as often as two
-models' distributions agree, whether the row is greedy or not. Grammars and thoughts are left out: a
-guess that they do not allow is a wrong one, and costs no answer.
+A row's token at a position is a function of its logits, its parameters and a draw that its seed and the
+position decide. A draft token chosen with the same parameters and draw is right as often as the two models'
+distributions agree, whether the row is greedy or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 import mlx.core as mx
 
 from machd.engine.protocol.sampling import SamplingParams
-from machd.engine.step.sampling import RowSampling, Sampler, Selection
 
 
-class RowDraws:
-    """One row's, from what it has said on."""
+class Drawn(Protocol):
+    """One draft token, lazy until evaluated."""
 
-    def __init__(
-        self, prompt: Sequence[int], sampling: SamplingParams, vocabulary_tokens: int
-    ) -> None:
-        """Begin where the row has said nothing.
+    @property
+    def token_ids(self) -> mx.array:
+        """The token, int32 [1]."""
+        ...
 
-        Args:
-            prompt: Its tokens, which penalties are of.
-            sampling: How its tokens are chosen.
-            vocabulary_tokens: Width of the served model's logits: no guess is beyond it.
-        """
-        params = replace(sampling, grammar=None, thinking=None, top_logprobs=None)
-        self._row = RowSampling.for_prompt(params, prompt, vocabulary_tokens)
-        self._vocabulary_tokens = vocabulary_tokens
-        self._sampler = Sampler([self._row], vocabulary_tokens)
-        self._said = self._row.state
+    @property
+    def usable(self) -> mx.array:
+        """False where the logits are not finite, bool [1]."""
+        ...
 
-    def say(self, token_ids: Sequence[int]) -> None:
-        """The row has said these; guesses are taken back."""
-        self.take_back()
-        self._row.add(token_ids)
-        self._said = self._row.state
-
-    def choose(self, logits: mx.array) -> Selection:
-        """Guess the next token after those that were said and guessed; nothing is computed yet.
-
-        Args:
-            logits: [1, n] of the model that guesses, which may have ids that nobody serves, or lack
-                some.
-        """
-        return self._sampler.sample(self._fitted(logits))
-
-    def take_back(self) -> None:
-        """Forget all guesses since the last said token."""
-        self._row.state = self._said
-
-    def _fitted(self, logits: mx.array) -> mx.array:
-        missing = self._vocabulary_tokens - logits.shape[-1]
-        if missing > 0:
-            return mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
-        return logits[:, : self._vocabulary_tokens]
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Arrays to evaluate before the token is read."""
+        ...
 
 
-def drawn_tokens(chosen: Sequence[Selection]) -> list[int]:
-    """Wait for what was chosen of one row, token after token.
+class DraftDraws(Protocol):
+    """One row's draws, from the tokens that it has generated on."""
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the row has generated; drafts behind them are rolled back."""
+        ...
+
+    def choose(self, logits: mx.array) -> Drawn:
+        """Draw the next draft token from logits [1, vocabulary of the draft model]."""
+        ...
+
+    def roll_back(self) -> None:
+        """Drop all drafts behind the last generated token."""
+        ...
+
+
+OpenDraws: TypeAlias = Callable[[Sequence[int], SamplingParams], DraftDraws]
+"""Begins with a row: its prompt and its parameters."""
+
+
+def drawn_tokens(chosen: Sequence[Drawn]) -> list[int]:
+    """Wait for one row's draft tokens.
 
     Raises:
-        FloatingPointError: The logits are not numbers.
+        FloatingPointError: The logits are not finite.
     """
     mx.eval([array for one in chosen for array in one.arrays])
     if not all(bool(one.usable[0]) for one in chosen):
-        raise FloatingPointError("the logits that guesses are drawn from are not numbers")
+        raise FloatingPointError("the draft model's logits are not finite numbers")
     return [int(one.token_ids[0]) for one in chosen]

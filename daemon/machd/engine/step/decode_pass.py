@@ -1,29 +1,32 @@
-"""Forward passes over the rows of a lane: each row's last token, and tokens that may follow it.
+"""Forward passes over the rows of a lane: each row's span of tokens, from its last one on.
 
-A pass is dispatched, not computed: its logits are lazy until somebody samples from them.
+A pass is dispatched, not computed: its logits are lazy until they are sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kernels.mixed import mixed_caches
 from machd.engine.kv.row_caches import RowCaches
+from machd.engine.protocol.step import DraftOutcome
 from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.verification import Draft
 
 Forward = Callable[[mx.array, list[Any]], mx.array]
 """Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
 
+PackCaches = Callable[[list[Cache], Sequence[Cache], int], list[Any]]
+"""The rows' caches, a prompt's, and its number of tokens, to caches of a pass that computes both."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some of a prompt's tokens, and the caches that hold those before them."""
+    """Tokens of a prompt, and the caches that hold the tokens before them."""
 
     token_ids: tuple[int, ...]
     caches: Sequence[Cache]
@@ -34,119 +37,99 @@ class DecodePass:
     """A forward pass under way.
 
     Attributes:
-        lengths: Tokens that it takes of each row.
-        token_ids: int32 [rows, longest], those of shorter rows padded.
-        logits: [rows, vocabulary], after each row's last token that was not guessed; or [positions,
-            vocabulary], row by row after that one and each guess.
+        drafts: Each row's tokens ahead; empty if every span is one token long.
+        lengths: Tokens in each row's span: its last one and those ahead.
+        token_ids: int32 [rows, longest], shorter spans padded with 0.
+        logits: [positions, vocabulary], after each token of each span, row by row.
+        outcomes: Drafts that were rejected before this pass took their place.
     """
 
     rows: list[DecoderRow]
+    drafts: list[Draft]
     lengths: list[int]
     token_ids: mx.array
     logits: mx.array
+    outcomes: list[DraftOutcome] = field(default_factory=list)
 
 
 class Passes:
     """The passes of one lane."""
 
-    def __init__(self, forward: Forward, caches: RowCaches, *, is_eager: bool) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        caches: RowCaches,
+        *,
+        is_eager: bool = False,
+        pack: PackCaches | None = None,
+    ) -> None:
         """Begin without one.
 
         Args:
             forward: The model.
-            caches: Of the lane's rows.
-            is_eager: Whether the device always begins at once, and not only where somebody has
-                something else to do meanwhile.
+            caches: Those of the lane's rows.
+            is_eager: Start every pass on the device at once. Otherwise a pass starts early only where
+                masks are filled meanwhile.
+            pack: Makes the caches of a pass with a chunk beside; None where there is no such pass.
         """
         self._forward = forward
         self._caches = caches
         self._is_eager = is_eager
+        self._pack = pack
 
     def dispatch(
-        self, rows: Sequence[DecoderRow], last_ids: mx.array, beside: Chunk | None = None
+        self,
+        rows: Sequence[DecoderRow],
+        last_ids: mx.array,
+        drafts: Sequence[Draft] = (),
+        beside: Chunk | None = None,
     ) -> DecodePass:
-        """A pass that is sampled after the last token of each row.
+        """Dispatch the pass over every row's span.
 
         Args:
-            rows: All of the lane.
-            last_ids: int32 [rows], their last tokens; forced ones follow them.
-            beside: A prompt's tokens to compute as well.
+            rows: All rows of the lane.
+            last_ids: int32 [rows], their last tokens.
+            drafts: Each row's tokens ahead; empty for spans of one token.
+            beside: Prompt tokens to compute as well; only beside spans of one token.
         """
-        token_ids, lengths = self._open([row.forced for row in rows], last_ids)
-        layers, longest = self._caches.layers, max(lengths)
-        if beside is not None:
-            assert longest == 1, "a pass with a chunk is of one token each"
-            layers = mixed_caches(layers, beside.caches, len(beside.token_ids))
-            chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
-            token_ids = mx.concatenate([token_ids, chunk])
-        logits = self._forward(token_ids, layers)[: len(lengths)]
-        self._caches.close_step()
+        lengths = [1 + len(draft.token_ids) for draft in drafts] or [1] * len(rows)
+        longest = max(lengths)
+        if drafts:
+            self._caches.mark()
+        self._caches.open_step(lengths if longest > 1 else None)
+        token_ids, layers = last_ids[:, None], self._caches.layers
         if longest > 1:
-            last = mx.array(lengths, dtype=mx.int32) - 1
-            logits = logits[mx.arange(len(lengths)), last]
-        else:
-            logits = logits[:, -1, :]
-        return self._dispatched(rows, lengths, token_ids, logits)
-
-    def dispatch_drafted(
-        self, rows: Sequence[DecoderRow], last_ids: mx.array, drafts: Sequence[Draft]
-    ) -> DecodePass:
-        """A pass that is sampled after each row's last token and after each of its guesses."""
-        pairs = list(zip(rows, drafts, strict=True))
-        self._caches.mark()
-        known = [row.forced + draft.token_ids for row, draft in pairs]
-        token_ids, lengths = self._open(known, last_ids)
-        logits = self._forward(token_ids, self._caches.layers)
+            padded = [[*one.token_ids, *[0] * (longest - 1 - len(one.token_ids))] for one in drafts]
+            token_ids = mx.concatenate([token_ids, mx.array(padded, dtype=mx.int32)], axis=1)
+        if beside is not None:
+            assert longest == 1, "a chunk rides beside spans of one token"
+            assert self._pack is not None, "the model's layers compute both"
+            layers = self._pack(layers, beside.caches, len(beside.token_ids))
+            chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
+            token_ids = mx.concatenate([token_ids, chunk])  # [rows + tokens, 1]
+        logits = self._forward(token_ids, layers)[: len(rows)]
         self._caches.close_step()
-        places = [
-            (index, len(row.forced) + place)
-            for index, (row, draft) in enumerate(pairs)
-            for place in range(len(draft.samplings))
-        ]
-        if len(places) == token_ids.size:
-            logits = logits.reshape(-1, logits.shape[-1])
-        else:
-            index, columns = mx.array(places, dtype=mx.int32).T
-            logits = logits[index, columns]
-        return self._dispatched(rows, lengths, token_ids, logits)
+        logits = _at_spans(logits, lengths)
+        for row, length in zip(rows, lengths, strict=True):
+            row.passes += 1
+            row.length += length
+        if self._is_eager or any(row.sampling.matcher is not None for row in rows):
+            mx.async_eval(logits)
+        return DecodePass(list(rows), list(drafts), lengths, token_ids, logits)
 
     def compute_again(self, current: DecodePass, kept_tokens: Sequence[int]) -> None:
-        """Compute what the rows keep of a pass whose caches were put back to before it."""
+        """Compute the first ``kept_tokens`` of each span again, on caches that were rolled back."""
         longest = max(kept_tokens)
         self._caches.open_step(kept_tokens if longest > 1 else None)
         self._forward(current.token_ids[:, :longest], self._caches.layers)
         self._caches.close_step()
         mx.eval([cache.state for cache in self._caches.layers])
 
-    def _open(
-        self, known: Sequence[tuple[int, ...]], last_ids: mx.array
-    ) -> tuple[mx.array, list[int]]:
-        """The tokens of a pass [rows, longest]: each row's last one and those known to follow it.
 
-        Returns:
-            The tokens, and how many each row has of them.
-        """
-        assert known, "a pass has rows"
-        lengths = [1 + len(tokens) for tokens in known]
-        longest = max(lengths)
-        self._caches.open_step(lengths if longest > 1 else None)
-        token_ids = last_ids[:, None]
-        if longest > 1:
-            padded = [[*tokens, *[0] * (longest - 1 - len(tokens))] for tokens in known]
-            token_ids = mx.concatenate([token_ids, mx.array(padded, dtype=mx.int32)], axis=1)
-        return token_ids, lengths
-
-    def _dispatched(
-        self,
-        rows: Sequence[DecoderRow],
-        lengths: list[int],
-        token_ids: mx.array,
-        logits: mx.array,
-    ) -> DecodePass:
-        for row, length in zip(rows, lengths, strict=True):
-            row.steps += 1
-            row.length += length
-            row.forced = ()
-        if self._is_eager or any(row.sampling.matcher is not None for row in rows):
-            mx.async_eval(logits)
-        return DecodePass(list(rows), lengths, token_ids, logits)
+def _at_spans(logits: mx.array, lengths: Sequence[int]) -> mx.array:
+    """Logits [rows, longest, vocabulary] without the padding: [positions, vocabulary]."""
+    if min(lengths) < max(lengths):
+        places = [(row, place) for row, length in enumerate(lengths) for place in range(length)]
+        rows, columns = mx.array(places, dtype=mx.int32).T
+        return logits[rows, columns]
+    return logits.reshape(-1, logits.shape[-1])

@@ -1,11 +1,11 @@
-"""A running row, and what a step of its lane makes."""
+"""A running row, and the result of one step of its lane."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, SampledToken
-from machd.engine.speculation.drafting import RowDrafting
+from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
 
 
@@ -16,47 +16,54 @@ class DecoderRow:
     Attributes:
         sampling: Parameters and history; its position counts the tokens chosen so far.
         max_tokens: Tokens that its completion may have.
-        is_gone: It has left; a step that is under way computes it for nobody.
-        steps: Dispatched with it.
-        sound_steps: Of these, read and found to be numbers.
-        forced: Tokens that follow the last one without being sampled: part of the next pass.
+        proposals: The row's draft tokens; None without a proposer.
+        last_token_id: Input of the row's next pass.
         length: Positions in the caches, those of a pass under way included.
-        drafting: Its guesses; None where nobody guesses for any row.
+        passes: Forward passes dispatched with the row.
+        finite_passes: Those of them whose logits were read and found finite.
+        is_gone: Released while a pass with the row was under way; its tokens are dropped.
     """
 
     slot_index: int
     sampling: RowSampling
     max_tokens: int
-    is_gone: bool = False
-    steps: int = 0
-    sound_steps: int = 0
-    forced: tuple[int, ...] = ()
+    proposals: RowProposals | None = None
+    last_token_id: int = 0
     length: int = 0
-    drafting: RowDrafting | None = None
+    passes: int = 0
+    finite_passes: int = 0
+    is_gone: bool = False
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that it may have after those chosen so far."""
+        """Tokens that the completion may still get."""
         return self.max_tokens - self.sampling.position
 
     @property
-    def is_sound(self) -> bool:
-        """Whether its caches are known to hold numbers: all they hold went into tokens read."""
-        return 0 < self.sound_steps == self.steps
+    def forced_tokens(self) -> int:
+        """Tokens that the row's grammar dictates next."""
+        return 0 if self.sampling.matcher is None else len(self.sampling.matcher.forced)
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all keys and values of the row are known to be finite numbers."""
+        return 0 < self.finite_passes == self.passes
 
 
 @dataclass(slots=True)
 class Decoded:
-    """What one step of a lane made; see :class:`machd.engine.protocol.step.StepResult`."""
+    """Result of one step of a lane; see :class:`machd.engine.protocol.step.StepResult`."""
 
     tokens: list[SampledToken] = field(default_factory=list)
     faults: list[RowFault] = field(default_factory=list)
     drafts: list[DraftOutcome] = field(default_factory=list)
     draft_faults: list[DraftFault] = field(default_factory=list)
+    span_tokens: int = 0
 
     def add(self, other: Decoded) -> None:
-        """Put another lane's beside it."""
+        """Append the result of another lane."""
         self.tokens += other.tokens
         self.faults += other.faults
         self.drafts += other.drafts
         self.draft_faults += other.draft_faults
+        self.span_tokens = max(self.span_tokens, other.span_tokens)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.capabilities.facts import KvCacheKind
-from machd.capabilities.rules import PrefixExtent, prefix_cache
-from machd.clock import SystemClock
 from machd.engine.backend.device import (
     available_memory_bytes,
     computing_memory_bytes,
     give_memory_back,
 )
 from machd.engine.backend.untyped import Cache
-from machd.engine.grammar.grammar import LlguidanceCompiler
-from machd.engine.grammar.masks import TokenMasks
-from machd.engine.kernels.fused_llama import fuse_layers, takes_mixed_caches
 from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.planes import KvFormat
 from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
 from machd.engine.kv.row_planes import StandingRow, make_row_caches
-from machd.engine.loading.loader import LoadedModel
-from machd.engine.prefix_blocks.conversion import BlockForm
-from machd.engine.prefix_blocks.disk_tier import DiskTier
-from machd.engine.prefix_blocks.key import block_key
-from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams
@@ -36,21 +27,20 @@ from machd.engine.protocol.step import (
     Lane,
     PrefillChunk,
     PromptLogprob,
-    ProposerKind,
     RowFault,
     StepPlan,
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.speculation.draft_pacing import DraftPacing
-from machd.engine.speculation.drafting import Drafting
-from machd.engine.speculation.proposer import Proposer
-from machd.engine.step.decode_pass import Chunk
+from machd.engine.step.decode_pass import Chunk, PackCaches, Passes
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
+from machd.engine.step.look_ahead import LookAheadDecoder
 from machd.engine.step.memory import StepMemory, StepNeed
+from machd.engine.step.ports import BlockTier, Masks, Matcher, Proposer
 from machd.engine.step.prefill import Prefill, fill_together, padded_groups
 from machd.engine.step.prompt_scores import scoring_bytes
+from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
 
 _WARM_UP_TOKENS = 8
@@ -59,71 +49,60 @@ _DROPPED_BYTES = 64_000_000
 """So much of blocks that are dropped may be kept for reuse while rows run."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Parts of an engine, made by :func:`machd.engine.assembly.engine_parts`.
+
+    Attributes:
+        model: mlx-lm's module.
+        kv_format: Format of the rows' keys and values.
+        grammars: Compiler of the model's grammars.
+        open_matcher: Returns a fresh matcher; None for parameters that allow every token.
+        masks: Fills the masks of matchers.
+        blocks: Blocks of the prefix cache.
+        keeps_left_rows: True if blocks may be stored of rows that have left with their last token.
+        memory: Memory that steps take.
+        proposer: Source of draft tokens; None for none.
+        looks_ahead: Dispatch each pass before the last one's tokens are read.
+        pack: Caches of a pass that computes rows and prompt tokens together; None where the model's
+            layers cannot.
+    """
+
+    model: Any
+    description: ModelDescription
+    tokenizer: Tokenizer
+    kv_format: KvFormat
+    grammars: GrammarCompiler
+    open_matcher: Callable[[SamplingParams], Matcher | None]
+    masks: Masks
+    blocks: BlockTier
+    keeps_left_rows: bool
+    memory: StepMemory
+    proposer: Proposer | None
+    looks_ahead: bool
+    pack: PackCaches | None
+
+
 class MlxEngine:
     """A model in memory. Made, used and closed on one thread."""
 
-    def __init__(  # noqa: PLR0913 - one argument for each thing that a daemon chooses
-        self,
-        loaded: LoadedModel,
-        *,
-        max_rows: int = 256,
-        looks_ahead: bool | None = None,
-        leaves_blocks: bool = True,
-        disk_tier: DiskTier | None = None,
-        proposer: Proposer | None = None,
-        draft_pacing: DraftPacing | None = None,
-    ) -> None:
-        """Take over a loaded model and compute a first token that nobody waits for.
+    def __init__(self, parts: EngineParts, *, max_rows: int = 256) -> None:
+        """Take the parts over, and compute a first token so that no request waits for it.
 
         Args:
-            loaded: The model; nobody else uses it any more.
-            max_rows: Rows of the batch lane that there can ever be.
-            looks_ahead: Whether steps are dispatched before the last one's tokens are read;
-                where the device works beside the program unless given.
-            leaves_blocks: Whether blocks may be wanted of rows that have left by themselves.
-            disk_tier: The disk tier of blocks, which the engine closes; there is none unless
-                given.
-            proposer: Guesses what rows say next, and is closed by the engine; nobody does unless
-                given.
-            draft_pacing: Says how many guesses pay; by what they take, unless given.
+            parts: Nothing else uses them any more.
+            max_rows: Most rows that the batch lane ever has.
         """
-        self._loaded: LoadedModel | None = loaded
-        self._model: Any = loaded.model
-        self._kv_format = loaded.kv_format
-        self._description = replace(
-            loaded.description,
-            block_key=block_key(loaded),
-            proposer=ProposerKind.OFF if proposer is None else proposer.kind,
-        )
-        width = loaded.description.vocabulary_tokens
-        self._drafting = (
-            None if proposer is None else Drafting(proposer, SystemClock(), width, draft_pacing)
-        )
-        self._tokenizer = loaded.tokenizer
+        self._model: Any = parts.model
+        self._parts = parts
+        self._description = parts.description
         self._max_rows = max_rows
-        is_cpu = loaded.description.backend == "cpu"
-        self._looks_ahead = not is_cpu if looks_ahead is None else looks_ahead
-        self._grammars = LlguidanceCompiler(
-            loaded.tokenizer,
-            loaded.description.vocabulary_tokens,
-            loaded.description.eos_token_ids,
-        )
-        self._masks = TokenMasks(loaded.description.vocabulary_tokens, SystemClock())
         self._prefills: dict[int, Prefill] = {}
-        has_disk = disk_tier is not None
-        form = BlockForm.of_model(loaded.model, loaded.kv_format) if has_disk else None
-        self._blocks = MemoryTier(disk_tier, form)
+        self._blocks = parts.blocks
         self._dropped_bytes = 0
-        has_blocks = prefix_cache(loaded.description.cache).extent is not PrefixExtent.NONE
-        self._see_leaving = self._blocks.keep_row if leaves_blocks and has_blocks else None
         self._batch = self._decoder(BatchCaches(max_rows))
         self._serial: dict[int, Decoder] = {}
-        if is_cpu:
-            fuse_layers(loaded.model)
-        self._memory = StepMemory(computing_memory_bytes, SystemClock())
-        # Looking ahead, the step is under way before its plan is known.
-        is_standard = loaded.description.cache.kind is KvCacheKind.STANDARD
-        self._can_mix = not self._looks_ahead and is_standard and takes_mixed_caches(loaded.model)
+        self._memory = parts.memory
         self._warm_up()
 
     @property
@@ -140,12 +119,12 @@ class MlxEngine:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._tokenizer
+        return self._parts.tokenizer
 
     @property
     def grammars(self) -> GrammarCompiler:
         """What compiles for the model's vocabulary."""
-        return self._grammars
+        return self._parts.grammars
 
     def run(self, plan: StepPlan) -> StepResult:
         """Change blocks, free, prefill, decode. A row's sampler may fail alone, a pass may not.
@@ -174,13 +153,13 @@ class MlxEngine:
                 joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
         decoding = frozenset(row.slot_index for row in plan.decode)
         lanes = [lane for lane in self._every_lane if lane.slot_indices & decoding]
-        tokens = 1 + max((row.max_draft_tokens for row in plan.decode), default=0)
+        draft_tokens = max((row.max_draft_tokens for row in plan.decode), default=0)
         joining_bytes = 0
         if joining:
-            joining_bytes = self._batch.growth_bytes(joining, tokens, bytes_per_token)
+            joining_bytes = self._batch.growth_bytes(joining, draft_tokens, bytes_per_token)
             lanes = [lane for lane in lanes if lane is not self._batch]
         kv_bytes = kv_tokens * bytes_per_token + sum(
-            lane.growth_bytes((), tokens, bytes_per_token) for lane in lanes
+            lane.growth_bytes((), draft_tokens, bytes_per_token) for lane in lanes
         )
         rows = len(decoding) + len(joining)
         scored = [len(one.token_ids) for one in plan.prefill if _is_scored(one)]
@@ -192,9 +171,10 @@ class MlxEngine:
         self._release(plan.release)
         step = Decoded()
         prompt_logprobs: list[PromptLogprob] = []
-        turns = self._lanes(row.slot_index for row in plan.decode)
-        if self._can_mix and turns == [self._batch] and self._is_mixable(plan):
-            self._mix(plan.prefill[0], step)
+        asked = {row.slot_index: row for row in plan.decode}
+        turns = self._lanes(asked)
+        if self._parts.pack is not None and turns == [self._batch] and self._is_mixable(plan):
+            self._mix(plan, step)
             turns = []
         else:
             newcomers = self._prefill(plan.prefill, step.faults, prompt_logprobs)
@@ -202,9 +182,8 @@ class MlxEngine:
                 # Newcomers share the turn of their lane, or have one of their own in an empty one.
                 lanes = self._lanes(newcomers)
                 turns = [lane for lane in lanes if lane.slot_indices <= set(newcomers)]
-        max_draft_tokens = min((row.max_draft_tokens for row in plan.decode), default=0)
         for lane in turns:
-            step.add(lane.decode(max_draft_tokens=max_draft_tokens))
+            step.add(lane.decode(asked, plan.span_cost))
         self._blocks.forget_rows(fault.slot_index for fault in step.faults)
         self._give_back(blocks.dropped_bytes)
         return StepResult(
@@ -215,7 +194,7 @@ class MlxEngine:
             blocks.unsaved,
             tuple(step.drafts),
             tuple(step.draft_faults),
-            None if self._drafting is None else self._drafting.batched_gain,
+            step.span_tokens,
             tuple(prompt_logprobs),
         )
 
@@ -258,11 +237,11 @@ class MlxEngine:
         """Drop the weights and all blocks."""
         self.reset()
         self._blocks.close()
-        if self._drafting is not None:
-            self._drafting.close()
-        self._tokenizer.close()
+        if self._parts.proposer is not None:
+            self._parts.proposer.close()
+        self._parts.tokenizer.close()
         self._model = None
-        self._loaded = None
+        del self._parts
         mx.clear_cache()
 
     @property
@@ -303,16 +282,16 @@ class MlxEngine:
 
     def _is_mixable(self, plan: StepPlan) -> bool:
         """Whether prompt tokens can go into the pass that decodes."""
-        is_plain = len(plan.prefill) == 1 and not _is_scored(plan.prefill[0])
-        return is_plain and self._batch.is_one_token_each
+        return len(plan.prefill) == 1 and not _is_scored(plan.prefill[0])
 
-    def _mix(self, chunk: PrefillChunk, step: Decoded) -> None:
+    def _mix(self, plan: StepPlan, step: Decoded) -> None:
         """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
+        (chunk,) = plan.prefill
         self._open(chunk)
         prefill = self._prefills[chunk.slot_index]
         token_ids = prefill.take(chunk)
         beside = Chunk(token_ids, prefill.caches) if token_ids else None
-        step.add(self._batch.decode(beside))
+        step.add(self._batch.decode({}, plan.span_cost, beside))
         if beside is not None:
             prefill.wait()
         if chunk.is_last:
@@ -340,7 +319,7 @@ class MlxEngine:
         shared = [group for group in padded_groups(whole) if len(group) > 1]
         for group in shared:
             fill_together(
-                self._forward, group, len(self._description.cache.layers), self._kv_format
+                self._forward, group, len(self._description.cache.layers), self._parts.kv_format
             )
         together = {prefill.opening.slot_index for group in shared for prefill in group}
         for chunk in chunks:
@@ -376,10 +355,13 @@ class MlxEngine:
     def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
         """Move a whole prompt into its lane; returns whether its row decodes there now."""
         prefill = self._prefills.pop(slot_index)
-        opening = prefill.opening
+        opening, vocabulary_tokens = prefill.opening, self._description.vocabulary_tokens
         try:
             sampling = RowSampling.for_prompt(
-                opening.sampling, prefill.prompt, self._description.vocabulary_tokens
+                opening.sampling,
+                prefill.prompt,
+                vocabulary_tokens,
+                self._parts.open_matcher(opening.sampling),
             )
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             faults.append(RowFault(slot_index, cause))
@@ -389,24 +371,24 @@ class MlxEngine:
             lane = self._serial[slot_index] = self._decoder(SingleCaches())
         max_tokens = opening.reserved_tokens - len(prefill.prompt)
         row = DecoderRow(slot_index, sampling, max_tokens)
-        if self._drafting is not None:
-            row.drafting = self._drafting.open(prefill.prompt, opening.sampling)
+        if (proposer := self._parts.proposer) is not None:
+            row.proposals = RowProposals(
+                proposer, prefill.prompt, opening.sampling, vocabulary_tokens
+            )
         lane.join(row, prefill.finish())
         return True
 
     def _make_caches(self) -> list[Cache]:
-        return make_row_caches(self._model, self._kv_format)
+        return make_row_caches(self._model, self._parts.kv_format)
 
     def _decoder(self, caches: RowCaches) -> Decoder:
-        return Decoder(
-            self._forward,
-            caches,
-            self._description.vocabulary_tokens,
-            looks_ahead=self._looks_ahead,
-            masks=self._masks,
-            see_leaving=self._see_leaving,
-            drafting=self._drafting,
-        )
+        parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
+        if not parts.looks_ahead:
+            passes = Passes(self._forward, caches, pack=parts.pack)
+            return Decoder(passes, caches, vocabulary_tokens, parts.masks)
+        see_leaving = self._blocks.keep_row if parts.keeps_left_rows else None
+        passes = Passes(self._forward, caches, is_eager=True)
+        return LookAheadDecoder(passes, caches, vocabulary_tokens, parts.masks, see_leaving)
 
     def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
         logits: mx.array = self._model(token_ids, cache=caches)

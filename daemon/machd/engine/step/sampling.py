@@ -17,10 +17,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from machd.engine.grammar.masks import TokenMasks
-from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken, TokenLogprob
+from machd.engine.step.ports import Masks, Matcher
 
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""
@@ -53,7 +52,7 @@ class RowSampling:
         position: Index of the next token in the completion.
         prompt_mask: Which tokens the prompt has, bool [vocabulary]; None unless it matters.
         counts: How often each token was generated, float32 [vocabulary]; None unless it matters.
-        matcher: What the row may say; None for anything.
+        matcher: State of the row's grammar; None where every token is allowed.
     """
 
     params: SamplingParams
@@ -73,10 +72,13 @@ class RowSampling:
 
     @classmethod
     def for_prompt(
-        cls, params: SamplingParams, prompt: Sequence[int], vocabulary_tokens: int
+        cls,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocabulary_tokens: int,
+        matcher: Matcher | None = None,
     ) -> RowSampling:
-        """The state in which a row with this prompt starts."""
-        matcher = matcher_for(params)
+        """Return the state in which a row with this prompt starts."""
         if not _has_penalty(params):
             return cls(params, matcher=matcher)
         mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
@@ -84,18 +86,18 @@ class RowSampling:
         return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), matcher)
 
     def fork(self) -> RowSampling:
-        """A state of its own that goes on from here."""
+        """Return a copy that moves on by itself."""
         return replace(self, matcher=None if self.matcher is None else self.matcher.fork())
 
     def take(self, other: RowSampling) -> None:
-        """Go on from where a fork of this row has come to."""
+        """Move on to the state of a fork."""
         self.position, self.counts, self.matcher = other.position, other.counts, other.matcher
 
     def after(self, token_id: int) -> RowSampling | None:
-        """A fork that has chosen a token; None where the matcher rules that out.
+        """Return a fork behind a token; None if the grammar does not allow it.
 
         Raises:
-            GrammarError: The grammar has become too complex to follow.
+            GrammarError: The grammar became too complex.
         """
         if self.matcher is not None and not self.matcher.allows(token_id):
             return None
@@ -143,19 +145,22 @@ class Selection:
 
     def read(
         self, slot_indices: Sequence[int], rows: Sequence[SamplingParams]
-    ) -> tuple[list[SampledToken], list[int]]:
-        """Wait for the values and hand them out, one token for each row with usable logits.
+    ) -> list[SampledToken | None]:
+        """Wait for the values and return one token for each row.
+
+        Args:
+            slot_indices: The rows' slots.
+            rows: The rows' parameters.
 
         Returns:
-            The tokens, and the slot indices of the rows whose logits were not numbers.
+            One entry for each row; None where its logits are not finite.
         """
-        usable = _values(self.usable)
-        poisoned = [slot for slot, good in zip(slot_indices, usable, strict=True) if not good]
-        token_ids = _values(self.token_ids)
         tokens = {
             row: SampledToken(slot_indices[row], token_id)
-            for row, token_id in enumerate(token_ids)
-            if usable[row]
+            for row, (token_id, is_usable) in enumerate(
+                zip(_values(self.token_ids), _values(self.usable), strict=True)
+            )
+            if is_usable
         }
         if self.chosen is not None and self.top_ids is not None and self.top_values is not None:
             columns = [_values(array) for array in (self.chosen, self.top_ids, self.top_values)]
@@ -165,7 +170,7 @@ class Selection:
                     pairs = zip(top_ids[:asked], top_values[:asked], strict=True)
                     top = tuple(TokenLogprob(token_id, value) for token_id, value in pairs)
                     tokens[row] = replace(tokens[row], logprob=logprob, top_logprobs=top)
-        return list(tokens.values()), poisoned
+        return [tokens.get(row) for row in range(len(rows))]
 
 
 @dataclass(slots=True)
@@ -188,14 +193,14 @@ class Sampler:
         self,
         rows: Sequence[RowSampling],
         vocabulary_tokens: int,
-        masks: TokenMasks | None = None,
+        masks: Masks | None = None,
     ) -> None:
         """Turn the rows' parameters into columns once, not once a step.
 
         Args:
             rows: In the order of the logits.
             vocabulary_tokens: Width of the logits.
-            masks: Makes the masks of constrained rows; there are none unless given.
+            masks: Fills the masks of rows with a grammar; None where there are none.
         """
         assert rows, "a batch has at least one row"
         self._rows = list(rows)
@@ -204,7 +209,7 @@ class Sampler:
         self._biases = _bias_matrix(rows, vocabulary_tokens)
         self._filters = _filters(rows)
         self._held_open = [i for i, row in enumerate(rows) if row.params.min_tokens]
-        self._constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
+        self._guided = [i for i, row in enumerate(rows) if row.matcher is not None]
         self._masks = masks
         self._scripted = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
         self._logprob_rows = tuple(
@@ -233,7 +238,7 @@ class Sampler:
             adjusted = self._penalise(adjusted.astype(mx.float32))
         if self._held_open:
             adjusted = self._hold_open(adjusted)
-        if self._constrained:
+        if self._guided:
             adjusted = self._mask(adjusted)
         token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
         chosen = mx.take_along_axis(adjusted, token_ids[:, None], axis=-1)[:, 0]
@@ -306,11 +311,9 @@ class Sampler:
         return logits
 
     def _mask(self, logits: mx.array) -> mx.array:
-        """Rule out what matchers do not allow."""
-        assert self._masks is not None, "constrained rows come with masks"
-        matchers = {
-            i: matcher for i in self._constrained if (matcher := self._rows[i].matcher) is not None
-        }
+        """Rule out tokens that the rows' grammars do not allow."""
+        assert self._masks is not None, "rows with a grammar come with masks"
+        matchers = {i: one for i in self._guided if (one := self._rows[i].matcher) is not None}
         masked = [i for i, matcher in matchers.items() if matcher.needs_mask]
         if not masked:
             return logits
@@ -330,7 +333,7 @@ class Sampler:
             row = self._rows[i]
             if row.position < len(row.params.forced_token_ids):
                 forced[i] = row.params.forced_token_ids[row.position]
-        for i in self._constrained:
+        for i in self._guided:
             matcher = self._rows[i].matcher
             if matcher is not None and matcher.forced:
                 forced[i] = matcher.forced[0]

@@ -1,79 +1,79 @@
-"""Guesses against what a row says: accepted as long as they are what would have been said anyway.
+"""Verification of tokens ahead: accepted as long as the row would have chosen them anyway.
 
-Each position of a guess is sampled as plain decoding would sample it: from the same logits, with the
-same history, grammar and random draw, which (seed, position) alone decides. The first token that is
-another one than was guessed is the row's own; the guesses after it followed a token that was not said.
+Each position of a span is sampled as plain decoding would sample it: from the same logits, with the
+same history, grammar and random draw, which (seed, position) alone decides. The first token that differs
+from the draft is the row's own; the drafts behind it followed a token that the row did not choose.
 
-Of a guess that names one token this is the standard rule of speculative sampling (Leviathan et al. 2022,
+For a draft of one named token this is the standard rule of speculative sampling (Leviathan et al. 2022,
 arXiv:2211.17192, section 2.3; Chen et al. 2023, arXiv:2302.01318): accept with the probability that the
 model gives the token, else draw from the others. One draw decides both here, so that a seeded answer is
-the same with guesses and without.
+the same with drafts and without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import mlx.core as mx
-
-from machd.engine.grammar.masks import TokenMasks
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step.sampling import RowSampling, Sampler
+from machd.engine.step.sampling import RowSampling
 from machd.errors import GrammarError
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A row's guess, possibly of no tokens.
+    """A row's tokens ahead, possibly none.
 
     Attributes:
-        samplings: How the row samples before each of the tokens and after the last: one more than
-            there are tokens, of which nothing is the row's own.
+        samplings: The row's sampling state at each position of its span: before each of the tokens
+            and after the last one. Forks, if there are tokens ahead.
+        forced_tokens: How many of the first tokens the row's grammar dictates.
     """
 
     token_ids: tuple[int, ...]
     samplings: tuple[RowSampling, ...]
+    forced_tokens: int = 0
 
     def first(self, tokens: int) -> Draft:
-        """Its beginning."""
-        return Draft(self.token_ids[:tokens], self.samplings[: tokens + 1])
+        """Return the beginning of the draft."""
+        forced = min(self.forced_tokens, tokens)
+        return Draft(self.token_ids[:tokens], self.samplings[: tokens + 1], forced)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a row's guess.
+    """Result of verifying a row's span.
 
     Attributes:
-        tokens: What the row says: the guesses that were right, and one token that was not guessed.
-            The last one is None where its logits are not numbers.
-        sampling: The row's state after them, but for a matcher that has not seen the last one.
-        is_clean: Whether the logits after the guesses that were wrong are numbers, too.
+        tokens: The accepted tokens ahead and one token more. That one is None if its logits are
+            not finite.
+        sampling: The row's state behind them; its matcher has not accepted the last one yet.
+        is_finite: True if the logits behind rejected drafts are finite, too.
     """
 
     tokens: tuple[SampledToken | None, ...]
     sampling: RowSampling
-    is_clean: bool
+    is_finite: bool
 
     @property
     def accepted_tokens(self) -> int:
-        """Guesses that were right."""
+        """Tokens ahead that were accepted."""
         return len(self.tokens) - 1
 
 
 def draft_of(sampling: RowSampling, proposed: Sequence[int], max_tokens: int) -> Draft:
-    """The part of a proposal that could come true.
+    """Return the part of a proposal that the row's grammar allows.
 
-    It ends before a token that the row's grammar rules out. Where the grammar leaves no choice, its
-    token is taken, whatever was proposed.
+    Where the grammar dictates a token, that one is taken, whatever was proposed.
 
     Args:
-        sampling: The row's, which stays as it is.
+        sampling: The row's state; not changed.
         proposed: Token ids that may follow.
-        max_tokens: The most that the draft may have.
+        max_tokens: Upper limit for the draft.
     """
     token_ids: list[int] = []
     samplings = [sampling.fork()]
+    forced_tokens = 0
     is_followed = True
     while len(token_ids) < max_tokens:
         place, matcher = len(token_ids), samplings[-1].matcher
@@ -81,6 +81,7 @@ def draft_of(sampling: RowSampling, proposed: Sequence[int], max_tokens: int) ->
         if matcher is not None and matcher.forced:
             token_id = matcher.forced[0]
             is_followed = is_followed and token_id == proposed[place]
+            forced_tokens += forced_tokens == place
         elif is_followed:
             token_id = proposed[place]
         else:
@@ -88,59 +89,28 @@ def draft_of(sampling: RowSampling, proposed: Sequence[int], max_tokens: int) ->
         try:
             following = samplings[-1].after(token_id)
         except GrammarError:
-            break  # who verifies will find out
+            break  # verification raises it again, for the row itself
         if following is None:
             break
         token_ids.append(token_id)
         samplings.append(following)
-    return Draft(tuple(token_ids), tuple(samplings))
+    return Draft(tuple(token_ids), tuple(samplings), min(forced_tokens, len(token_ids)))
 
 
-def verify(
-    drafts: Sequence[Draft],
-    slot_indices: Sequence[int],
-    logits: mx.array,
-    vocabulary_tokens: int,
-    masks: TokenMasks | None,
-) -> list[Verdict]:
-    """Sample every position of every draft at once, and see how far each came true.
+def verify(draft: Draft, chosen: Sequence[SampledToken | None]) -> Verdict:
+    """Compare a draft with the tokens that were sampled at each position of its span.
 
     Args:
-        drafts: One for each row of a pass; their samplings are used up.
-        slot_indices: Of the rows.
-        logits: [positions, vocabulary]: for each row, after its last token and after each guess.
-        vocabulary_tokens: Width of the logits.
-        masks: Makes the masks of constrained rows.
-
-    Returns:
-        One verdict for each row.
-
-    Raises:
-        Exception: Whatever a sampler raises; the rows' own states are untouched.
+        draft: The row's tokens ahead.
+        chosen: One token for each position; None where the logits are not finite.
     """
-    samplings = [one for draft in drafts for one in draft.samplings]
-    selection = Sampler(samplings, vocabulary_tokens, masks).sample(logits)
-    mx.eval(selection.arrays)
-    sound, _ = selection.read(range(len(samplings)), [one.params for one in samplings])
-    by_place = {token.slot_index: token for token in sound}
-    verdicts = []
-    begin = 0
-    for draft, slot_index in zip(drafts, slot_indices, strict=True):
-        end = begin + len(draft.samplings)
-        chosen = [by_place.get(place) for place in range(begin, end)]
-        verdicts.append(_verdict(draft, slot_index, chosen))
-        begin = end
-    return verdicts
-
-
-def _verdict(draft: Draft, slot_index: int, chosen: Sequence[SampledToken | None]) -> Verdict:
     accepted = 0
-    for guess, token in zip(draft.token_ids, chosen, strict=False):
-        if token is None or token.token_id != guess:
+    for drafted, token in zip(draft.token_ids, chosen, strict=False):
+        if token is None or token.token_id != drafted:
             break
         accepted += 1
-    said = tuple(
-        None if token is None else replace(token, slot_index=slot_index)
-        for token in chosen[: accepted + 1]
+    return Verdict(
+        tuple(chosen[: accepted + 1]),
+        draft.samplings[accepted],
+        is_finite=all(chosen[accepted + 1 :]),
     )
-    return Verdict(said, draft.samplings[accepted], is_clean=all(chosen[accepted + 1 :]))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_models import TinyKind, tiny_model
 
+from machd.engine.assembly import make_engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
@@ -47,7 +48,7 @@ def _passes(monkeypatch: pytest.MonkeyPatch, engine: MlxEngine, plan: StepPlan) 
 
 
 def _with_two_rows(kind: TinyKind, *, looks_ahead: bool = False) -> MlxEngine:
-    engine = MlxEngine(tiny_model(kind), looks_ahead=looks_ahead)
+    engine = make_engine(tiny_model(kind), looks_ahead=looks_ahead)
     engine.run(StepPlan(prefill=(_chunk(0, 7), _chunk(1, 9))))
     return engine
 

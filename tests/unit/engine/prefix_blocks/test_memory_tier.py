@@ -20,6 +20,7 @@ from tiny_engines import loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.clock import ManualClock
+from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.row_planes import StandingRow
 from machd.engine.kv.state import copied, is_like, row_state, shape_of
@@ -51,6 +52,11 @@ from mlx_lm.models.cache import (  # isort: skip - after the engine
 
 PROMPT = random_prompt(40, 2)
 _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+
+
+def _tier(engine: MlxEngine) -> MemoryTier:
+    assert isinstance(engine._blocks, MemoryTier)
+    return engine._blocks
 
 
 def _array(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -231,7 +237,7 @@ def _seen(keys: mx.array, mask: mx.array | str | None) -> list[list[float]]:
 @_KINDS
 def test_stored_blocks_take_the_reported_bytes(kind: TinyKind) -> None:
     """MLX's own count grows by them, and shrinks when the blocks are dropped."""
-    rows = BlockRows(MlxEngine(loaded(kind)))
+    rows = BlockRows(make_engine(loaded(kind)))
     rows.run(StepPlan(prefill=(rows.chunk(PROMPT, 0, 32),)))
     gc.collect()
     before = mx.get_active_memory()
@@ -249,7 +255,7 @@ def test_stored_blocks_take_the_reported_bytes(kind: TinyKind) -> None:
 def test_row_opened_from_blocks_takes_the_memory_of_a_computed_row(lane: Lane) -> None:
     """Nothing of the blocks stays beside its caches."""
     prompt = random_prompt(900, 3)
-    rows = BlockRows(MlxEngine(loaded(TinyKind.STANDARD)))
+    rows = BlockRows(make_engine(loaded(TinyKind.STANDARD)))
     blocks = rows.prompt_blocks(prompt, (512, 899))
     held_bytes = rows.store(0, 0, 899).nbytes
     rows.release(0)
@@ -271,7 +277,7 @@ def test_row_opened_from_blocks_takes_the_memory_of_a_computed_row(lane: Lane) -
 def test_row_is_updated_in_place_after_it_was_stored() -> None:
     """Copying blocks leaves nothing behind that would make the slab copy itself in each step."""
     prompt = random_prompt(900, 3)
-    rows = BlockRows(MlxEngine(loaded(TinyKind.STANDARD)))
+    rows = BlockRows(make_engine(loaded(TinyKind.STANDARD)))
     rows.generate(rows.chunk(prompt, 0, 900), 3)
     kv_bytes = rows.engine.memory().kv_used_bytes
     held = rows.store(0, 0, 128)
@@ -288,11 +294,11 @@ def test_row_is_updated_in_place_after_it_was_stored() -> None:
 @_KINDS
 def test_block_of_a_model_is_one_stack_at_most(kind: TinyKind) -> None:
     """On Metal the number of buffers is limited."""
-    engine = MlxEngine(loaded(kind))
+    engine = make_engine(loaded(kind))
     rows = BlockRows(engine)
     (block_id,) = rows.prompt_blocks(PROMPT, (16,))
 
-    assert len(engine._blocks._blocks[block_id].stacks) <= 1
+    assert len(_tier(engine)._blocks[block_id].stacks) <= 1
 
 
 def _poisoned(token_id: int) -> LoadedModel:
@@ -310,7 +316,7 @@ def test_positions_with_nan_are_not_stored(looks_ahead: bool) -> None:  # noqa: 
     """
     bad = VOCABULARY_TOKENS - 1
     prompt = (*(one % 100 + 1 for one in PROMPT[:20]), bad, *(3, 4, 5))
-    rows = BlockRows(MlxEngine(_poisoned(bad), looks_ahead=looks_ahead))
+    rows = BlockRows(make_engine(_poisoned(bad), looks_ahead=looks_ahead))
     for start, stop in ((0, 16), (16, 23)):
         rows.run(StepPlan(prefill=(rows.chunk(prompt, start, stop),)))
 
@@ -329,7 +335,7 @@ def test_positions_with_nan_are_not_stored(looks_ahead: bool) -> None:  # noqa: 
 @pytest.mark.parametrize("tokens", [1, 2, 9])
 def test_row_that_left_by_itself_leaves_blocks(kind: TinyKind, lane: Lane, tokens: int) -> None:
     """Looking ahead, a row leaves with its last token; its state is then that of its end."""
-    rows = BlockRows(MlxEngine(loaded(kind), looks_ahead=True))
+    rows = BlockRows(make_engine(loaded(kind), looks_ahead=True))
     opening = rows.chunk(PROMPT, 0, len(PROMPT), lane=lane)
     said = rows.generate(replace(opening, reserved_tokens=len(PROMPT) + tokens), tokens)
     text = (*PROMPT, *(token.token_id for token in said))
@@ -350,7 +356,7 @@ def test_row_that_left_by_itself_leaves_blocks(kind: TinyKind, lane: Lane, token
 
 def test_row_that_left_is_not_copied_when_the_prefix_cache_is_off() -> None:
     """No memory is held for it, and no block can be made of it."""
-    engine = MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=True, leaves_blocks=False)
+    engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=True, leaves_blocks=False)
     rows = BlockRows(engine)
     opening = rows.chunk(PROMPT, 0, len(PROMPT))
     rows.generate(replace(opening, reserved_tokens=len(PROMPT) + 3), 3)
@@ -362,9 +368,9 @@ def test_row_that_left_is_not_copied_when_the_prefix_cache_is_off() -> None:
 def test_warm_up_leaves_no_blocks() -> None:
     """It leaves no row and no file, either; the disk tier is closed with the engine."""
     files = FilesInMemory()
-    engine = MlxEngine(loaded(TinyKind.HYBRID), disk_tier=files)
+    engine = make_engine(loaded(TinyKind.HYBRID), disk_tier=files)
 
-    assert engine._blocks.nbytes == 0
+    assert _tier(engine).nbytes == 0
     assert engine.memory().kv_used_bytes == 0
     assert engine.memory().available_bytes
     assert files.contents == {}
@@ -374,21 +380,23 @@ def test_warm_up_leaves_no_blocks() -> None:
 
 def test_close_drops_all_blocks() -> None:
     """Their memory is given back."""
-    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    engine = make_engine(loaded(TinyKind.STANDARD))
     BlockRows(engine).prompt_blocks(PROMPT, (16, 32))
-    assert engine._blocks.nbytes > 0
+    assert _tier(engine).nbytes > 0
 
     engine.close()
 
-    assert engine._blocks.nbytes == 0
+    assert _tier(engine).nbytes == 0
 
 
 def _content(kind: TinyKind) -> tuple[BlockForm, BlockContent, BlockArrays]:
-    engine = MlxEngine(loaded(kind), disk_tier=FilesInMemory())
+    engine = make_engine(loaded(kind), disk_tier=FilesInMemory())
     (block_id,) = BlockRows(engine).prompt_blocks(PROMPT, (16,))
-    assert engine._blocks._form is not None
-    block = engine._blocks._blocks[block_id]
-    return engine._blocks._form, content_of(block), block
+    assert _tier(engine)._form is not None
+    block = _tier(engine)._blocks[block_id]
+    form = _tier(engine)._form
+    assert form is not None
+    return form, content_of(block), block
 
 
 @_KINDS
@@ -497,7 +505,7 @@ def test_content_of_another_form_is_refused(kind: TinyKind, damage: Damage) -> N
 def test_block_of_another_model_is_lost(other: TinyKind) -> None:
     """A difference in the caches is noticed, even where the disk tier has the block."""
     files = FilesInMemory()
-    first = BlockRows(MlxEngine(loaded(other), disk_tier=files))
+    first = BlockRows(make_engine(loaded(other), disk_tier=files))
     first.run(StepPlan(prefill=(first.chunk(PROMPT, 0, 16),)))
     held = first.store(0, 0, 16, has_state=True)
     saved = saved_block(held, PROMPT[:16], 0)
@@ -505,7 +513,7 @@ def test_block_of_another_model_is_lost(other: TinyKind) -> None:
 
     alike = {TinyKind.HYBRID_GDN, TinyKind.NESTED}  # of the same shapes throughout
     for kind in set(TinyKind) - (alike if other in alike else {other}):
-        rows = BlockRows(MlxEngine(loaded(kind), disk_tier=files))
+        rows = BlockRows(make_engine(loaded(kind), disk_tier=files))
         assert rows.change(LoadBlock(1, saved)).lost_blocks == (1,)
 
 
@@ -642,11 +650,11 @@ def test_model_whose_warm_up_gives_nan_loads_blocks(kind: TinyKind) -> None:
     weight[0] = float("nan")
     mx.eval(weight)
     files = FilesInMemory()
-    engine = MlxEngine(broken, disk_tier=files)
+    engine = make_engine(broken, disk_tier=files)
     rows = BlockRows(engine)
     prompt = [1 + token % (VOCABULARY_TOKENS - 1) for token in PROMPT]
     (block_id,) = rows.prompt_blocks(prompt, (16,))
-    held = engine._blocks._blocks[block_id]
+    held = _tier(engine)._blocks[block_id]
     saved = SavedBlock(b"d", b"", 0, tuple(prompt[:16]), has_state=True, nbytes=held.nbytes)
 
     rows.change(SaveBlock(block_id, saved), DropBlocks((block_id,)))
@@ -657,7 +665,7 @@ def test_model_whose_warm_up_gives_nan_loads_blocks(kind: TinyKind) -> None:
 @pytest.mark.parametrize("is_running", [False, True])
 def test_memory_of_dropped_blocks_is_given_back(*, is_running: bool) -> None:
     """MLX keeps none of it when no row runs, and a bounded part of it while rows run."""
-    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    engine = make_engine(loaded(TinyKind.STANDARD))
     rows = BlockRows(engine)
     _store_blocks(engine, 8, tokens=65536)  # 16 MB each
     if is_running:
@@ -676,7 +684,7 @@ def test_memory_of_dropped_blocks_is_given_back(*, is_running: bool) -> None:
 @pytest.mark.parametrize("tokens", [512, 8192])
 def test_process_shrinks_when_blocks_are_dropped(*, is_running: bool, tokens: int) -> None:
     """It does even if every second block goes, and its memory lies between that of the others."""
-    engine = MlxEngine(loaded(TinyKind.STANDARD))
+    engine = make_engine(loaded(TinyKind.STANDARD))
     rows = BlockRows(engine)
     count = (256 << 20) // (256 * tokens)
     _store_blocks(engine, count, tokens=tokens)

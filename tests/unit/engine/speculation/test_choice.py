@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_models import TinyKind, tiny_model
+from oracle import open_draws
+from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
@@ -47,7 +48,13 @@ def _choose(
         {"mode": mode, "draft_model": None if draft_model is None else str(draft_model)}
     )
     settings = Settings(speculation=section)
-    return choose_proposer(settings, served, cache_directory=tmp_path, progress=SilentProgress())
+    return choose_proposer(
+        settings,
+        served,
+        open_draws=open_draws(VOCABULARY_TOKENS),
+        cache_directory=tmp_path,
+        progress=SilentProgress(),
+    )
 
 
 def _kind(chosen: ProposerChoice) -> ProposerKind:
@@ -150,7 +157,13 @@ def test_loading_a_draft_model_is_shown_as_such(
         model=ModelSettings(dtype="bfloat16"),
         speculation=SpeculationSettings(draft_model=str(tiny.source.path)),
     )
-    chosen = choose_proposer(settings, served, cache_directory=tmp_path, progress=stages)
+    chosen = choose_proposer(
+        settings,
+        served,
+        open_draws=open_draws(VOCABULARY_TOKENS),
+        cache_directory=tmp_path,
+        progress=stages,
+    )
     assert "draft model: loading the weights" in stages.names
     assert all(name.startswith("draft model: ") for name in stages.names)
     assert "bfloat16" in chosen.reason

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
+from oracle import open_draws
 from tiny_engines import loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind
 
@@ -67,7 +68,7 @@ class _CountingReader:
 
 
 def _proposer(draft: _Counting) -> DFlashProposer:
-    return DFlashProposer(draft, vocabulary_tokens=VOCABULARY_TOKENS)
+    return DFlashProposer(draft, open_draws=open_draws(VOCABULARY_TOKENS))
 
 
 def _kind(proposer: Proposer) -> ProposerKind:
@@ -247,7 +248,7 @@ def test_a_draft_of_the_package_guesses_for_rows(tmp_path: Path) -> None:
     """Whole blocks of tokens that are served, drawn as the row is, and nothing held afterwards."""
     served = loaded(TinyKind.HYBRID_GDN)
     draft = load_block_draft(served, _save_draft(tmp_path / "draft"))
-    proposer = DFlashProposer(draft, vocabulary_tokens=served.description.vocabulary_tokens)
+    proposer = DFlashProposer(draft, open_draws=open_draws(served.description.vocabulary_tokens))
     sampled = SamplingParams(temperature=1.0, seed=5)
     row = proposer.open(PROMPT, sampled)
     said: list[int] = []

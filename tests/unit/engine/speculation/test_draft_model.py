@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from oracle import open_draws
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
@@ -34,8 +35,13 @@ PARAMS = {
 SAID_TOKENS = 24
 
 
-def _proposer(model: LoadedModel, **others: object) -> DraftModelProposer:
-    return DraftModelProposer(model, **({"vocabulary_tokens": VOCABULARY_TOKENS} | others))  # type: ignore[arg-type]
+def _proposer(
+    model: LoadedModel,
+    vocabulary_tokens: int = VOCABULARY_TOKENS,
+    end_token_ids: Iterable[int] = (),
+) -> DraftModelProposer:
+    draws = open_draws(vocabulary_tokens)
+    return DraftModelProposer(model, open_draws=draws, end_token_ids=end_token_ids)
 
 
 def _guess(row: RowProposer, count: int) -> tuple[int, ...]:
@@ -221,7 +227,7 @@ def test_the_embedded_model_is_its_own_draft(
     said = [token.token_id for token in tokens]
     proposer = DraftModelProposer(
         embedded_model,
-        vocabulary_tokens=embedded_engine.model.vocabulary_tokens,
+        open_draws=open_draws(embedded_engine.model.vocabulary_tokens),
         end_token_ids=embedded_engine.model.eos_token_ids,
     )
     accepted = _follow(proposer.open(prompt, params), said, [8, 3])

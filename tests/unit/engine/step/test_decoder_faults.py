@@ -12,6 +12,7 @@ from parity import differences
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
+from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_caches import BatchCaches
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
@@ -138,7 +139,7 @@ def test_a_sampler_that_fails_ends_its_row_alone(
 ) -> None:
     """Those whose draw fails keep what they had and fail; all others say what they say alone."""
     _draw_fails_at(monkeypatch, position)
-    engine = MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
+    engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
     batch = _Batch(engine)
     joins = {
         slot_index: Join(join.prompt, join.tokens, _BAD) if slot_index in bad else join
@@ -173,7 +174,7 @@ def test_the_first_sampling_state_that_fails_ends_its_row_alone(
         return state
 
     monkeypatch.setattr(RowSampling, "for_prompt", classmethod(for_prompt))
-    engine = MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
+    engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
     batch = _Batch(engine)
     good = _rows(3)
     bad = Join(random_prompt(6, 99), _TOKENS, _BAD)
@@ -215,7 +216,7 @@ def _poisoned_engine(kind: TinyKind, *, looks_ahead: bool) -> MlxEngine:
     model = tiny_model(kind)
     embedding: mx.array = model.model.model.embed_tokens.weight
     embedding[_poison(kind)] = mx.nan
-    return MlxEngine(model, looks_ahead=looks_ahead)
+    return make_engine(model, looks_ahead=looks_ahead)
 
 
 def _bad(kind: TinyKind, *, tokens: int = _TOKENS) -> Join:
@@ -356,7 +357,7 @@ def test_a_prompt_of_one_token_keeps_its_place_when_others_leave_at_once(
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
     """Nothing is computed of it before its first step, and a client may be gone by then."""
-    batch = _Batch(MlxEngine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead))
+    batch = _Batch(make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead))
     single = Join((9,), 8)
     batch.step(joins={0: _LONG, 1: _MIDDLE})
     batch.step()
@@ -396,7 +397,7 @@ def _fails_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         (BatchCaches, "keep"),
         (SlabCache, "place"),
         (SlabCache, "keep"),
-        (Decoder, "_read"),
+        (Decoder, "_settle"),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
@@ -412,7 +413,7 @@ def test_after_a_step_that_failed_a_reset_engine_is_as_new(
     made = tiny_model(kind) if owner is MlxEngine else loaded(kind)
     joins = dict(enumerate(_rows(4)))
     late = {4: _SHORT}
-    engine = MlxEngine(made, looks_ahead=looks_ahead)
+    engine = make_engine(made, looks_ahead=looks_ahead)
     batch = _Batch(engine)
     batch.step(joins=joins)
     for _ in range(3):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import SampledToken
 from machd.engine.step import sampling as sampling_module
 from machd.engine.step.sampling import RowSampling, Sampler, uniform_draw
 
@@ -171,17 +172,18 @@ def test_logprobs_are_the_models_own() -> None:
     ]
     sampler = Sampler(rows, VOCABULARY)
 
-    tokens, poisoned = sampler.sample(mx.array(logits)).read([0, 1], sampler.params)
+    first, second = sampler.sample(mx.array(logits)).read([0, 1], sampler.params)
 
     reference = logits[1].astype(np.float64)
     reference = reference - np.log(np.exp(reference).sum())
-    assert poisoned == []
-    assert tokens[0].logprob is None
-    assert tokens[1].token_id == 7
-    assert tokens[1].logprob == pytest.approx(reference[7], abs=1e-5)
+    assert first is not None
+    assert first.logprob is None
+    assert second is not None
+    assert second.token_id == 7
+    assert second.logprob == pytest.approx(reference[7], abs=1e-5)
     best = np.argsort(-reference)[:4]
-    assert [entry.token_id for entry in tokens[1].top_logprobs] == best.tolist()
-    assert [entry.logprob for entry in tokens[1].top_logprobs] == pytest.approx(
+    assert [entry.token_id for entry in second.top_logprobs] == best.tolist()
+    assert [entry.logprob for entry in second.top_logprobs] == pytest.approx(
         reference[best], abs=1e-5
     )
 
@@ -207,10 +209,9 @@ def test_a_poisoned_row_is_named_and_the_others_go_on() -> None:
     rows = [RowSampling(SamplingParams(temperature=0.0)) for _ in range(3)]
     sampler = Sampler(rows, VOCABULARY)
 
-    tokens, poisoned = sampler.sample(mx.array(logits)).read([4, 5, 6], sampler.params)
+    tokens = sampler.sample(mx.array(logits)).read([4, 5, 6], sampler.params)
 
-    assert poisoned == [5]
-    assert {token.slot_index: token.token_id for token in tokens} == {4: clean[0], 6: clean[2]}
+    assert tokens == [SampledToken(4, clean[0]), None, SampledToken(6, clean[2])]
 
 
 def test_a_row_keeps_its_state_when_the_batch_is_built_anew() -> None:

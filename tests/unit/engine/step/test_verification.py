@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.engine.protocol.step import SampledToken
 from machd.engine.step import verification
 from machd.engine.step.sampling import RowSampling, Sampler
-from machd.engine.step.verification import Draft, Verdict, draft_of, verify
+from machd.engine.step.verification import Draft, Verdict, draft_of
 
 _SYMBOLS = 4
 _SAID = 3
@@ -33,8 +34,23 @@ _LIKELY = 3
 _FALSE_ALARM_Z = 4.7534
 """A right verifier fails one check of a million. Seeds are fixed, so it never does or always."""
 
-_RIGHT_VERDICT = verification._verdict
+_RIGHT_VERIFY = verification.verify
 _FloatArray = NDArray[np.float64]
+
+
+def _verdicts(
+    drafts: Sequence[Draft],
+    slots: Sequence[int],
+    logits: mx.array,
+    vocabulary_tokens: int = VOCABULARY_TOKENS,
+) -> list[Verdict]:
+    """Sample every position of every draft, and verify each."""
+    places = [
+        (slot, one) for slot, draft in zip(slots, drafts, strict=True) for one in draft.samplings
+    ]
+    selection = Sampler([one for _, one in places], vocabulary_tokens).sample(logits)
+    chosen = iter(selection.read([slot for slot, _ in places], [one.params for _, one in places]))
+    return [verification.verify(draft, [next(chosen) for _ in draft.samplings]) for draft in drafts]
 
 
 # --- distributions ----------------------------------------------------------------------------
@@ -87,7 +103,7 @@ class _Chain:
                 for row, draft in zip(waiting, drafts, strict=True)
                 for token_id in ((texts[row] or [0])[-1], *draft.token_ids)
             ]
-            found = verify(drafts, waiting, self.after(read), _SYMBOLS, None)
+            found = _verdicts(drafts, waiting, self.after(read), _SYMBOLS)
             for row, verdict in zip(waiting, found, strict=True):
                 texts[row] += [token.token_id for token in verdict.tokens if token is not None]
                 rows[row].take(verdict.sampling)
@@ -139,20 +155,21 @@ def test_what_is_said_has_the_models_distribution(temperature: float, guesser: s
     assert texts == plain
 
 
-_WrongVerdict = Callable[[Draft, int, Sequence[SampledToken | None]], Verdict]
+_WrongVerify = Callable[[Draft, Sequence[SampledToken | None]], Verdict]
 
 
-def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerdict:
+def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
     """A verifier that also accepts other guesses; told the row's slot, a place and the guess."""
 
-    def verdict(draft: Draft, slot: int, chosen: Sequence[SampledToken | None]) -> Verdict:
+    def wrong(draft: Draft, chosen: Sequence[SampledToken | None]) -> Verdict:
         taken = list(chosen)
         for place, guess in enumerate(draft.token_ids):
-            if is_right(slot, place, guess):
-                taken[place] = SampledToken(slot, guess)
-        return _RIGHT_VERDICT(draft, slot, taken)
+            token = taken[place]
+            if token is not None and is_right(token.slot_index, place, guess):
+                taken[place] = replace(token, token_id=guess)
+        return _RIGHT_VERIFY(draft, taken)
 
-    return verdict
+    return wrong
 
 
 @pytest.mark.parametrize(
@@ -165,12 +182,12 @@ def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerdict:
     ids=["accepts all", "accepts the most likely", "accepts one in four too many"],
 )
 def test_a_wrong_verifier_has_another_distribution(
-    wrong: _WrongVerdict, monkeypatch: pytest.MonkeyPatch
+    wrong: _WrongVerify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check notices a verifier that takes guesses that were not drawn, or some of them."""
     chain = _chain(1.0)
     assert int(np.argmax(chain.logits[0])) == _LIKELY
-    monkeypatch.setattr(verification, "_verdict", wrong)
+    monkeypatch.setattr(verification, "verify", wrong)
 
     # Guesses that the model draws have its distribution, so it takes a guesser that has not.
     guesses = [[_LIKELY] * _SAID for _ in _SEEDS]
@@ -181,7 +198,7 @@ def test_a_wrong_verifier_has_another_distribution(
 
 
 def _sampling(params: SamplingParams, prompt: Sequence[int] = (1,)) -> RowSampling:
-    return RowSampling.for_prompt(params, prompt, VOCABULARY_TOKENS)
+    return RowSampling.for_prompt(params, prompt, VOCABULARY_TOKENS, matcher_for(params))
 
 
 def _grammar(pattern: str) -> Grammar:
@@ -257,12 +274,12 @@ def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: l
     drafts = [draft_of(_sampling(_GREEDY), guess, 9)]
     logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
 
-    (verdict,) = verify(drafts, [3], logits, VOCABULARY_TOKENS, None)
+    (verdict,) = _verdicts(drafts, [3], logits)
 
     assert verdict.tokens == tuple(SampledToken(3, one) for one in said)
     assert verdict.accepted_tokens == len(said) - 1
     assert verdict.sampling.position == len(said)
-    assert verdict.is_clean
+    assert verdict.is_finite
 
 
 def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
@@ -271,7 +288,7 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
     rows = [_sampling(_GREEDY), _sampling(asked), _sampling(SamplingParams(seed=3))]
     drafts = [draft_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
 
-    verdicts = verify(drafts, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6), VOCABULARY_TOKENS, None)
+    verdicts = _verdicts(drafts, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
 
     assert [one.accepted_tokens for one in verdicts] == [1, 1, 0]
     said = [[token.token_id for token in one.tokens if token] for one in verdicts]
@@ -288,16 +305,16 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "said", "is_clean"),
+    ("at", "said", "is_finite"),
     [(0, [None], True), (1, [4, None], True), (2, [4, 5], False), (3, [4, 5], False)],
 )
-def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_clean: bool) -> None:
+def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_finite: bool) -> None:
     """Where it would have been said, as a token that is missing; behind that, as a spot."""
     drafts = [draft_of(_sampling(_GREEDY), (4, 9, 6), 9)]
     logits = _favouring(4, 5, 6, 7)
     logits[at] = mx.nan
 
-    (verdict,) = verify(drafts, [0], logits, VOCABULARY_TOKENS, None)
+    (verdict,) = _verdicts(drafts, [0], logits)
 
     assert [token and token.token_id for token in verdict.tokens] == said
-    assert verdict.is_clean is is_clean or at < 2
+    assert verdict.is_finite is is_finite or at < 2

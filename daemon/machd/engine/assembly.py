@@ -1,0 +1,94 @@
+"""Assembly of an engine: the rooms that satisfy the step's ports, plugged into the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from machd.capabilities.facts import KvCacheKind
+from machd.capabilities.rules import PrefixExtent, prefix_cache
+from machd.clock import SystemClock
+from machd.engine.backend.device import computing_memory_bytes
+from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.grammar.masks import TokenMasks
+from machd.engine.grammar.matcher import matcher_for
+from machd.engine.kernels.fused_llama import fuse_layers, takes_mixed_caches
+from machd.engine.kernels.mixed import mixed_caches
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.prefix_blocks.conversion import BlockForm
+from machd.engine.prefix_blocks.disk_tier import DiskTier
+from machd.engine.prefix_blocks.key import block_key
+from machd.engine.prefix_blocks.memory_tier import MemoryTier
+from machd.engine.protocol.step import ProposerKind
+from machd.engine.step.memory import StepMemory
+from machd.engine.step.mlx_engine import EngineParts, MlxEngine
+from machd.engine.step.ports import Proposer
+
+
+def make_engine(
+    loaded: LoadedModel,
+    *,
+    max_rows: int = 256,
+    looks_ahead: bool | None = None,
+    leaves_blocks: bool = True,
+    disk_tier: DiskTier | None = None,
+    proposer: Proposer | None = None,
+) -> MlxEngine:
+    """Make an engine of a loaded model; see :func:`engine_parts`."""
+    parts = engine_parts(
+        loaded,
+        looks_ahead=looks_ahead,
+        leaves_blocks=leaves_blocks,
+        disk_tier=disk_tier,
+        proposer=proposer,
+    )
+    return MlxEngine(parts, max_rows=max_rows)
+
+
+def engine_parts(
+    loaded: LoadedModel,
+    *,
+    looks_ahead: bool | None = None,
+    leaves_blocks: bool = True,
+    disk_tier: DiskTier | None = None,
+    proposer: Proposer | None = None,
+) -> EngineParts:
+    """Collect the parts of an engine, which owns them from then on.
+
+    Args:
+        loaded: The model; its layers are replaced by machd's own where these are faster.
+        looks_ahead: Dispatch steps before the last one's tokens are read; by default where the
+            device works beside the program.
+        leaves_blocks: Blocks may be stored of rows that have left with their last token.
+        disk_tier: Blocks on disk; None for none.
+        proposer: Source of draft tokens; None for none.
+    """
+    model, description = loaded.model, loaded.description
+    is_cpu = description.backend == "cpu"
+    looks_ahead = not is_cpu if looks_ahead is None else looks_ahead
+    if is_cpu:
+        fuse_layers(model)
+    is_standard = description.cache.kind is KvCacheKind.STANDARD
+    # Under look-ahead a pass is dispatched before the chunk that could share it is known.
+    is_packable = not looks_ahead and is_standard and takes_mixed_caches(model)
+    has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
+    vocabulary_tokens = description.vocabulary_tokens
+    form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
+    return EngineParts(
+        model=model,
+        description=replace(
+            description,
+            block_key=block_key(loaded),
+            proposer=ProposerKind.OFF if proposer is None else proposer.kind,
+        ),
+        tokenizer=loaded.tokenizer,
+        kv_format=loaded.kv_format,
+        grammars=LlguidanceCompiler(loaded.tokenizer, vocabulary_tokens, description.eos_token_ids),
+        open_matcher=matcher_for,
+        masks=TokenMasks(vocabulary_tokens, SystemClock()),
+        blocks=MemoryTier(disk_tier, form),
+        keeps_left_rows=leaves_blocks and has_blocks,
+        memory=StepMemory(computing_memory_bytes, SystemClock()),
+        proposer=proposer,
+        looks_ahead=looks_ahead,
+        pack=mixed_caches if is_packable else None,
+    )

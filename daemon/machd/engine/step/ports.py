@@ -1,0 +1,175 @@
+"""Ports of the step: what it asks of grammars, proposers and blocks, in plain data.
+
+The rooms grammar/, speculation/ and prefix_blocks/ satisfy these protocols by structure, without importing
+this module; open.py plugs them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, Self
+
+import mlx.core as mx
+
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.row_planes import StandingRow
+from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
+from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.sampling import SamplingParams
+from machd.engine.protocol.step import ProposerKind
+
+FindRow = Callable[[int], StandingRow | None]
+"""Locates a slot's row; None if there is none that blocks can be copied from."""
+
+
+class Matcher(Protocol):
+    """A grammar's state for one row, behind the tokens that it has accepted."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar dictates next, in order."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """True once every token is allowed for good."""
+        ...
+
+    @property
+    def needs_mask(self) -> bool:
+        """True if some tokens are not allowed next and none is forced."""
+        ...
+
+    def allows(self, token_id: int) -> bool:
+        """Return True if the token may come next."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Move on behind a token that was sampled.
+
+        Raises:
+            GrammarError: The token is not allowed, or the grammar became too complex.
+        """
+        ...
+
+    def take_forced(self, max_tokens: int) -> list[int]:
+        """Move on behind the next forced tokens, ``max_tokens`` at most, and return them."""
+        ...
+
+    def fork(self) -> Self:
+        """Return a copy that moves on by itself."""
+        ...
+
+
+class Masks(Protocol):
+    """Masks of the tokens that matchers allow."""
+
+    def fill(self, matchers: Sequence[Any]) -> mx.array:
+        """Return bool [matchers, vocabulary], true for allowed tokens.
+
+        Args:
+            matchers: Matchers that need a mask, all made by the same grammar room.
+
+        Raises:
+            GrammarError: One row's grammar became too complex.
+        """
+        ...
+
+
+class RowProposer(Protocol):
+    """Draft tokens for one row."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes held for the row beside the served model's caches."""
+        ...
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the row has generated."""
+        ...
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        """Return the likeliest next tokens in order; empty where none are known."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held for the row."""
+        ...
+
+
+class Proposer(Protocol):
+    """Draft tokens for an engine's rows."""
+
+    @property
+    def kind(self) -> ProposerKind:
+        """Source of the draft tokens."""
+        ...
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> RowProposer:
+        """Begin with a row that has generated nothing yet."""
+        ...
+
+    def close(self) -> None:
+        """Give back what all rows share."""
+        ...
+
+
+class BlockOutcome(Protocol):
+    """Result of a step's changes to blocks; see :class:`machd.engine.protocol.step.StepResult`."""
+
+    @property
+    def held(self) -> tuple[HeldBlock, ...]:
+        """Blocks in memory since this step."""
+        ...
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Numbers of blocks that could not be stored or loaded."""
+        ...
+
+    @property
+    def unsaved(self) -> tuple[bytes, ...]:
+        """Digests that the disk tier could not keep."""
+        ...
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes of the blocks that were dropped."""
+        ...
+
+
+class BlockTier(Protocol):
+    """Blocks of the prefix cache, in memory and perhaps on disk."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the copies of rows that left."""
+        ...
+
+    def apply(self, changes: Sequence[BlockChange], find_row: FindRow) -> BlockOutcome:
+        """Make the plan's changes; blocks are copied from rows that ``find_row`` locates."""
+        ...
+
+    def fill(self, caches: Sequence[Cache], reused: ReusedPrefix) -> None:
+        """Copy a prefix out of blocks into a row's empty caches."""
+        ...
+
+    def keep_row(self, slot_index: int, row: StandingRow) -> None:
+        """Copy a row that leaves before its slot is released, so that blocks can be made of it."""
+        ...
+
+    def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
+        """Drop the copies of these slots' rows; of all rows by default."""
+        ...
+
+    def saved(self) -> tuple[SavedBlock, ...]:
+        """Return the blocks of the disk tier."""
+        ...
+
+    def reading(self) -> DiskReading | None:
+        """Return the disk tier's counts; None without one."""
+        ...
+
+    def close(self) -> None:
+        """Drop all blocks and finish writing."""
+        ...
