@@ -45,13 +45,15 @@ _MIN_OF_PRIOR = 0.25
 """Share of its prior that a token ahead costs at least, so that noise never makes one seem free."""
 
 _SAMPLES = 9
-_MIN_SAMPLES = 3
+_MIN_SAMPLES, _MIN_DRAFT_SAMPLES = 3, 5
+"""Plain steps to measure before prompt tokens, and before drafts, whose gain may be a few percent."""
 
 _MAX_UNMEASURED_STEPS = 32
 """Steps with more than one token of each row before a plain one: contexts grow, and the base with them."""
 
-_MAX_UNUSED_STEPS = 400
-"""Plain steps after which the slope of tokens ahead is forgotten, so that a hiccup does not end them."""
+_FIRST_PATIENCE_STEPS, _MAX_PATIENCE_STEPS = 25, 400
+"""Plain steps after which the cost of tokens ahead is forgotten, doubled each time: a hiccup ends drafts
+for a short time, and a machine where they never pay seldom tries again."""
 
 _FIRST_BALANCE_PASSES, _MAX_BALANCE_PASSES = 0.5, 2.0
 """Passes that wrong drafts may cost before any was right, and the most that right ones earn."""
@@ -99,6 +101,7 @@ class _StepCost:
 
     __slots__ = (
         "_ahead_s",
+        "_patience_steps",
         "_plain_s",
         "_rows",
         "_unused_steps",
@@ -112,15 +115,15 @@ class _StepCost:
         self._plain_s: deque[float] = deque(maxlen=_SAMPLES)
         self._ahead_s: deque[float] = deque(maxlen=_SAMPLES)  # for one token ahead of every row
         self._unused_steps = 0
+        self._patience_steps = _FIRST_PATIENCE_STEPS
         self.chunk_tokens = (
             _FIRST_CHUNK_TOKENS  # prompt tokens that lengthen the step by _MAX_STRETCH
         )
         self.unmeasured = 0
         self.longest = 0  # tokens ahead
 
-    @property
-    def is_measured(self) -> bool:
-        return len(self._plain_s) >= _MIN_SAMPLES and self.unmeasured < _MAX_UNMEASURED_STEPS
+    def is_measured(self, min_samples: int = _MIN_SAMPLES) -> bool:
+        return len(self._plain_s) >= min_samples and self.unmeasured < _MAX_UNMEASURED_STEPS
 
     @property
     def base_s(self) -> float:
@@ -142,8 +145,10 @@ class _StepCost:
             self._plain_s.append(duration_s)
             self.unmeasured = 0
             self._unused_steps += 1
-            if self._unused_steps > _MAX_UNUSED_STEPS:
+            if self._unused_steps > self._patience_steps and self._ahead_s:
                 self._ahead_s.clear()
+                self.longest = 0
+                self._patience_steps = min(2 * self._patience_steps, _MAX_PATIENCE_STEPS)
             return
         self.unmeasured += 1
         if not self._plain_s:
@@ -240,7 +245,7 @@ class StepPace:
         Longer drafts than twice the longest measured would be a leap.
         """
         cost = self._costs.get((lane, rows))
-        if cost is None or not cost.is_measured or self._balance_passes <= 0:
+        if cost is None or not cost.is_measured(_MIN_DRAFT_SAMPLES) or self._balance_passes <= 0:
             return 0
         return min(max_tokens, 1 + 2 * cost.longest)
 
@@ -280,7 +285,7 @@ class StepPace:
                 self._observe_alone(context_tokens, prefill_tokens, duration_s)
             return
         cost = self._costs.setdefault((lane, rows), _StepCost(rows))
-        if cost.is_measured and not prefill_tokens:
+        if cost.is_measured() and not prefill_tokens:
             self._settle(cost, rows, ahead_tokens, accepted_tokens, duration_s)
         cost.observe(prefill_tokens, ahead_tokens, duration_s)
 
@@ -325,7 +330,7 @@ class StepPace:
         alike = [
             (abs(other - rows), cost)
             for (one, other), cost in self._costs.items()
-            if one is lane and _slab_class(other) == _slab_class(rows) and cost.is_measured
+            if one is lane and _slab_class(other) == _slab_class(rows) and cost.is_measured()
         ]
         return min(alike, key=lambda pair: pair[0])[1] if alike else None
 
