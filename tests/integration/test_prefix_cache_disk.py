@@ -1,6 +1,6 @@
 """The disk tier under daemons that are stopped, killed, refused, damaged, and run out of room.
 
-Whatever becomes of its files, a daemon answers what one without any cache answers.
+A daemon gives the answers of a daemon without any cache, whatever becomes of its files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KILL_FLAGS = (
 
 
 def _texts() -> list[str]:
-    """Prompts that begin alike, in many ways: some are the beginnings of others."""
+    """Make prompts that share beginnings in many ways: some are the beginnings of others."""
     dice = random.Random(3)
     found: list[str] = []
     for _ in range(_BEGINNINGS):
@@ -68,7 +68,7 @@ def _question(text: str, **fields: object) -> Asked:
 
 @dataclass(frozen=True)
 class Site:
-    """A model, what starts daemons, and what they have to answer."""
+    """A model, a starter of daemons, and the answers that they have to give."""
 
     parent: DaemonParent
     model: Path
@@ -77,14 +77,14 @@ class Site:
     def start(
         self, directory: Path, *flags: str, max_file_bytes: int | None = None
     ) -> ForkedDaemon:
-        """A daemon with that directory."""
+        """Start a daemon with that directory."""
         return self.parent.start(
             str(self.model), "--cache-disk-dir", str(directory), *flags,
             max_file_bytes=max_file_bytes,
         )  # fmt: skip
 
     def check(self, url: str, texts: list[str] | None = None) -> list[Answer]:
-        """Ask for texts, one after the other, and see that the answers are right."""
+        """Ask for texts, one after the other, and compare the answers."""
         got = [(text, ask(url, _question(text))) for text in texts or TEXTS]
         for text, answer in got:
             assert answer.said == self.answers[text].said, "it is what a daemon without cache says"
@@ -109,7 +109,7 @@ def _blocks(tmp_path: Path) -> Path:
 
 
 def _written(url: str) -> None:
-    """Wait until all that was asked to be written is."""
+    """Wait until all blocks are written."""
     wait_until(lambda: _count(url) == prefix_stats(url)["saved_blocks"] > 0, "all is written")
 
 
@@ -122,8 +122,8 @@ def _files(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*.safetensors"))
 
 
-def test_a_stopped_daemon_s_prompts_are_found_by_the_next(site: Site, blocks: Path) -> None:
-    """All but the last token, without an answer that differs; the stop itself writes what waits."""
+def test_stopped_daemons_prompts_are_found_by_the_next_one(site: Site, blocks: Path) -> None:
+    """The stop writes queued blocks; the next daemon finds all tokens but the last, and answers alike."""
     texts = TEXTS[:9]
     daemon = site.start(blocks)
     site.check(daemon.url, texts)
@@ -144,7 +144,7 @@ def test_a_stopped_daemon_s_prompts_are_found_by_the_next(site: Site, blocks: Pa
 
 
 class _Load:
-    """Clients that ask for texts in any order, until nobody answers."""
+    """Clients that ask for texts in any order, until the daemon is dead."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -171,22 +171,22 @@ class _Load:
                 return
 
     def wait(self, answers: int) -> None:
-        """Until there are so many."""
+        """Wait until there are ``answers`` answers."""
         wait_until(lambda: len(self.answers) >= answers, "it answers")
 
     def join(self) -> None:
         for thread in self._threads:
             thread.join(CEILING_S)
-            assert not thread.is_alive(), "a dead daemon answers nobody"
+            assert not thread.is_alive(), "a dead daemon gives no answer"
 
 
 @pytest.mark.parametrize("trials", [4, pytest.param(200, marks=pytest.mark.long)])
 def test_killed_daemon_leaves_blocks_that_answer_rightly(
     site: Site, blocks: Path, trials: int
 ) -> None:
-    """Killed at random moments, on one directory: every start succeeds, and every answer is right.
+    """Every start on the directory of a killed daemon succeeds, and every answer is right.
 
-    Every fifth trial dies while it starts.
+    Every fifth daemon is killed while it starts.
     """
     dice = random.Random(29)
     answered = reused = 0
@@ -228,7 +228,7 @@ def _truncated(files: list[Path]) -> None:
 
 
 def _flipped(files: list[Path]) -> None:
-    """A bit of the tensors in each: the heads, which are all that a start reads, are right."""
+    """Flip a bit of the tensors in each file; the heads, which a start reads, stay right."""
     for one in files[::2]:
         whole = bytearray(one.read_bytes())
         whole[-7] ^= 4
@@ -236,7 +236,7 @@ def _flipped(files: list[Path]) -> None:
 
 
 def _swapped(files: list[Path]) -> None:
-    """Each has another one's content, and is well in itself."""
+    """Give each file another one's content, which is intact."""
     contents = [one.read_bytes() for one in files]
     for one, content in zip(files, [*contents[1:], contents[0]], strict=True):
         one.write_bytes(content)
@@ -250,13 +250,13 @@ def _swapped(files: list[Path]) -> None:
         pytest.param(_swapped, True, marks=pytest.mark.long),
     ],
 )
-def test_damage_is_counted_and_never_answered(
+def test_damaged_blocks_are_counted_and_never_answered(
     site: Site,
     blocks: Path,
     damage: Callable[[list[Path]], None],
     runs: bool,  # noqa: FBT001
 ) -> None:
-    """Between two daemons, and under one that has just started: it computes anew."""
+    """Damage between two daemons, and under one that has just started, makes it compute anew."""
     texts = TEXTS[:4]
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
         site.check(daemon.url, texts)
@@ -278,8 +278,8 @@ def test_damage_is_counted_and_never_answered(
         assert stats(daemon.url)["disk"]["damaged"] == 0
 
 
-def test_files_that_vanish_are_missed_by_nobody(site: Site, blocks: Path) -> None:
-    """An operator who deletes them all while the daemon runs costs it their computation."""
+def test_daemon_goes_on_when_its_files_are_deleted(site: Site, blocks: Path) -> None:
+    """An operator may delete all files while the daemon runs, which costs their computation."""
     texts = TEXTS[:4]
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
         site.check(daemon.url, texts)
@@ -291,8 +291,8 @@ def test_files_that_vanish_are_missed_by_nobody(site: Site, blocks: Path) -> Non
         assert all(one.cached_tokens == one.prompt_tokens - 1 for one in again)
 
 
-def test_another_model_reads_none_of_it(site: Site, blocks: Path, tmp_path: Path) -> None:
-    """Weights are in the key: the same name, sizes and prompts, and nothing is found."""
+def test_blocks_of_another_model_are_not_found(site: Site, blocks: Path, tmp_path: Path) -> None:
+    """Other weights are another key, even with the same name, sizes and prompts."""
     text = TEXTS[0]
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
         site.check(daemon.url, [text])
@@ -307,8 +307,8 @@ def test_another_model_reads_none_of_it(site: Site, blocks: Path, tmp_path: Path
         assert answer.cached_tokens == answer.prompt_tokens - 1, "it is still there"
 
 
-def test_a_second_daemon_is_refused(site: Site, blocks: Path) -> None:
-    """With the setting, the directory and what to do; the first one goes on, and a third may come."""
+def test_second_daemon_on_a_directory_is_refused(site: Site, blocks: Path) -> None:
+    """The message names the setting, the directory and the remedy; the first daemon goes on."""
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
         second = site.start(blocks)
         assert second.wait() == SettingsError.exit_code
@@ -324,8 +324,8 @@ def test_a_second_daemon_is_refused(site: Site, blocks: Path) -> None:
         site.check(daemon.url, TEXTS[:1])
 
 
-def test_a_full_disk_costs_what_would_be_written(site: Site, blocks: Path) -> None:
-    """Requests go on, the memory tier works, what was not written is counted, and nothing is left."""
+def test_full_disk_costs_only_unwritten_blocks(site: Site, blocks: Path) -> None:
+    """Requests and the memory tier go on, unwritten blocks are counted, and no partial file is left."""
     page = resource.getpagesize()
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
         site.check(daemon.url, TEXTS[:1])
@@ -346,10 +346,10 @@ def test_a_full_disk_costs_what_would_be_written(site: Site, blocks: Path) -> No
         assert stats(daemon.url)["disk"]["damaged"] == 0
 
 
-def test_the_budget_is_kept(site: Site, blocks: Path) -> None:
-    """By the files themselves, looked at after every few answers; and a smaller one at the next start.
+def test_files_never_exceed_the_disk_budget(site: Site, blocks: Path) -> None:
+    """They are counted after every few answers, and with a smaller budget at the next start.
 
-    A file's header has some bytes, too, which weigh as much as the arrays in a model as small as this.
+    A file's header weighs as much as the arrays in a model as small as this.
     """
     budget_bytes = 1_000_000
     daemon = site.start(blocks, "--cache-disk-budget-gb", "0.001")

@@ -1,4 +1,4 @@
-"""The prefix cache where a daemon begins and where it ends."""
+"""The prefix cache while a daemon starts and while it stops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from machd.serving.loop import EngineLoop
 def test_answer_is_on_disk_when_a_stop_follows_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plans that write the last answer are made although the stop is there before them."""
+    """The plans that write the last answer are made although the stop came before them."""
     step, put = EngineLoop._step, Inbox.put
     is_stop_there = threading.Event()
 
@@ -55,8 +55,8 @@ def test_answer_is_on_disk_when_a_stop_follows_it_at_once(
     assert sum(len(one.token_ids) for one in saved) == 30 + 8 - 1
 
 
-def test_a_reload_while_the_model_loads_leaves_the_cache_its_memory(tmp_path: Path) -> None:
-    """The limits of changed settings are worked out from what the machine has, not from nothing."""
+def test_reload_while_the_model_loads_keeps_the_cache_limit(tmp_path: Path) -> None:
+    """The limits of changed settings follow from the machine's memory, not from zero."""
     model, settings = tmp_path / "tiny", tmp_path / "machd.toml"
     write_tiny_llama(model)
     text = f'[model]\npath = "{model}"\n[cache]\nmax_entries = '

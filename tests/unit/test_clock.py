@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from machd.clock import Clock, ManualClock, SystemClock
+from machd.clock import Clock, ManualClock, SystemClock, Throttle
 
 
 def test_monotonic_time_never_goes_back() -> None:
@@ -37,3 +37,16 @@ def test_manual_clock_does_not_go_back() -> None:
     """Moving time backwards is a mistake of the test."""
     with pytest.raises(AssertionError, match="time does not go back"):
         ManualClock().advance(-1.0)
+
+
+def test_throttle_allows_one_line_in_an_interval() -> None:
+    """The first line is due at once, the next one an interval after the last that was logged."""
+    clock = ManualClock()
+    throttle = Throttle(clock, interval_s=60)
+
+    due = []
+    for _ in range(6):
+        due.append(throttle.is_due())
+        clock.advance(25)
+
+    assert due == [True, False, False, True, False, False]
