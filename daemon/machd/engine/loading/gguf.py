@@ -1,35 +1,37 @@
-"""A GGUF file of the llama family as mlx-lm's llama: configuration and weights.
+"""A GGUF file of the llama family as mlx-lm's llama: configuration, weights and model.
 
 llama.cpp stores the rows of the query and key projections in another order, for rotary positions
 that pair neighbours; mlx-lm pairs the first half of a head with the second. The rows are put back
-here, those of the quantisation scales and biases alike.
+here, and those of the quantisation scales and biases with them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
 
 from machd.engine.backend.inspection_bounds import check_counts
 from machd.engine.backend.model_files import shortened
 from machd.engine.backend.progress import LoadProgress
-from machd.engine.loading.gguf_header import GgufHeader
+from machd.engine.loading.gguf_header import GgufHeader, GgufTensor
 from machd.errors import ModelArchitectureError, ModelFormatError
 
-GGUF_GROUP_SIZE = 32
+_GROUP_SIZE = 32
 """Weights that share a scale in every type that mlx keeps quantised."""
 
 _KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-"""Types that mlx keeps quantised (groups of 32), with their bits."""
+"""Types that mlx keeps quantised, with their bits."""
 
 _EXPANDED = frozenset({"F32", "F16", "Q6_K"})
-"""Types that arrive as floats. mlx expands Q6_K, which llama.cpp puts into most Q4_0 files, to
-float16. It expands Q4_K too, but wrongly: mlx 0.32.4 gives every second group of 32 the scale and
-minimum of the group before it. So Q4_K is refused."""
+"""Types that mlx reads as floats. It expands Q6_K, which llama.cpp puts into most Q4_0 files, to
+float16. It expands Q4_K wrongly: mlx 0.32.4 gives every second group of 32 the scale and minimum of
+the group before it. So Q4_K is refused."""
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _GLOBAL_NAMES: Mapping[str, str] = {
@@ -59,11 +61,14 @@ class GgufWeights:
 
     Attributes:
         arrays: Plain weights, or packed ``weight`` (uint32), ``scales`` and ``biases`` (float16).
-        bits: Bits of each module that is still quantised, in groups of 32; by module path.
+        bits: Module path to bits, of each module that is still quantised, in groups of 32.
+        rope_factors: The values of ``rope_freqs.weight``, one divisor a rotary frequency, as llama 3
+            files carry them; None in other files.
     """
 
     arrays: dict[str, mx.array]
     bits: dict[str, int]
+    rope_factors: list[float] | None = None
 
 
 def check_gguf(header: GgufHeader) -> None:
@@ -99,12 +104,14 @@ def check_gguf(header: GgufHeader) -> None:
 
 
 def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) -> dict[str, object]:
-    """The configuration that ``mlx_lm.models.llama.ModelArgs.from_dict`` takes.
+    """Make the configuration that ``mlx_lm.models.llama.ModelArgs.from_dict`` takes.
 
     Args:
         header: A header that :func:`check_gguf` let pass.
-        rope_factors: The values of ``rope_freqs.weight``, one divisor a rotary frequency, as
-            llama 3 files carry them.
+        rope_factors: As of :class:`GgufWeights`.
+
+    Raises:
+        ModelFormatError: The numbers contradict each other, or ask for what mlx-lm's llama has not.
     """
     heads = header.integer("llama.attention.head_count")
     hidden_size = header.integer("llama.embedding_length")
@@ -131,21 +138,43 @@ def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) ->
     }
 
 
+def build_llama(header: GgufHeader, weights: GgufWeights) -> Module:
+    """Make mlx-lm's llama of weights.
+
+    Raises:
+        ModelFormatError: The tensors' shapes are not those of the configuration.
+    """
+    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
+
+    model: Module = Model(ModelArgs.from_dict(llama_config(header, weights.rope_factors)))
+
+    def packing(path: str, _: Module) -> bool | dict[str, int]:
+        bits = weights.bits.get(path)
+        return False if bits is None else {"group_size": _GROUP_SIZE, "bits": bits}
+
+    try:
+        quantize(model, class_predicate=packing)
+        model.load_weights(list(weights.arrays.items()), strict=True)
+    except ValueError as error:
+        raise ModelFormatError(
+            f"{header.path.name}: its tensors do not fit its metadata: {error}"
+        ) from error
+    model.eval()
+    return model
+
+
 def load_llama_weights(
     header: GgufHeader, dtype: mx.Dtype | None, progress: LoadProgress
-) -> tuple[GgufWeights, list[float] | None]:
+) -> GgufWeights:
     """Read every tensor, put rows in order, and dequantise where a dtype is given.
 
     Each tensor's original is dropped as soon as its replacement is computed.
 
     Args:
         header: A header that :func:`check_gguf` let pass.
-        dtype: What plain weights shall be; None keeps quantised weights packed and gives the
-            rest the dtype of their scales (float16), or float32 in a file that is float32.
+        dtype: Dtype of all weights; None keeps quantised weights packed and gives the rest the dtype
+            of their scales (float16), or float32 in a file that is float32.
         progress: Advanced by each tensor's size in the file.
-
-    Returns:
-        The weights, and the values of ``rope_freqs.weight`` where the file has them.
 
     Raises:
         ModelFormatError: The file is corrupt.
@@ -155,11 +184,8 @@ def load_llama_weights(
     plain_dtype = dtype or _stored_dtype(header)
     heads = header.integer("llama.attention.head_count")
     kv_heads = header.integer("llama.attention.head_count_kv", heads)
-    weights = GgufWeights({}, {})
-    for tensor in header.tensors:
-        path = _module_path(tensor.name)
-        if path is None:
-            continue
+    weights = GgufWeights({}, {}, None if factors is None else _floats(factors))
+    for path, tensor in _weights_of_modules(header):
         parts = _take(raw, tensor.name, header.path)
         if path.endswith((".q_proj", ".k_proj")):
             rows = heads if path.endswith(".q_proj") else kv_heads
@@ -174,30 +200,41 @@ def load_llama_weights(
         mx.eval(list(parts.values()))
         weights.arrays.update({f"{path}.{part}": array for part, array in parts.items()})
         progress.advance(tensor.size_bytes)
-    return weights, None if factors is None else _floats(factors)
+    return weights
 
 
 def lazy_llama_weights(header: GgufHeader) -> GgufWeights:
-    """Zeros in the tensors' shapes, which nobody computes, and the bits they are stored with.
+    """Make zeros in the shapes and dtypes of the stored weights, which are never computed.
 
     Args:
         header: A header that :func:`check_gguf` let pass.
     """
     dtype = _stored_dtype(header)
     weights = GgufWeights({}, {})
-    for tensor in header.tensors:
-        path = _module_path(tensor.name)
-        if path is None:
-            continue
-        weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, dtype)
+    for path, tensor in _weights_of_modules(header):
         bits = _KEPT_BITS.get(tensor.type_name)
-        if bits is not None:
-            weights.bits[path] = bits
+        if bits is None:
+            weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, dtype)
+            continue
+        *rows, columns = tensor.shape
+        weights.bits[path] = bits
+        weights.arrays[f"{path}.weight"] = mx.zeros((*rows, columns * bits // 32), mx.uint32)
+        for part in ("scales", "biases"):
+            groups = mx.zeros((*rows, columns // _GROUP_SIZE), mx.float16)
+            weights.arrays[f"{path}.{part}"] = groups
     return weights
 
 
+def _weights_of_modules(header: GgufHeader) -> Iterator[tuple[str, GgufTensor]]:
+    """List the tensors with mlx-lm's path of their module; ``rope_freqs.weight`` has none."""
+    for tensor in header.tensors:
+        path = _module_path(tensor.name)
+        if path is not None:
+            yield path, tensor
+
+
 def _module_path(tensor_name: str) -> str | None:
-    """mlx-lm's path of the module that a tensor belongs to; None when llama has no such module."""
+    """Find mlx-lm's path of the module that a tensor belongs to; None for another tensor."""
     match = _TENSOR_NAME.fullmatch(tensor_name)
     if match is None or match["part"] != "weight":
         return None
@@ -217,7 +254,7 @@ def _read_arrays(path: Path) -> dict[str, mx.array]:
 
 
 def _take(raw: dict[str, mx.array], tensor_name: str, path: Path) -> dict[str, mx.array]:
-    """Remove one tensor's arrays from what was read: its weight, and scales and biases."""
+    """Remove the arrays of one tensor from those of the file: weight, scales and biases."""
     stem = tensor_name.removesuffix(".weight")
     names = ("weight", "scales", "biases")
     parts = {part: raw.pop(f"{stem}.{part}") for part in names if f"{stem}.{part}" in raw}
@@ -237,7 +274,7 @@ def _paired_by_halves(rows: mx.array, heads: int) -> mx.array:
 def _dequantised(parts: dict[str, mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
     # With float32 scales the product is exact; float16 would round every weight.
     scales, biases = (parts[name].astype(mx.float32) for name in ("scales", "biases"))
-    return mx.dequantize(parts["weight"], scales, biases, GGUF_GROUP_SIZE, bits).astype(dtype)
+    return mx.dequantize(parts["weight"], scales, biases, _GROUP_SIZE, bits).astype(dtype)
 
 
 def _stored_dtype(header: GgufHeader) -> mx.Dtype:
@@ -254,8 +291,8 @@ def _floats(array: mx.array) -> list[float]:
 def _rope_scaling(header: GgufHeader, rope_factors: list[float] | None) -> dict[str, object] | None:
     context_tokens = header.integer("llama.context_length")
     if rope_factors is not None:
-        # mlx-lm's "longrope" multiplies frequencies by factors that are given one by one; with
-        # equal context lengths it scales nothing else.
+        # mlx-lm's "longrope" takes a factor for each frequency; with equal context lengths it scales
+        # nothing else.
         return {
             "type": "longrope",
             "original_max_position_embeddings": context_tokens,
@@ -270,9 +307,5 @@ def _rope_scaling(header: GgufHeader, rope_factors: list[float] | None) -> dict[
         return {"type": "linear", "factor": factor or 1.0}
     if kind == "yarn":
         original = header.integer("llama.rope.scaling.original_context_length", context_tokens)
-        return {
-            "type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": original,
-        }
+        return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")

@@ -1,8 +1,8 @@
-"""What can be said of a model before its weights are loaded: from configuration, headers, tokenizer.
+"""Inspection of a model without its weights: configuration, headers and tokenizer files.
 
-The model is built and mended as the loader does it, with the real configuration and with arrays that
-know their shapes and are never computed. So most of what would make loading fail is found here, too:
-all but damaged weights, too little memory, and a tokenizer that has no ``tokenizer.json``.
+The model is built and repaired as the loader does it, with the real configuration and with arrays
+that know their shapes and are never computed. So the inspection fails where loading would, except
+for damaged weights, too little memory, and a tokenizer that has no ``tokenizer.json``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts
@@ -26,8 +25,8 @@ from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.cache_facts import trace_model
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
-from machd.engine.loading.gguf import GGUF_GROUP_SIZE, check_gguf, lazy_llama_weights, llama_config
-from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
+from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
     Quantization,
@@ -58,7 +57,7 @@ _WORKING_ARRAYS = 8
 _NO_LIMIT_BYTES = 1 << 62
 
 _LARGEST_FIGURE = 1 << 53
-"""Beyond it not every reader of JSON counts exactly, and no model has such figures."""
+"""Integers beyond it are not exact in every reader of JSON, and no model has such figures."""
 
 _MODES = (
     Quantization("affine", 4, 64),
@@ -75,21 +74,21 @@ _TRIAL_TOLERANCE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class ModelInspection:
-    """What files say of a model, and what it would be on this machine.
+    """A model as its files describe it, and as it would be on this machine.
 
     Attributes:
         context_tokens: Positions that prompt and completion share.
-        stored_bytes: What the tensors take on disk.
-        weights_bytes: What they would take in memory, in ``dtype``.
-        working_bytes: An estimate of what computing takes beside weights and KV cache.
-        dtype: What would be computed in, such as ``float32``.
+        stored_bytes: Size of the tensors on disk.
+        weights_bytes: Their size in memory, in ``dtype``.
+        working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
+        dtype: Dtype of the computation, such as ``float32``.
         quantization: As stored; None when the weights are plain.
         keeps_quantized: Whether the weights would stay quantised in memory.
-        native_modes: Whether this backend multiplies with packed weights, by quantisation mode.
-        code: Which code would compute the model.
-        device_memory_bytes: What the device can hold in all.
-        available_bytes: What of it could be taken now.
-        notes: What a person should know.
+        native_modes: Quantisation mode to whether this backend multiplies with packed weights.
+        code: The code that would compute the model.
+        device_memory_bytes: Memory of the device in all.
+        available_bytes: The part of it that could be taken now.
+        notes: Warnings for the report.
     """
 
     model_id: str
@@ -124,17 +123,11 @@ def inspect_model(
     Takes about as long as importing mlx-lm. No code of the checkpoint's runs, whatever the
     settings say; its chat template runs in transformers' sandbox, with little time and memory.
     A model without a chat template is no error, though serving it needs a setting: the template's
-    ``problem`` says which.
-
-    Args:
-        source: Where it lies.
-        dtype: As for ``load_model``.
-        max_context_tokens: Fewer positions than the model has; None for all of them.
-        chat_template: A file that replaces the model's template, ``none``, or None for its own.
+    ``problem`` says which. The arguments are those of ``load_model``.
 
     Raises:
-        ModelError: One of its kinds: what serving the model would raise, but for what this module
-            says it does not find; and for code of the checkpoint's, which serve may be allowed.
+        ModelError: One of its kinds: the error that serving the model would raise, and an error for
+            a model that is Python code of the checkpoint's, which serve may be allowed to run.
         SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
     """
     import_mlx_lm()
@@ -143,24 +136,17 @@ def inspect_model(
     else:
         opened = _open_directory(source, chat_template)
     limit_tokens = context_tokens(opened.config, max_context_tokens)
-    # Before the limit on memory under which the model is built, which is not the device's.
-    memory = _Memory(available_memory_bytes(), device_memory_bytes())
+    # Read before the model is built, under a limit on memory that is not the device's.
+    available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
     with _building(source):
-        return _inspect(source, opened, dtype, limit_tokens, memory)
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """What the process can still take, and what the device can hold in all."""
-
-    available_bytes: int
-    device_bytes: int
+        return _inspect(opened, dtype, limit_tokens, available_bytes, device_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A model without weights, and what files say of it."""
+    """A model without weights, and what its files tell."""
 
+    source: ModelSource
     model: Module
     architecture: str
     config: dict[str, object]
@@ -172,7 +158,7 @@ class _Opened:
 def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
-    # Trusted to be read, not to run: the error below does not ask for a flag that check ignores.
+    # Trusted to be read, not to run: the error here does not ask for a flag that check ignores.
     checkpoint = read_checkpoint(source.path, trust_remote_code=True)
     if "model_file" in checkpoint.config:
         raise ModelCodeError(
@@ -183,9 +169,9 @@ def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
     check_architecture(checkpoint.config)
     template = directory_abilities(checkpoint, chat_template)
     with _building(source):
-        # Lazy: arrays know their shapes and nothing is read.
         model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=False)
     return _Opened(
+        source,
         model,
         architecture_name(model, checkpoint.model_type),
         checkpoint.config,
@@ -205,44 +191,24 @@ def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
     config = llama_config(header)
     template = gguf_abilities(header, chat_template)
     with _building(source):
-        model = _lazy_llama(header, config)
+        model = build_llama(header, lazy_llama_weights(header))
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
-    return _Opened(model, "llama", config, stored_bytes, template)
-
-
-def _lazy_llama(header: GgufHeader, config: dict[str, object]) -> Module:
-    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
-
-    model: Module = Model(ModelArgs.from_dict(config))
-    weights = lazy_llama_weights(header)
-    model.load_weights(list(weights.arrays.items()), strict=True)
-    bits = weights.bits
-    if bits:
-        quantize(
-            model,
-            class_predicate=lambda path, _: (
-                {"group_size": GGUF_GROUP_SIZE, "bits": bits[path]} if path in bits else False
-            ),
-        )
-    model.eval()
-    return model
+    return _Opened(source, model, "llama", config, stored_bytes, template)
 
 
 def _inspect(
-    source: ModelSource, opened: _Opened, dtype: str, limit_tokens: int, memory: _Memory
+    opened: _Opened, dtype: str, limit_tokens: int, available_bytes: int, device_bytes: int
 ) -> ModelInspection:
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
-    model = opened.model
-    available_bytes = memory.available_bytes
-    backend = backend_name()
+    source, model, backend = opened.source, opened.model, backend_name()
     parameters = int(get_total_parameters(model))
     quantization = quantization_of(model)
     held_dtype = choose_dtype(
         dtype,
         backend=backend,
         parameters=parameters,
-        # A dtype that was asked for by name is told with its size, not refused.
+        # A dtype that the settings name is reported with its size, not refused.
         available_bytes=available_bytes if dtype == "auto" else _NO_LIMIT_BYTES,
     )
     hold_in(model, held_dtype)
@@ -275,7 +241,7 @@ def _inspect(
         native_modes=native_modes(),
         template=opened.template,
         backend=backend,
-        device_memory_bytes=memory.device_bytes,
+        device_memory_bytes=device_bytes,
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
         notes=tuple(
@@ -287,19 +253,19 @@ def _inspect(
 
 
 def _working_bytes(model: Module) -> int:
-    """The largest tensor once more, as loading converts it, and a chunk of a prompt on its way."""
+    """Estimate memory beside weights and KV: a copy of the largest tensor, and a prefill chunk."""
     flat = tree_flatten(model.parameters())
     assert isinstance(flat, list)
     arrays = [array for _, array in flat]
     largest_bytes = max((array.nbytes for array in arrays), default=0)
-    # The vocabulary is as wide only for the few positions that are decoded.
+    # The widest is the vocabulary, which is computed for the few positions that are decoded.
     widths = sorted({array.shape[-2] for array in arrays if array.ndim >= 2})
     width = widths[-2] if len(widths) > 1 else 0
     return largest_bytes + _WORKING_TOKENS * _WORKING_ARRAYS * width * mx.float32.size
 
 
 def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
-    """Look at what will be reported, and comes from numbers that a file may say as it likes.
+    """Check the figures of a report, which follow from the numbers of a stranger's file.
 
     Raises:
         ModelFormatError: One is larger than any model's.
@@ -314,11 +280,7 @@ def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
 
 @contextmanager
 def _building(source: ModelSource) -> Iterator[None]:
-    """Turn what mlx-lm's classes raise into an error of ours, and bound what they take.
-
-    Raises:
-        ModelFormatError: KeyError, TypeError, ValueError and the like: something does not fit.
-    """
+    """Bound mlx-lm's classes in time and memory, and turn their errors into ModelFormatError."""
     try:
         with _reading("building the model"):
             yield
@@ -335,9 +297,9 @@ def _reading(what: str) -> AbstractContextManager[None]:
 
 
 def native_modes() -> dict[str, bool]:
-    """Multiply two rows with 64 x 64 packed weights, in every mode; takes a few milliseconds.
+    """Tell for each mode whether two rows times 64 x 64 packed weights give the right product.
 
-    A mode counts if mlx computes the product and it is that of the unpacked weights.
+    Takes a few milliseconds. The right product is that of the unpacked weights.
     """
     return {one.mode: _multiplies(one) for one in _MODES}
 

@@ -1,7 +1,6 @@
-"""From files to a model in memory: checks first, then weights, then a first short run.
+"""Loading of a model into memory: checks first, then weights, then a first short run.
 
-Everything here runs on the calling thread, which has to be the engine's: mlx ties its streams to
-the thread that first uses them.
+The calling thread has to be the engine's: mlx ties its streams to the thread that first uses them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.quantized import quantize
 
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import kv_quantization
@@ -27,14 +25,14 @@ from machd.engine.kv.format import PLAIN
 from machd.engine.kv.planes import KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint
-from machd.engine.loading.gguf import GGUF_GROUP_SIZE, check_gguf, llama_config, load_llama_weights
+from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, load_llama_weights
 from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
     choose_dtype,
     computed_dtype,
-    describe_quantization,
     materialise,
+    quantization_of,
     refuse_if_too_big,
     weights_bytes,
 )
@@ -50,9 +48,9 @@ class LoadedModel:
     """A model ready to run.
 
     Attributes:
-        notes: What a person should know and nothing fails over; for the start-up log.
-        weight_files: Where the weights came from; none for a model that was made in memory.
-        kv_format: How its keys and values are kept; the description's cache facts are of this.
+        notes: Warnings for the start-up log.
+        weight_files: Files of the weights; none for a model that was made in memory.
+        kv_format: Format of keys and values; the description's cache facts are of this.
     """
 
     model: Module
@@ -77,7 +75,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     """Check, load and measure a model.
 
     Args:
-        source: Where it lies.
+        source: The model's files.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
         max_context_tokens: Fewer positions than the model has; None for all of them.
         trust_remote_code: Whether the checkpoint's own Python code may run.
@@ -85,7 +83,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             or None for the model's own.
         progress: Told about stages and bytes, on this thread.
         blas: Name of the CPU's BLAS, for the description.
-        kv_format: How keys and values are to be kept.
+        kv_format: Format of keys and values in the caches.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -94,7 +92,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     """
     import_mlx_lm()
     progress = progress or SilentProgress()
-    # Whatever can be refused is refused before the weights, which take the time.
+    # Refusals come before the weights, which take the time.
     progress.stage("reading the tokenizer", None)
     if source.kind is SourceKind.GGUF:
         header = read_gguf_header(source.path)
@@ -102,7 +100,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
         tokenizer.start_renderer()
         context = context_tokens(llama_config(header), max_context_tokens)
-        # Always a llama, whose caches are standard ones: every format fits.
+        # A llama's caches are standard ones, which every KV format fits.
         model = _load_gguf(header, dtype, progress)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
@@ -111,9 +109,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
         if "model_file" not in checkpoint.config:
             check_architecture(checkpoint.config)
-        tokenizer, notes = (
-            directory_tokenizer(checkpoint, chat_template, trust_remote_code=trust_remote_code),
-            (),
+        notes = ()
+        tokenizer = directory_tokenizer(
+            checkpoint, chat_template, trust_remote_code=trust_remote_code
         )
         tokenizer.start_renderer()
         context = context_tokens(checkpoint.config, max_context_tokens)
@@ -142,8 +140,6 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
 
 
 def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:
-    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
-
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     available_bytes = available_memory_bytes()
     refuse_if_too_big(stored_bytes, available_bytes)
@@ -154,28 +150,13 @@ def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module
         available_bytes=available_bytes,
     )
     progress.stage("loading the weights", stored_bytes)
-    weights, rope_factors = load_llama_weights(header, plain_dtype, progress)
-    model: Module = Model(ModelArgs.from_dict(llama_config(header, rope_factors)))
-    bits = weights.bits
-    if bits:
-        quantize(model, class_predicate=lambda path, _: _quantization(bits.get(path)))
-    try:
-        model.load_weights(list(weights.arrays.items()), strict=True)
-    except ValueError as error:
-        raise ModelFormatError(
-            f"{header.path.name}: its tensors do not fit its metadata: {error}"
-        ) from error
-    model.eval()
+    model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
     mx.clear_cache()
     return model
 
 
-def _quantization(bits: int | None) -> bool | dict[str, int]:
-    return False if bits is None else {"group_size": GGUF_GROUP_SIZE, "bits": bits}
-
-
 def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
-    """The model with arrays that know their shapes; nothing of the weights is read yet."""
+    """Build the model of a directory with lazy weights, of which nothing is read yet."""
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
     refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
@@ -184,7 +165,7 @@ def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
     except ModelError:
         raise
     except Exception as error:
-        # mlx-lm raises KeyError, TypeError or ValueError for whatever does not fit together.
+        # mlx-lm raises KeyError, TypeError or ValueError for a contradiction.
         raise ModelFormatError(
             f"{checkpoint.path.name}: weights and config.json do not fit together: "
             f"{type(error).__name__}: {error}"
@@ -194,7 +175,7 @@ def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
 
 
 def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
-    """Refuse what would silently be kept in full size.
+    """Refuse a KV format that none of the model's caches can have.
 
     Raises:
         SettingsError: The model has no cache that can be in the format.
@@ -228,7 +209,7 @@ def _read_weights(
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
 
 
-def describe_model(  # noqa: PLR0913 - one argument for each thing that files or settings tell
+def describe_model(  # noqa: PLR0913 - one argument for each fact of files and settings
     model: Module,
     *,
     model_id: str,
@@ -239,12 +220,12 @@ def describe_model(  # noqa: PLR0913 - one argument for each thing that files or
     kv_format: KvFormat = PLAIN,
     own_files: Sequence[Path] = (),
 ) -> ModelDescription:
-    """Mend a model in memory where it needs it, run a short prompt, and say what is known of it."""
+    """Repair a model's layers for batches where they need it, and measure it on a short prompt."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
     make_batchable(model)
     measured = measure_model(model, kv_format)
-    backend = backend_name()
+    backend, quantization = backend_name(), quantization_of(model)
     return ModelDescription(
         model_id=model_id,
         architecture=architecture,
@@ -253,7 +234,7 @@ def describe_model(  # noqa: PLR0913 - one argument for each thing that files or
         parameters=int(get_total_parameters(model)),
         weights_bytes=weights_bytes(model),
         dtype=computed_dtype(model),
-        quantization=describe_quantization(model),
+        quantization=None if quantization is None else str(quantization),
         backend=backend,
         blas=blas if backend == "cpu" else None,
         eos_token_ids=eos_token_ids,

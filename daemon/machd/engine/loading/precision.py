@@ -1,9 +1,9 @@
-"""In which dtype a model's weights are held, and how they get there without twice the memory."""
+"""The dtype of a model's weights, and their conversion without twice the memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -23,14 +23,14 @@ _DTYPES: Mapping[str, mx.Dtype] = {
     "bfloat16": mx.bfloat16,
 }
 _FLOAT32_SHARE = 0.6
-"""Of the available memory that float32 weights may take on the CPU; the rest is for KV."""
+"""Share of the available memory that float32 weights may take on the CPU; the rest is for KV."""
 
 _GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a layer's weights are packed.
+    """The packing of a layer's weights.
 
     Attributes:
         mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
@@ -48,7 +48,7 @@ class Quantization:
 def choose_dtype(
     requested: str, *, backend: str, parameters: int, available_bytes: int
 ) -> mx.Dtype | None:
-    """The dtype to hold weights in; None keeps them as they are stored.
+    """Choose the dtype of the weights in memory; None keeps them as they are stored.
 
     ``auto`` keeps them on a GPU. On the CPU it takes float32 where that fits: there a quantised
     product costs the same for every row of a batch, and 16-bit ones gain little.
@@ -56,11 +56,11 @@ def choose_dtype(
     Args:
         requested: ``auto``, ``float32``, ``float16`` or ``bfloat16``. A named dtype dequantises.
         backend: ``cpu``, ``metal`` or ``cuda``.
-        parameters: How many weights the model has.
-        available_bytes: What may still be taken.
+        parameters: Number of weights.
+        available_bytes: Memory that the weights may take.
 
     Raises:
-        ModelMemoryError: A dtype was asked for by name and does not fit.
+        ModelMemoryError: The dtype was named and does not fit.
     """
     if requested == "auto":
         fits = parameters * mx.float32.size <= _FLOAT32_SHARE * available_bytes
@@ -76,7 +76,7 @@ def refuse_if_too_big(
     """Compare two sizes before memory is taken.
 
     Raises:
-        ModelMemoryError: More is needed than available; the message has both in GiB.
+        ModelMemoryError: More is needed than available.
     """
     if needed_bytes > available_bytes:
         raise ModelMemoryError(
@@ -86,52 +86,32 @@ def refuse_if_too_big(
 
 
 def materialise(model: Module, dtype: mx.Dtype | None, progress: LoadProgress) -> None:
-    """Load a lazily loaded model's weights module by module, converting them on the way.
+    """Load the weights of a lazily loaded model module by module, converting them on the way.
 
     A module's stored weights are dropped before the next module's are read, so that memory holds
     the converted model and one module more.
 
     Args:
         model: Its parameters are replaced in place.
-        dtype: What every floating-point weight shall be; None changes nothing. A model that has a
-            quantised layer of a kind unknown to machd stays as stored.
+        dtype: Dtype of all floating-point weights; None changes nothing. A model with a quantised
+            layer of a kind unknown to machd stays as stored.
         progress: Advanced by the bytes of each module as stored.
     """
-    leaves = _leaves(model)[::-1]
-    dtype = _possible(dtype, leaves)
-    makers = _plain_makers()
-    while leaves:
-        # Taken off the list, so that nothing holds the stored weights when they are replaced.
-        path, module = leaves.pop()
-        stored_bytes = weights_bytes(module)
-        if dtype is not None:
-            module = _convert(module, path, model, dtype, makers)
+    for stored_bytes, module in _converted(model, dtype):
         mx.eval(module.parameters())
         progress.advance(stored_bytes)
-    if dtype is not None:
-        # Parameters that hang on a module with children are in no leaf.
-        _cast(model, dtype, "", model)
     mx.eval(model.parameters())
     mx.clear_cache()
 
 
 def hold_in(model: Module, dtype: mx.Dtype | None) -> None:
-    """Make every weight what :func:`materialise` would make it, and compute nothing.
-
-    Shapes and dtypes are then those that the model would have in memory.
-    """
-    leaves = _leaves(model)
-    dtype = _possible(dtype, leaves)
-    if dtype is None:
-        return
-    makers = _plain_makers()
-    for path, module in leaves:
-        _convert(module, path, model, dtype, makers)
-    _cast(model, dtype, "", model)
+    """Give the weights the shapes and dtypes that :func:`materialise` would, and compute nothing."""
+    for _ in _converted(model, dtype):
+        pass
 
 
 def computed_dtype(model: Module) -> str:
-    """Name of the floating-point dtype that most of the weights, or their scales, have."""
+    """Name the floating-point dtype of most of the weights, or of their scales."""
     sizes: Counter[str] = Counter()
     for array in _arrays(model):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -140,18 +120,12 @@ def computed_dtype(model: Module) -> str:
 
 
 def weights_bytes(module: Module) -> int:
-    """What a module's parameters take, computed or not yet."""
+    """Sum the sizes of a module's parameters, computed or not yet."""
     return sum(array.nbytes for array in _arrays(module))
 
 
-def describe_quantization(model: Module) -> str | None:
-    """Such as ``affine 4-bit, group 64``, of most layers; None when all weights are plain."""
-    found = quantization_of(model)
-    return None if found is None else str(found)
-
-
 def quantization_of(model: Module) -> Quantization | None:
-    """How most of the quantised layers are; None when all weights are plain."""
+    """Find the packing of most of the quantised layers; None when all weights are plain."""
     kinds: Counter[Quantization] = Counter()
     for _, module in model.named_modules():
         if "scales" in module and hasattr(module, "bits"):
@@ -166,23 +140,37 @@ def _arrays(module: Module) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def _leaves(model: Module) -> list[tuple[str, Module]]:
-    """Modules without modules inside, with their paths."""
+def _converted(model: Module, dtype: mx.Dtype | None) -> Iterator[tuple[int, Module]]:
+    """Convert a model leaf by leaf; yields the stored bytes of each, and the leaf to be computed."""
     flat = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
     assert isinstance(flat, list)
-    return flat
+    makers = _plain_makers()
+    if any("scales" in module and type(module) not in makers for _, module in flat):
+        dtype = None  # machd cannot undo such a packing
+    leaves = flat[::-1]
+    del flat
+    while leaves:
+        # Removed from the list, so that nothing holds the stored weights when they are replaced.
+        path, module = leaves.pop()
+        stored_bytes = weights_bytes(module)
+        if dtype is not None and type(module) in makers:
+            module = _dequantised(module, makers[type(module)], dtype)
+            model.update_modules(tree_unflatten([(path, module)]))
+        elif dtype is not None:
+            _cast(module, dtype, path, model)
+        yield stored_bytes, module
+    if dtype is not None:
+        # Parameters of a module that has children are in no leaf.
+        _cast(model, dtype, "", model)
 
 
 def _plain_makers() -> Mapping[type, Callable[[mx.array], Layer]]:
-    """How the plain counterpart of each quantised layer is made, without bias, from its weight.
+    """Map each quantised layer's class to a function that makes a plain layer in a weight's shape.
 
-    Weights of a new layer are lazy and replaced before anything computes them.
+    The plain layer has no bias, and lazy weights that are replaced before anything computes them.
     """
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear  # noqa: PLC0415
-    from mlx_lm.models.switch_layers import (  # noqa: PLC0415
-        QuantizedSwitchLinear,
-        SwitchLinear,
-    )
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: PLC0415
 
     # mlx-lm's layers take their sizes in the reverse order of their weight's shape.
     return {
@@ -191,33 +179,6 @@ def _plain_makers() -> Mapping[type, Callable[[mx.array], Layer]]:
         QuantizedSwitchLinear: lambda weight: SwitchLinear(*weight.shape[::-1], bias=False),
         QuantizedMultiLinear: lambda weight: MultiLinear(*weight.shape[::-1]),
     }
-
-
-def _is_foreign(module: Module) -> bool:
-    """Whether the layer is quantised in a way that machd cannot undo."""
-    return "scales" in module and type(module) not in _plain_makers()
-
-
-def _possible(dtype: mx.Dtype | None, leaves: list[tuple[str, Module]]) -> mx.Dtype | None:
-    """None where a layer is quantised in a way that machd cannot undo."""
-    return None if any(_is_foreign(module) for _, module in leaves) else dtype
-
-
-def _convert(
-    module: Module,
-    path: str,
-    model: Module,
-    dtype: mx.Dtype,
-    makers: Mapping[type, Callable[[mx.array], Layer]],
-) -> Module:
-    """The module with weights of the dtype, in the model, not computed yet."""
-    make = makers.get(type(module))
-    if make is None:
-        _cast(module, dtype, path, model)
-        return module
-    plain: Module = _dequantised(module, make, dtype)
-    model.update_modules(tree_unflatten([(path, plain)]))
-    return plain
 
 
 def _dequantised(module: Layer, make: Callable[[mx.array], Layer], dtype: mx.Dtype) -> Layer:
@@ -243,7 +204,7 @@ def _dequantised(module: Layer, make: Callable[[mx.array], Layer], dtype: mx.Dty
 
 
 def _cast(module: Module, dtype: mx.Dtype, path: str, model: Module) -> None:
-    """Give a module's floating-point parameters the dtype, except those the model wants kept."""
+    """Give a module's floating-point parameters the dtype, except those that the model wants kept."""
     may_cast = getattr(model, "cast_predicate", None)
     prefix = f"{path}." if path else ""
 

@@ -49,7 +49,7 @@ def test_every_type_gives_the_numbers_of_its_format(tmp_path: Path, kind: str) -
     path = write_gguf(tmp_path / "x.gguf", metadata, {"token_embd.weight": blocks})
     header = read_gguf_header(path)
     check_gguf(header)
-    weights, _ = load_llama_weights(header, mx.float32, SilentProgress())
+    weights = load_llama_weights(header, mx.float32, SilentProgress())
     found = np.array(weights.arrays["model.embed_tokens.weight"])
     tolerance = 1e-3 if kind == "Q6_K" else 1e-6  # mlx expands Q6_K to float16
     np.testing.assert_allclose(found, dequantised(blocks), rtol=tolerance, atol=tolerance)
