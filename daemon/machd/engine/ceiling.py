@@ -1,8 +1,8 @@
 """The ceiling: a bare loop around the model, which no server on the same machine can beat by much.
 
 Prompts are prefilled in one call, then each step is one forward pass and one argmax, evaluated and
-read before the next begins. No sampler, no text, no scheduler, no network: what a server adds to a
-step's time is its own cost.
+read before the next begins. There is no sampler, text, scheduler or network: the difference to a
+server's step is the server's own cost.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CeilingReading:
     Attributes:
         batch_width: Rows that were computed together.
         prompt_tokens: Tokens of each row's prompt.
-        prefill_s: From the prompts to every row's first token.
-        step_s: Seconds of each following step, which gives every row one token.
+        prefill_s: Time to every row's first token.
+        step_s: Time of each following step, which gives every row one token.
     """
 
     batch_width: int
@@ -43,12 +43,7 @@ class BareLoop:
     """A model and nothing around it. Used on one thread, the one that loaded the model."""
 
     def __init__(self, model: Module, *, clock: Clock | None = None) -> None:
-        """Borrow a loaded model.
-
-        Args:
-            model: An mlx-lm model.
-            clock: Reads time; the machine's clocks unless given.
-        """
+        """Borrow a model of mlx-lm's."""
         self._model = model
         self._forward: Forward = lambda token_ids, caches: model(token_ids, cache=caches)
         self._clock = clock or SystemClock()
@@ -76,7 +71,7 @@ class BareLoop:
         caches: list[Any] = make_prompt_cache(self._model)
         readings_s = [self._clock.monotonic_s()]
         if prompt_tokens > 1:
-            # Keys and values alone: the output head over a whole prompt is work for nobody.
+            # Keys and values alone: the output head over a whole prompt would be wasted.
             self._forward(prompts[:, :-1], caches)
             mx.eval([cache.state for cache in caches])
         token_ids = prompts[:, -1]
@@ -90,10 +85,10 @@ class BareLoop:
 
 
 def equal_lengths(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The prompts cut, or begun again, to their mean length: one call takes rows of one length.
+    """Cut prompts, or repeat them, to their mean length: one call takes rows of one length.
 
-    All together they stay as long as they were, so a loop over them does the work of a server that
-    takes them as they are.
+    The sum of the lengths stays, so a loop over them does the work of a server that takes the prompts
+    as they are.
     """
     length = max(1, round(sum(map(len, prompts)) / len(prompts)))
     return [list(islice(cycle(prompt), length)) for prompt in prompts]

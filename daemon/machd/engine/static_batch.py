@@ -1,4 +1,4 @@
-"""mlx-lm's own static batching: what ``machd bench`` compares machd with.
+"""mlx-lm's own static batching, with which ``machd bench`` compares machd.
 
 ``batch_generate`` prefills and decodes a list of prompts, and returns when the last one is done.
 """
@@ -19,7 +19,7 @@ _MLX_LM_WIDTH = 32
 
 @dataclass(frozen=True, slots=True)
 class StaticReading:
-    """What one batch came to, in the order of its prompts."""
+    """Token counts of one batch, in the order of its prompts."""
 
     prompt_tokens: tuple[int, ...]
     completion_tokens: tuple[int, ...]
@@ -34,7 +34,7 @@ class StaticBatch:
         self._tokenizer = tokenizer
 
     def run(self, prompts: Sequence[str], *, max_tokens: int) -> StaticReading:
-        """Tokenise, generate greedily, and put the answers into words, as a server would.
+        """Tokenise, generate greedily, and detokenise the answers, as a server would.
 
         Args:
             prompts: One at least.
@@ -53,7 +53,7 @@ class StaticBatch:
 
 
 class _Endless:
-    """The tokenizer that ``batch_generate`` sees: one whose texts have no end."""
+    """A tokenizer without end tokens, for ``batch_generate``."""
 
     eos_token_ids: tuple[int, ...] = ()
 

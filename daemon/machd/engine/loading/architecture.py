@@ -1,4 +1,4 @@
-"""Whether the installed mlx-lm has a model's architecture, asked before its weights are read."""
+"""The architectures of the installed mlx-lm."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from machd.errors import ModelArchitectureError
 _MODULE_NAME = re.compile(r"\w[\w-]*")
 _PACKAGE = "mlx_lm.models."
 _ASKED_FOR = {"olmo": "hf_olmo"}
-"""Packages that a module only looks for, to leave the process if it does not find them: ai2-olmo
+"""Architecture to a package that its module looks for and calls ``sys.exit`` without. The package
 registers a tokenizer with transformers, which checkpoints in Hugging Face layout bring along."""
 
 
 def check_architecture(config: dict[str, object]) -> None:
-    """Look up the classes that mlx-lm would build, and build nothing.
+    """Look up the classes that mlx-lm would build a configuration's model of.
 
     Raises:
         ModelArchitectureError: mlx-lm has no such architecture, or cannot import it here.
@@ -34,8 +34,7 @@ def check_architecture(config: dict[str, object]) -> None:
             _get_classes(config)
         except (ValueError, AttributeError):
             pass
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a module's import does anything
-            # One architecture calls sys.exit when an optional package is missing.
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a module's import raises anything
             problem = f"mlx-lm cannot import it here: {error}"
         else:
             return
@@ -43,23 +42,23 @@ def check_architecture(config: dict[str, object]) -> None:
 
 
 def architecture_name(model: LanguageModel, model_type: str) -> str:
-    """mlx-lm's name of the architecture, which several model types may share."""
+    """Find mlx-lm's name of the architecture, which several model types may share."""
     module = type(model).__module__
     return module.removeprefix(_PACKAGE) if module.startswith(_PACKAGE) else model_type
 
 
 def import_architecture(name: str) -> ModuleType:
-    """mlx-lm's module of an architecture.
+    """Import mlx-lm's module of an architecture.
 
     Raises:
-        BaseException: Whatever the module's import raises, ``SystemExit`` among it.
+        BaseException: Any error of the module's import, ``SystemExit`` included.
     """
     _stand_in(name)
     return importlib.import_module(_PACKAGE + name)
 
 
 def _stand_in(name: str) -> None:
-    """Put an empty module where an architecture only looks whether there is one."""
+    """Put an empty module in the place of a package that an architecture only looks for."""
     asked_for = _ASKED_FOR.get(name)
     if asked_for is None or asked_for in sys.modules:
         return

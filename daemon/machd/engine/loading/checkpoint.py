@@ -1,7 +1,7 @@
 """A model directory in mlx-lm layout, read and checked without loading a weight.
 
-Everything that would make loading fail, crash or run foreign code is found here, from
-``config.json`` and the headers of the weight files.
+``config.json`` and the headers of the weight files tell what would make loading fail, crash or run
+foreign code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"
 
 UNBOUNDED_CONTEXT_TOKENS = 32_768
-"""For a model that names no limit, as recurrent ones need none: what a request may take unless
-``model.max_context_tokens`` says otherwise."""
+"""Positions of a model that names no limit, such as a recurrent one, unless
+``model.max_context_tokens`` is set."""
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -39,9 +39,9 @@ class Checkpoint:
 
     Attributes:
         config: ``config.json``.
-        weight_files: Every safetensors file that mlx-lm will read, sorted.
-        stored_bytes: The bytes of all tensors as stored.
-        code_files: Where the checkpoint names Python code of its own; empty for most.
+        weight_files: The safetensors files that mlx-lm will read, sorted.
+        stored_bytes: Size of all tensors as stored.
+        code_files: Files that name Python code of the checkpoint's own; empty for most.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @property
     def model_type(self) -> str:
-        """What ``config.json`` calls the architecture."""
+        """The architecture's name in ``config.json``."""
         return str(self.config["model_type"])
 
 
@@ -92,7 +92,7 @@ def _configuration(path: Path) -> dict[str, object]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelFormatError("config.json names no model_type; this is no model of mlx-lm's")
-    # It is part of messages, reports and metrics from here on.
+    # The name goes into messages, reports and metrics.
     if len(model_type) > _MAX_NAME_CHARS:
         raise ModelFormatError(
             f"config.json names a model_type of {len(model_type):,} characters; fetch or copy it "
@@ -129,7 +129,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
 
 
 def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
-    """Names of the places that ask for the checkpoint's own classes."""
+    """Name the places that ask for the checkpoint's own classes."""
     if "model_file" in config:
         yield shortened(str(config["model_file"]))
     if "auto_map" in config:
@@ -139,7 +139,7 @@ def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
 
 
 def context_tokens(config: dict[str, object], max_context_tokens: int | None) -> int:
-    """Positions that a prompt and its completion share.
+    """Find the positions that a prompt and its completion share.
 
     Args:
         config: ``config.json``; models with several parts have theirs under ``text_config``.
@@ -148,7 +148,11 @@ def context_tokens(config: dict[str, object], max_context_tokens: int | None) ->
     Raises:
         SettingsError: The user's limit is above the model's.
     """
-    own = _own_context_tokens(config)
+    text_config = config.get("text_config")
+    places = (config, text_config) if isinstance(text_config, dict) else (config,)
+    values = (place.get(key) for place in places for key in _CONTEXT_KEYS)
+    lengths = (one for one in values if isinstance(one, int) and not isinstance(one, bool))
+    own = next((one for one in lengths if one > 0), None)
     if max_context_tokens is None:
         return own or UNBOUNDED_CONTEXT_TOKENS
     if own is not None and max_context_tokens > own:
@@ -156,14 +160,3 @@ def context_tokens(config: dict[str, object], max_context_tokens: int | None) ->
             [f"model.max_context_tokens: the model has {own}, fewer than {max_context_tokens}"]
         )
     return max_context_tokens
-
-
-def _own_context_tokens(config: dict[str, object]) -> int | None:
-    text_config = config.get("text_config")
-    places = [config, text_config] if isinstance(text_config, dict) else [config]
-    for place in places:
-        for key in _CONTEXT_KEYS:
-            value = place.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None

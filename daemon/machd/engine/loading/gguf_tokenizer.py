@@ -17,7 +17,7 @@ from machd.engine.loading.gguf_header import GgufHeader
 from machd.errors import ModelFormatError
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-"""Token types of ggml; unknown (2), unused (5) and byte (6) tokens need nothing done."""
+"""Token types of ggml that need an entry; unknown (2), unused (5) and byte (6) tokens need none."""
 
 _SPACE = "\u2581"
 
@@ -41,7 +41,7 @@ _PATTERNS: Mapping[str, str] = {
     "deepseek-r1-qwen": _QWEN2_PATTERN,
     "tekken": _TEKKEN_PATTERN,
 }
-"""How text is cut before BPE, by ``tokenizer.ggml.pre``; as in each family's tokenizer.json."""
+"""``tokenizer.ggml.pre`` to the pattern of pieces before BPE, as in each family's tokenizer.json."""
 
 _SINGLE_DIGITS = frozenset(
     {"smollm", "starcoder", "refact", "codeshell", "command-r", "minerva-7b"}
@@ -49,24 +49,23 @@ _SINGLE_DIGITS = frozenset(
 _GPT2 = frozenset({"default", "gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jais"})
 _BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _WHOLE_TOKENS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"})
-"""Families whose BPE takes a piece that is a token as it stands, without merging."""
+"""Families whose BPE keeps a piece that is a token, without merging."""
 
 _END_NAMES = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
 )
-"""Control tokens that end a turn whatever the metadata says, as llama.cpp takes them."""
+"""Control tokens that end a turn whatever the metadata says, as in llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """The tokenizer and what belongs to it.
+    """A tokenizer with its special tokens and chat template.
 
     Attributes:
-        tokenizer: A ``tokenizers.Tokenizer``.
         special_tokens: ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, where set.
         eos_token_ids: Tokens that end a completion.
         chat_template: Jinja source; None where the file has none.
-        notes: What a person should know, such as a pre-tokenizer that machd does not know.
+        notes: Warnings, such as a pre-tokenizer that machd does not know.
     """
 
     tokenizer: Backend
@@ -175,10 +174,10 @@ def _sentence_piece(header: GgufHeader, tokens: list[str], types: list[int]) -> 
 def _merges_by_score(
     tokens: list[str], types: list[int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """Every way to join two pieces to a third, best result first.
+    """List every way to join two pieces to a third, in the order of the result's score.
 
-    SentencePiece joins the neighbours whose result scores highest; BPE joins those whose merge
-    comes first. Ordering the merges by the score of their result makes the two the same.
+    SentencePiece joins the neighbours with the highest-scoring result; BPE joins the neighbours whose
+    merge comes first. In this order of merges the two are the same.
     """
     score_of = {
         token: score
@@ -197,7 +196,7 @@ def _merges_by_score(
 
 
 def _checked(header: GgufHeader, build: Callable[[], Backend]) -> Backend:
-    """The library raises a bare Exception for merges that name unknown tokens."""
+    """Turn the bare Exception that the library raises for unknown tokens into ModelFormatError."""
     try:
         return build()
     except Exception as error:
@@ -205,7 +204,7 @@ def _checked(header: GgufHeader, build: Callable[[], Backend]) -> Backend:
 
 
 def _add_tokens(tokenizer: Backend, tokens: list[str], types: list[int]) -> None:
-    """Mark control tokens as special and user-defined ones as whole; their ids stay."""
+    """Mark control tokens as special, and user-defined ones as never cut; their ids stay."""
     pairs = list(zip(tokens, types, strict=True))
     control = [
         AddedToken(token, special=True, normalized=False) for token, k in pairs if k == _CONTROL

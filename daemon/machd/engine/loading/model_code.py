@@ -1,4 +1,4 @@
-"""Reads which code computes a model in memory."""
+"""The code that computes a model in memory: layer classes and a digest of their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from machd.engine.backend.untyped import LanguageModel, Layer
 _MODELS = "mlx_lm.models."
 _LAYERS = "mlx.nn.layers"
 _PACKED = "Quantized"
-"""How mlx and mlx-lm begin the names of layers with packed weights."""
+"""Prefix of the names of layers with packed weights, in mlx and mlx-lm."""
 
 
 def read_model_code(
@@ -26,9 +26,9 @@ def read_model_code(
     Takes some milliseconds. Call it when layers have been repaired and not yet fused.
 
     Args:
-        model: Of any class.
+        model: A model of any class.
         cache: Facts of its caches.
-        own_files: Python code that the checkpoint brings; it may have changed anything.
+        own_files: Python code of the checkpoint's own, which may have changed any class.
     """
     package = type(model).__module__
     layers = frozenset(_name(module) for module in model.modules())
@@ -37,7 +37,7 @@ def read_model_code(
 
 
 def _name(layer: Layer) -> str:
-    """The class of a layer, and the switches that are on in it: they decide which code of it runs."""
+    """Name a layer's class, and the switches that are on: they decide which code of it runs."""
     kind = type(layer)
     # mlx has its packed layers in a module of their own.
     module = _LAYERS if kind.__module__.startswith(_LAYERS) else kind.__module__
@@ -50,7 +50,7 @@ def _name(layer: Layer) -> str:
 
 
 def _described(layer: LayerCacheFacts) -> str:
-    """All that tells a cache from another but for sizes."""
+    """Put a cache's facts into words, sizes left out."""
     words = [
         layer.class_name,
         f"of {layer.owner}" if layer.owner else "",
@@ -66,7 +66,7 @@ def _described(layer: LayerCacheFacts) -> str:
 def _digest(package: str, own_files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     files = [Path(module.__file__ or "") for module in _modules(package)]
-    # Names alone: where packages are installed says nothing.
+    # File names without folders: the place of an installation changes nothing.
     for file in (*sorted(files), *sorted(own_files)):
         content = file.read_bytes() if file.is_file() else b""
         digest.update(f"{file.name} {len(content)} ".encode() + content)
@@ -74,7 +74,7 @@ def _digest(package: str, own_files: Iterable[Path]) -> str:
 
 
 def _modules(package: str) -> Iterator[ModuleType]:
-    """A module of mlx-lm's models and those that it imports from, each once."""
+    """List a module of mlx-lm's models and those that it imports from, each once."""
     seen: set[str] = set()
     names = [package]
     while names:

@@ -23,34 +23,16 @@ _MAX_DIMENSIONS = 64
 _MAX_NUMBER = 1 << 63
 
 _BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-    "C64": 64,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What one file holds.
-
-    Attributes:
-        tensor_bytes: The bytes of all its tensors.
-        tensor_names: Their names.
-    """
+    """The tensors of one file: their size together, and their names."""
 
     tensor_bytes: int
     tensor_names: frozenset[str]
@@ -86,7 +68,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 
 
 def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int:
-    """Size of one tensor, after comparing shape, offsets and the file's end."""
+    """Find the size of a tensor, after comparing shape, offsets and the file's end."""
     shown = shortened(name)
     try:
         assert isinstance(entry, dict)
@@ -105,7 +87,7 @@ def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int
 
 
 def _numbers(values: list[object]) -> list[int]:
-    """Lengths or offsets: JSON also has fractions, and integers and lists of any size.
+    """Check lengths or offsets: JSON has fractions, and integers and lists of any size.
 
     Raises:
         ValueError: They are no lengths or offsets of a tensor.

@@ -1,4 +1,4 @@
-"""What to load: the MODEL argument turned into files on this machine."""
+"""The files of a MODEL argument on this machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HUB_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-"""What is fetched: data only. Pickled weights (``.bin``, ``.pt``) and code never come."""
+"""Files that are fetched: data only, no pickled weights (``.bin``, ``.pt``) and no code."""
 
 
 class SourceKind(StrEnum):
-    """How the weights lie on disk."""
+    """A layout of files."""
 
     DIRECTORY = "directory"
     GGUF = "gguf"
@@ -60,7 +60,7 @@ def resolve_model(
 
     Args:
         model: A directory, a GGUF file, a hub id (``org/name``), or None for the embedded default.
-        offline: Look at this machine only.
+        offline: Whether to look on this machine only.
         cache_directory: The user's cache directory, where the embedded default is kept.
         progress: Told about fetching.
 
@@ -90,7 +90,7 @@ def resolve_model(
 
 
 def list_hub_models() -> list[tuple[str, Path]]:
-    """Hub id and directory of every model in the local hub cache that mlx-lm could read.
+    """List hub id and directory of every model in the local hub cache that mlx-lm could read.
 
     Looks for ``config.json`` and a ``.safetensors`` file in the snapshots; opens neither.
     """
@@ -106,7 +106,7 @@ def list_hub_models() -> list[tuple[str, Path]]:
 
 
 def _named_file(model: str) -> tuple[Path, int]:
-    """The path and the file mode of a MODEL argument; mode 0 where nothing has that name.
+    """Find the path and the file mode of a MODEL argument; mode 0 where no file has that name.
 
     Raises:
         ModelNotFoundError: The path cannot be looked at, or its home directory is unknown.
@@ -137,7 +137,7 @@ def _embedded(*, offline: bool, cache_directory: Path, progress: LoadProgress) -
 
 
 def _hub_snapshot(model_id: str, *, offline: bool) -> Path:
-    """The snapshot's directory, from the local hub cache or fetched into it."""
+    """Find the directory of a model in the local hub cache, or fetch it into the cache."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import
     from huggingface_hub.errors import (  # noqa: PLC0415
         GatedRepoError,

@@ -1,8 +1,8 @@
-"""What a model's chat template can do: tools, reasoning, a system message.
+"""Abilities of a model's chat template: tools, reasoning, a system message.
 
-Found by rendering a few words with it in transformers' sandbox and within bounds, and from mlx-lm's own knowledge of
-how models write tool calls and thoughts. For that a ``tokenizer.json`` is parsed by the library that
-will read it, which takes some 0.4 s for 128,000 tokens; transformers' classes are left alone.
+A few words are rendered with it in transformers' sandbox and within bounds; mlx-lm knows how models
+write tool calls and thoughts. For that a ``tokenizer.json`` is parsed by the library that will read
+it, which takes some 0.4 s for 128,000 tokens. transformers' classes are not used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RENDER_LIMIT_S = 5.0
 _RENDER_MEMORY_BYTES = 256 << 20
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 2 << 30
-"""More than any vocabulary takes: where memory ends in its own code, the library ends the process."""
+"""More than any vocabulary takes: the library ends the process where its own code lacks memory."""
 
 _MODULE_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -56,22 +56,22 @@ _NOT_BUILT = (
 )
 
 _Render = Callable[..., str]
-"""Messages, and what else the template reads, to text."""
+"""Messages and the template's further variables to text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateAbilities:
-    """What a conversation with the model may contain.
+    """The parts that a conversation with the model may have.
 
     Attributes:
         present: Whether there is a template at all; without one the model takes prompts only.
         system_role: Whether a system message reaches the prompt.
         tools: Whether the template shows tools to the model.
-        tool_format: mlx-lm's name for how the model writes calls; None where it knows none.
-        reasoning_tags: What the model puts around its thoughts; None where it has none.
+        tool_format: mlx-lm's name of the format of calls; None where it knows none.
+        reasoning_tags: Markers before and behind thoughts; None for a model without thoughts.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
-        problem: Why nothing could be found out, or what serving it needs; empty otherwise.
-        notes: What a person should know of the tokenizer.
+        problem: The reason why the abilities are not known, or why serve refuses; empty otherwise.
+        notes: Warnings about the tokenizer.
     """
 
     present: bool = False
@@ -86,11 +86,11 @@ class TemplateAbilities:
 
 @dataclass(frozen=True, slots=True)
 class _TokenizerFacts:
-    """What stands in tokenizer files; mlx-lm's guesses take it for a tokenizer.
+    """The contents of tokenizer files, with a tokenizer's methods for mlx-lm's inference of formats.
 
     Attributes:
-        chat_template: The Jinja source that mlx-lm would look at.
-        tool_template: The one for conversations with tools, where it is another.
+        chat_template: The Jinja source that mlx-lm would use.
+        tool_template: A second one for conversations with tools; None for most.
         renderer: mlx-lm's own renderer, where the files name one instead of a template.
     """
 
@@ -102,20 +102,20 @@ class _TokenizerFacts:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     def get_vocab(self) -> Mapping[str, int]:
-        """Token to id, as ``PreTrainedTokenizer`` names it."""
+        """Return token to id; the name is that of ``PreTrainedTokenizer``."""
         return self.vocabulary
 
     def encode(self, _text: str, *, add_special_tokens: bool) -> list[int]:
-        """No ids: mlx-lm encodes the tags it found, and here their names are enough."""
+        """Return no ids: mlx-lm encodes the tags it found, and here their names are enough."""
         assert not add_special_tokens
         return []
 
 
 class _Vocabulary(Mapping[str, int]):
-    """Tokens to ids, added ones included, asked of a tokenizer one by one: a dict takes 0.1 s."""
+    """Tokens to ids, added ones included; it asks the tokenizer for each, since a dict takes 0.1 s."""
 
     def __init__(self, tokenizer: Backend | None, config: Mapping[str, object]) -> None:
-        """Take what a tokenizer knows, and what its configuration adds."""
+        """Add the tokens of ``tokenizer_config.json`` to those of a tokenizer."""
         self._tokenizer = tokenizer
         decoder = config.get("added_tokens_decoder")
         added = decoder.values() if isinstance(decoder, dict) else ()
@@ -137,12 +137,12 @@ class _Vocabulary(Mapping[str, int]):
 
 
 def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
-    """Of the template beside the weights, or of the one that replaces it.
+    """Find the abilities of the template beside the weights, or of the one that overrides it.
 
     Raises:
         ModelNotFoundError: There are no tokenizer files.
         ModelFormatError: They are not JSON, or ``tokenizer.json`` makes no tokenizer.
-        SettingsError: The file that shall replace the template cannot be read.
+        SettingsError: The overriding template cannot be read.
     """
     path = checkpoint.path
     check_tokenizer_files(path)
@@ -164,11 +164,11 @@ def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> Te
 
 
 def gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAbilities:
-    """Of the template inside a GGUF file, or of the one that replaces it.
+    """Find the abilities of the template inside a GGUF file, or of the one that overrides it.
 
     Raises:
         ModelFormatError: The file holds no tokenizer, or none that machd reads.
-        SettingsError: The file that shall replace the template cannot be read.
+        SettingsError: The overriding template cannot be read.
     """
     with bounded(
         "building the tokenizer", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
@@ -194,7 +194,7 @@ def _abilities(facts: _TokenizerFacts, chat_template: str | None) -> TemplateAbi
     renderer = TemplateRenderer(RenderBounds(_RENDER_LIMIT_S, _RENDER_MEMORY_BYTES))
     try:
         return _rendered_abilities(facts, renderer)
-    except Exception as error:  # noqa: BLE001 - a template is a program, and fails like one
+    except Exception as error:  # noqa: BLE001 - a template is a program, and raises any error
         return TemplateAbilities(
             present=True, problem=f"the chat template fails: {printable(error)}"
         )
@@ -226,7 +226,7 @@ def _rendered_abilities(facts: _TokenizerFacts, renderer: TemplateRenderer) -> T
 
 
 def _render(facts: _TokenizerFacts, template: str | None, renderer: TemplateRenderer) -> _Render:
-    """What makes text of messages: mlx-lm's own renderer where one is named, else the template."""
+    """Return mlx-lm's own renderer where one is named, else the template's."""
     if facts.renderer is not None:
         module = importlib.import_module(f"mlx_lm.chat_templates.{facts.renderer}")
         return partial(module.apply_chat_template, add_generation_prompt=True)
@@ -240,7 +240,7 @@ def _render(facts: _TokenizerFacts, template: str | None, renderer: TemplateRend
 
 
 def _shows_mark(render: Callable[[], str]) -> bool:
-    """Whether what was put in comes out; a template that refuses it says no."""
+    """Tell whether the mark is in the prompt; a template that refuses the messages does not show it."""
     try:
         return MARK in render()
     except TemplateLimitError:
@@ -250,7 +250,7 @@ def _shows_mark(render: Callable[[], str]) -> bool:
 
 
 def _templates(path: Path, config: Mapping[str, object]) -> tuple[str | None, str | None]:
-    """The template, and the one for tools, from the places that transformers looks into."""
+    """Find the template, and the one for tools, in the places that transformers reads."""
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
@@ -274,10 +274,10 @@ def _templates(path: Path, config: Mapping[str, object]) -> tuple[str | None, st
 
 
 def _fast_tokenizer(path: Path) -> Backend | None:
-    """What ``tokenizer.json`` makes; None where there is no such file.
+    """Build the tokenizer of ``tokenizer.json``; None where there is no such file.
 
     Raises:
-        ModelFormatError: It makes none.
+        ModelFormatError: It describes none.
     """
     try:
         content = read_bytes(path)
@@ -289,12 +289,12 @@ def _fast_tokenizer(path: Path) -> Backend | None:
         return Tokenizer.from_buffer(content)
     except ENDINGS:
         raise
-    except BaseException as error:  # the library raises a bare Exception; a panic of its is none
+    except BaseException as error:  # the library raises a bare Exception; its panics are none
         raise ModelFormatError(f"{path.name} makes no tokenizer: {printable(error)}") from error
 
 
 def _special_tokens(config: Mapping[str, object]) -> Mapping[str, str]:
-    """Begin and end of text as templates read them; a token is a text or an object."""
+    """Find the special tokens that templates read; a token is a text or an object."""
     found: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = config.get(name)
@@ -305,5 +305,5 @@ def _special_tokens(config: Mapping[str, object]) -> Mapping[str, str]:
 
 
 def _module_name(value: object) -> str | None:
-    """A module of mlx-lm's, never a path to another one."""
+    """Check that a value is a plain module name, never a path."""
     return value if isinstance(value, str) and _MODULE_NAME.fullmatch(value) else None

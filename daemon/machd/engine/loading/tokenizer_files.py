@@ -1,4 +1,4 @@
-"""A model's tokenizer from its files, and the chat template it is served with."""
+"""A model's tokenizer and chat template from its files."""
 
 from __future__ import annotations
 
@@ -21,27 +21,23 @@ from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.gguf_header import GgufHeader
 from machd.engine.loading.gguf_tokenizer import build_tokenizer
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
-from machd.errors import (
-    ChatTemplateMissingError,
-    ModelCodeError,
-    ModelFormatError,
-)
+from machd.errors import ChatTemplateMissingError, ModelCodeError, ModelFormatError
 from machd.panics import ENDINGS
 
 _MAX_GROWTH = 100
-"""Real normalizers add a space or two."""
+"""Characters that a normalizer or decoder may make of one; real ones add a space or two."""
 
 
 def directory_tokenizer(
     checkpoint: Checkpoint, chat_template: str | None, *, trust_remote_code: bool
 ) -> MlxTokenizer:
-    """The tokenizer that lies beside the weights.
+    """Read the tokenizer beside the weights.
 
     Raises:
         ModelNotFoundError: There are no tokenizer files.
         ModelFormatError: They cannot be read.
         ModelCodeError: The tokenizer is Python code of the checkpoint's, and that is not allowed.
-        ChatTemplateMissingError: There is no chat template and nobody said to do without.
+        ChatTemplateMissingError: There is no chat template, and no setting to serve without one.
     """
     from mlx_lm.utils import load_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
 
@@ -56,7 +52,7 @@ def directory_tokenizer(
     except ENDINGS:
         raise
     except BaseException as error:
-        # transformers and tokenizers raise whatever comes to hand, and a panic is no Exception.
+        # transformers and tokenizers raise errors of any kind, and a panic is no Exception.
         if checkpoint.code_files and not trust_remote_code:
             raise ModelCodeError(
                 f"the tokenizer needs Python code of the checkpoint's own, named in "
@@ -74,11 +70,11 @@ def directory_tokenizer(
 def gguf_tokenizer(
     header: GgufHeader, *, chat_template: str | None
 ) -> tuple[MlxTokenizer, tuple[str, ...]]:
-    """The tokenizer inside a GGUF file, and notes for a person.
+    """Build the tokenizer inside a GGUF file; returns warnings as well.
 
     Raises:
         ModelFormatError: The metadata hold no tokenizer that machd reads.
-        ChatTemplateMissingError: There is no chat template and nobody said to do without.
+        ChatTemplateMissingError: There is no chat template, and no setting to serve without one.
     """
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: PLC0415 - after import_mlx_lm()
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - the same
@@ -96,10 +92,10 @@ def gguf_tokenizer(
 
 
 def check_growth(backend: Backend | None, name: str) -> None:
-    """Look at how much longer a tokenizer makes a text before it cuts it, and after.
+    """Bound the growth of a text in a tokenizer's normalizer and decoder.
 
     Raises:
-        ModelFormatError: Longer than any real one does: a short prompt would take all memory.
+        ModelFormatError: It is beyond that of any real one: a short prompt would take all memory.
     """
     for part in () if backend is None else (backend.normalizer, backend.decoder):
         if part is not None and _growth(json.loads(part.__getstate__())) > _MAX_GROWTH:
@@ -110,21 +106,21 @@ def check_growth(backend: Backend | None, name: str) -> None:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """At most how many characters a normalizer or decoder makes of one, whatever the text."""
+    """Bound the characters that a normalizer or decoder makes of one."""
     inner = step.get("normalizers") or step.get("decoders") or ()
     growth = math.prod(_growth(one) for one in inner)
     if step["type"] == "Prepend":
         growth *= 1 + len(step["prepend"])
     if step["type"] == "Replace":
         pattern = step["pattern"].get("String")
-        # A regular expression may match where there is nothing to take away.
+        # A regular expression may match an empty text.
         added = len(step["content"]) / len(pattern) if pattern else 1 + len(step["content"])
         growth *= max(1.0, added)
     return growth
 
 
 def check_template_sizes(templates: object, name: str) -> None:
-    """Bound the size of the chat templates that a tokenizer holds, wherever they came from.
+    """Bound the size of a tokenizer's chat templates.
 
     Raises:
         ModelFormatError: One is larger than any real one.
@@ -137,14 +133,14 @@ def check_template_sizes(templates: object, name: str) -> None:
 
 
 def _eos_token_ids(checkpoint: Checkpoint) -> object:
-    """``generation_config.json`` before ``config.json``, as mlx-lm reads them."""
+    """Read the end tokens: ``generation_config.json`` before ``config.json``, as mlx-lm does."""
     from mlx_lm.utils import load_config  # noqa: PLC0415 - after import_mlx_lm()
 
     return load_config(checkpoint.path).get("eos_token_id")
 
 
 def _tool_format(inner: HfTokenizer) -> dict[str, object]:
-    """mlx-lm's guess at how the model writes tool calls, as its own loader makes it."""
+    """Infer the format of tool calls as mlx-lm's own loader does."""
     from mlx_lm.tokenizer_utils import _infer_tool_parser  # noqa: PLC0415 - mlx-lm 0.32.2
 
     name = _infer_tool_parser(inner)
@@ -162,7 +158,7 @@ def _with_template(wrapped: WrappedTokenizer, chat_template: str | None) -> MlxT
     if chat_template == NO_CHAT:
         return MlxTokenizer(wrapped, chat=False)
     if chat_template is not None:
-        # mlx-lm asks its own renderer first, where the checkpoint names one; the user's goes first.
+        # Without this mlx-lm would prefer its own renderer, where the checkpoint names one.
         wrapped._chat_template = None  # noqa: SLF001
         wrapped.chat_template = read_template(Path(chat_template))
         wrapped.has_chat_template = True
