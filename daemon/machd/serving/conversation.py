@@ -10,11 +10,10 @@ from machd.api.bounds import WHOLE_ROOM
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation, ToolChoiceMode
 from machd.api.tools import template_tool
-from machd.engine.protocol.chat_format import ChatFormat, TextState
+from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, TextState
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import Grammar, Thinking
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.tokenizer.chat_format import JSON_TOOLS
 from machd.errors import InvalidRequestError
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance

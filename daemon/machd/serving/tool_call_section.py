@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from machd.engine.protocol.chat_format import ChatFormat, ParsedToolCall
-from machd.engine.tokenizer.chat_format import JSON_TOOLS
+from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, ParsedToolCall
 from machd.serving.piece_queue import PieceQueue
 from machd.serving.tool_call_text import JsonCalls
 

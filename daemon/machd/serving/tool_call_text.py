@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Protocol
 
-from machd.engine.protocol.chat_format import ParsedToolCall
-from machd.engine.tokenizer.chat_format import parsed_call
+from machd.engine.protocol.chat_format import ParsedToolCall, parsed_call
 from machd.serving.json_text import JsonText, NotJsonError
 
 _WHITESPACE = " \t\r\n"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from machd.engine.protocol.chat_format import JSON_TOOL_MARKERS
 from machd.engine.protocol.tokenizer import ChatMessages
-from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS
 
 _START, _END = JSON_TOOL_MARKERS
 _RESULT_START, _RESULT_END = "<tool_response>", "</tool_response>"

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from machd.engine.protocol.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS
 from machd.engine.protocol.fill_format import FillFormat, FillTokens
 from machd.engine.protocol.tokenizer import ChatMessages, TokenizerInfo
-from machd.engine.tokenizer.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS, MarkedChatFormat
+from machd.engine.tokenizer.chat_format import MarkedChatFormat
 
 END_OF_TEXT = 256
 VOCABULARY_TOKENS = 257

@@ -1,15 +1,51 @@
-"""What others know of how a model writes thoughts and calls: plain data and two seams."""
+"""The format of a model's thoughts and tool calls: markers in its text, and a parser of calls.
+
+This is plain data; only the splitter that a tokenizer adds computes with mlx-lm.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self, TypeAlias
+
+JSON_TOOLS = "json_tools"
+"""mlx-lm's name for calls that are JSON objects between markers."""
+
+JSON_TOOL_MARKERS = ("<tool_call>", "</tool_call>")
+
+_INNER_MARKERS: Mapping[str, tuple[str, ...]] = {
+    "function_gemma": ("<escape>",),
+    "gemma4": ('<|"|>',),
+    "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "json_tools": (),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "laguna": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "longcat": (
+        "<longcat_arg_key>",
+        "</longcat_arg_key>",
+        "<longcat_arg_value>",
+        "</longcat_arg_value>",
+    ),
+    "minicpm5": ("<param", "</param>"),
+    "minimax_m2": ("<invoke", "</invoke>", "<parameter", "</parameter>"),
+    "mistral": ("[ARGS]", "[CALL_ID]"),
+    "muse_spark": (),
+    "pythonic": (),
+    "qwen3_coder": ("<function=", "</function>", "<parameter=", "</parameter>"),
+}
+"""Texts that mlx-lm's parsers read between the markers, and vocabularies may have as special tokens."""
+
+Transitions: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
+"""mlx-lm's name of a state to pairs of a marker and the next state."""
 
 
 class TextState(StrEnum):
-    """What a stretch of a chat completion's text is."""
+    """The meaning of a stretch of a chat completion's text."""
 
     NORMAL = "normal"
     REASONING = "reasoning"
@@ -17,12 +53,20 @@ class TextState(StrEnum):
     HEADER = "header"
     """Between the messages of one answer: such text means nothing."""
 
+    @classmethod
+    def named(cls, name: str) -> TextState:
+        """Find the state of mlx-lm's name; text in a state that is not listed here means nothing."""
+        try:
+            return cls(name)
+        except ValueError:
+            return cls.HEADER
+
 
 class TextSplitter(Protocol):
-    """Tells a completion's thoughts, calls and plain text apart while it comes."""
+    """Splits a completion into thoughts, calls and plain text while it comes."""
 
     def push(self, text: str) -> list[tuple[TextState, str]]:
-        """The stretches that became certain, markers left out.
+        """Return the stretches that are known with this text, markers left out.
 
         Every change of state shows: a state that begins and ends without text gives an empty
         stretch. The last stretch is of the state that the text is in now.
@@ -30,80 +74,75 @@ class TextSplitter(Protocol):
         ...
 
     def finish(self) -> list[tuple[TextState, str]]:
-        """What was held back because it could have been the beginning of a marker."""
+        """Return the text that was held back as the possible beginning of a marker."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """One call as the model wrote it.
-
-    Attributes:
-        arguments: JSON text of an object.
-    """
+    """One call; ``arguments`` is the JSON text of an object."""
 
     name: str
     arguments: str
 
 
-class ChatFormat(Protocol):
-    """How the model writes thoughts and calls. Immutable; any thread may use it."""
+def _parse_json(text: str, _tools: list[Mapping[str, object]]) -> object:
+    return json.loads(text, strict=False)
 
-    @property
-    def tool_format(self) -> str | None:
-        """mlx-lm's name for how calls are written; None where it knows none."""
-        ...
 
-    @property
-    def tool_markers(self) -> tuple[str, str] | None:
-        """What stands before a call and after it (may be empty); None where nothing does."""
-        ...
+@dataclass(frozen=True, slots=True)
+class ChatFormat(ABC):
+    """The format of a model's thoughts and calls. Any thread may use it.
 
-    @property
-    def shows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model."""
-        ...
+    Attributes:
+        tool_format: mlx-lm's name of the format of calls; None where it knows none.
+        tool_markers: Texts before and behind a call, the second may be empty; None where mlx-lm knows
+            none.
+        shows_tools: Whether the chat template shows tools to the model.
+        reasoning_markers: Texts before and behind thoughts; None for a model without thoughts.
+        has_reasoning_switch: Whether the template lets thinking be switched on and off.
+        structural_markers: Texts that frame plain text and are no part of it.
+        transitions: States of the text, for models with more of them than thoughts and calls.
+        first_state: mlx-lm's state at the beginning of an answer; None for plain text.
+        parse: mlx-lm's parser of calls, from text and tools.
+    """
 
-    @property
-    def reasoning_markers(self) -> tuple[str, str] | None:
-        """What stands around thoughts; None for a model that has none."""
-        ...
+    tool_format: str | None = None
+    tool_markers: tuple[str, str] | None = None
+    shows_tools: bool = False
+    reasoning_markers: tuple[str, str] | None = None
+    has_reasoning_switch: bool = False
+    structural_markers: tuple[str, ...] = ()
+    transitions: Transitions = field(default_factory=dict)
+    first_state: str | None = None
+    parse: Callable[[str, list[Mapping[str, object]]], object] = _parse_json
 
-    @property
-    def has_reasoning_switch(self) -> bool:
-        """Whether the template lets thinking be switched on and off."""
-        ...
-
-    @property
-    def opening_state(self) -> TextState:
-        """The state in which an answer begins whose prompt opened nothing."""
-        ...
-
-    def markers(self, *, tools: bool) -> tuple[str, ...]:
-        """Texts by which an answer is read; they may be special tokens.
-
-        Args:
-            tools: Whether calls are looked for.
-        """
-        ...
-
-    def with_json_calls(self) -> ChatFormat:
-        """The same model, told by the prompt to write calls as JSON in ``<tool_call>`` markers."""
-        ...
-
+    @abstractmethod
     def splitter(self, *, tools: bool, starts_in: TextState) -> TextSplitter:
-        """A fresh one for one completion.
+        """Make the splitter of one completion.
 
         Args:
             tools: Whether calls are looked for.
             starts_in: The state in which the completion begins.
         """
-        ...
+
+    @property
+    def opening_state(self) -> TextState:
+        """The state in which an answer begins after a prompt that opened nothing."""
+        return TextState.named(self.first_state or TextState.NORMAL)
+
+    def markers(self, *, tools: bool) -> tuple[str, ...]:
+        """List the texts by which an answer is read, of calls if ``tools``; some are special tokens."""
+        found = [*(self.reasoning_markers or ()), *self.structural_markers]
+        found += [marker for edges in self.transitions.values() for marker, _ in edges]
+        if tools and self.tool_markers is not None:
+            found += [*self.tool_markers, *_INNER_MARKERS.get(self.tool_format or "", ())]
+        return tuple(dict.fromkeys(marker for marker in found if marker))
 
     def parse_tool_calls(
         self, text: str, tools: Sequence[Mapping[str, object]]
     ) -> list[ParsedToolCall]:
-        """The calls in what stood between the markers.
+        """Parse the text between the markers of calls.
 
         Args:
             text: Without the markers.
@@ -112,4 +151,58 @@ class ChatFormat(Protocol):
         Raises:
             ValueError: It is no call.
         """
-        ...
+        try:
+            parsed = self.parse(text, list(tools))
+        except Exception as error:  # a parser of a model's text fails in every way there is
+            raise ValueError("it is no call") from error
+        calls = [parsed_call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
+        if not calls:
+            raise ValueError("there is no call")
+        return calls
+
+    def with_json_calls(self) -> Self:
+        """Return the format of a model that the prompt tells to write calls as JSON in markers."""
+        without_tools = {
+            state: [edge for edge in edges if edge[1] != TextState.TOOL]
+            for state, edges in self.transitions.items()
+        }
+        return replace(
+            self,
+            tool_format=JSON_TOOLS,
+            tool_markers=JSON_TOOL_MARKERS,
+            transitions=without_tools,
+            parse=_parse_json,
+        )
+
+
+def parsed_call(parsed: object) -> ParsedToolCall:
+    """Check a parser's call: a name, and arguments as an object, its JSON text, or nothing.
+
+    Raises:
+        ValueError: It is no call.
+    """
+    if not isinstance(parsed, Mapping):
+        raise ValueError("a call is an object")  # noqa: TRY004 - a parser's result, not a mistake
+    name, arguments = parsed.get("name"), parsed.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call has a name")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except RecursionError as error:
+            raise ValueError("the arguments are nested too deep") from error
+    if not isinstance(arguments, Mapping | None):
+        raise ValueError("arguments are an object")  # noqa: TRY004 - the same
+    return ParsedToolCall(name, _json_text({} if arguments is None else arguments))
+
+
+def _json_text(arguments: Mapping[str, object]) -> str:
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError("the arguments are not JSON") from error
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(arguments)  # half a surrogate pair has no UTF-8, and is escaped
+    return text

@@ -18,14 +18,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.protocol.chat_format import TextState
-from machd.engine.tokenizer.chat_format import (
+from machd.engine.protocol.chat_format import (
     _INNER_MARKERS,
     JSON_TOOL_MARKERS,
     JSON_TOOLS,
-    MarkedChatFormat,
+    TextState,
     parsed_call,
 )
+from machd.engine.tokenizer.chat_format import MarkedChatFormat
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
 
