@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.row_planes import make_row_caches
+from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.speculation.dflash import BlockReader
 from machd_probes.passes import restored, snapshot
 

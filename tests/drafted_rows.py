@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.format import PLAIN
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_caches import PrefilledRow, RowCaches, SingleCaches
-from machd.engine.kv.row_planes import make_row_caches
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.formats import PLAIN
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, SerialLaneKv
+from machd.engine.kv.row_caches import make_row_caches
 from machd_probes.scripts import random_prompt
 
 LANES = ("alone", "batch")
 _ROOM_TOKENS = 16
 
 
-def make_caches(lane: str) -> RowCaches:
+def make_caches(lane: str) -> LaneKv:
     """Of a row alone, or of a batch."""
-    return SingleCaches() if lane == "alone" else BatchCaches(8)
+    return SerialLaneKv() if lane == "alone" else BatchLaneKv(8)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Row:
 class DraftedRows:
     """Rows in the caches under test."""
 
-    def __init__(self, plain: PlainTexts, caches: RowCaches, seed: int = 0) -> None:
+    def __init__(self, plain: PlainTexts, caches: LaneKv, seed: int = 0) -> None:
         """Begin without rows."""
         self.plain = plain
         self.caches = caches
@@ -97,7 +97,7 @@ class DraftedRows:
         self.worst = 0.0
         """The largest difference of a log-probability so far, in nats."""
         self.was_done: list[bool] = []
-        """What ``take_back`` said, each time."""
+        """What ``roll_back`` said, each time."""
         self._random = np.random.default_rng(seed)
 
     def join(self, text: Text) -> None:
@@ -127,11 +127,11 @@ class DraftedRows:
 
     def draft(self, right: Sequence[int], wrong: Sequence[int]) -> None:
         """A pass with so many right and wrong guesses of each row; the wrong ones are taken back."""
-        self.caches.mark()
+        self.caches.checkpoint()
         kept = [1 + count for count in right]
         before = [row.length for row in self.rows]
         self._pass(kept, wrong)
-        is_done = self.caches.take_back(wrong)
+        is_done = self.caches.roll_back(wrong)
         self.was_done.append(is_done)
         if not is_done:
             for row, length in zip(self.rows, before, strict=True):
@@ -140,9 +140,9 @@ class DraftedRows:
 
     def draft_in_vain(self, tokens: Sequence[int]) -> None:
         """A pass of wrong tokens alone, all of which are taken back."""
-        self.caches.mark()
+        self.caches.checkpoint()
         self._pass([0] * len(self.rows), tokens)
-        assert self.caches.take_back(tokens)
+        assert self.caches.roll_back(tokens)
 
     def _pass(self, kept: Sequence[int], wrong: Sequence[int]) -> None:
         """Read on, and compare; wrong tokens stand behind those of the text."""

@@ -10,8 +10,8 @@ import pytest
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv import slab
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.coded_cache import CodedCache
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.step.mlx_engine import MlxEngine
@@ -159,21 +159,21 @@ def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
 
 def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:
     """Into the place of a row that left goes the one before the last."""
-    right = BatchCaches._keep
+    right = BatchLaneKv._keep
 
-    def keep(self: BatchCaches, cache: Cache, order: list[int]) -> None:
+    def keep(self: BatchLaneKv, cache: Cache, order: list[int]) -> None:
         if not isinstance(cache, CacheList):
             order = [old if old == place else old - 1 for place, old in enumerate(order)]
         right(self, cache, order)
 
-    patch.setattr(BatchCaches, "_keep", keep)
+    patch.setattr(BatchLaneKv, "_keep", keep)
 
 
 def a_lists_second_cache_is_left_alone(patch: pytest.MonkeyPatch) -> None:
     """When rows leave, of a list of caches the first alone hears of it."""
-    right = BatchCaches._keep
+    right = BatchLaneKv._keep
     patch.setattr(
-        BatchCaches,
+        BatchLaneKv,
         "_keep",
         lambda self, cache, order: right(
             self, cache.caches[0] if isinstance(cache, CacheList) else cache, order
@@ -185,10 +185,10 @@ def a_former_rows_token_stays(patch: pytest.MonkeyPatch) -> None:
     """The first position of a place that is taken again is the former row's."""
     right = SlabCache.place
 
-    def place(self: SlabCache, row: int, planes: Sequence[mx.array]) -> None:
+    def place(self: SlabCache, row: int, arrays: Sequence[mx.array]) -> None:
         taken: set[int] = vars(self).setdefault("taken", set())
         held = self.keys if row in taken and row < _rows(self.keys) else None
-        right(self, row, planes)
+        right(self, row, arrays)
         taken.add(row)
         if held is not None and self.keys is not None:
             self.keys[row : row + 1, :, :1] = held[row : row + 1, :, :1]
@@ -253,21 +253,21 @@ def a_trim_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
 
 def scales_are_dropped(patch: pytest.MonkeyPatch) -> None:
     """Keys and values in 8 bits are read as if all groups had one scale."""
-    right = CodedCache.keys_and_values
+    right = QuantizedCache.keys_and_values
 
-    def keys_and_values(self: CodedCache) -> tuple[mx.array, mx.array]:
-        planes = self.planes
+    def keys_and_values(self: QuantizedCache) -> tuple[mx.array, mx.array]:
+        arrays = self.arrays
         # Words and parameters in turn.
-        self.planes = [
-            mx.ones_like(plane) if number % 2 else plane for number, plane in enumerate(planes)
+        self.arrays = [
+            mx.ones_like(array) if number % 2 else array for number, array in enumerate(arrays)
         ]
         read = right(self)
-        self.planes = planes
+        self.arrays = arrays
         return read
 
-    patch.setattr(CodedCache, "keys_and_values", keys_and_values)
+    patch.setattr(QuantizedCache, "keys_and_values", keys_and_values)
 
 
 def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:
     """When the last row leaves, its caches stay."""
-    patch.setattr(BatchCaches, "clear", lambda _: None)
+    patch.setattr(BatchLaneKv, "clear", lambda _: None)

@@ -11,8 +11,8 @@ from faults_in_caches import Plant
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, mixed
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_caches import PrefilledRow
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.protocol.step import PrefillChunk
 from machd.engine.step import decode_pass, decoder, mlx_engine, sampling
 from machd.engine.step.decode_pass import Forward

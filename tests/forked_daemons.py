@@ -202,7 +202,7 @@ def _main() -> None:
 
     choose_blas("auto")
     import_mlx_lm()
-    from machd.engine.kv import format as kv_format  # noqa: F401, PLC0415
+    from machd.engine.kv import formats  # noqa: F401, PLC0415
     from machd.engine.loading import loader  # noqa: F401, PLC0415
     from machd.engine.step import mlx_engine  # noqa: F401, PLC0415
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from machd.engine.kv.format import kv_format_named
-from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.kv.formats import kv_format_named
+from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 
 FORMATS = ("none", "affine8", "affine4", "turboquant")
@@ -99,8 +99,8 @@ def _logprobs(loaded: LoadedModel, token_ids: list[int], name: str) -> tuple[lis
         logits = model(chunk, cache=caches)[0].astype(mx.float32)
         chunks.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.eval(chunks[-1], [cache.state for cache in caches])
-    planes = [plane for cache in innermost(caches) for plane in planes_of(cache) or ()]
-    return chunks, sum(plane.nbytes // plane.shape[2] for plane in planes)
+    arrays = [array for cache in innermost(caches) for array in kv_arrays(cache) or ()]
+    return chunks, sum(array.nbytes // array.shape[2] for array in arrays)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from parity import Alone
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
-from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.formats import kv_format_named
 from machd.engine.loading.loader import LoadedModel
 
 

@@ -76,7 +76,7 @@ def test_a_long_prompt_in_chunks_beside_running_rows(kind: TinyKind) -> None:
 @pytest.mark.parametrize("name", ["seven", "early leaves", "chunked prefill", "slots taken again"])
 def test_rows_read_in_stretches_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many stretches of rows a step is read in: here one for each difference in length."""
-    monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", 0)
+    monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", 0)
     assert _differences(TinyKind.STANDARD, SCRIPTS[name], looks_ahead=False) == []
 
 

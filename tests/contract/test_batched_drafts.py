@@ -11,8 +11,8 @@ from guessed_rows import GuessedScripts, always, say
 from oracle import WatchedEngine, open_draws
 from tiny_models import TinyKind
 
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.cache_marks import CacheMarks
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.rollback import CacheCheckpoint
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.step.decode_pass import Passes
@@ -45,11 +45,11 @@ def test_stateful_rows_verify_drafts_together(
     assert any(len(set(one)) > 1 for one in accepted), "rows accept different numbers"
 
 
-def _unpadded(self: BatchCaches, lengths: Sequence[int] | None = None) -> None:
+def _unpadded(self: BatchLaneKv, lengths: Sequence[int] | None = None) -> None:
     self._positions.open_step(lengths)
 
 
-def _all_done(self: CacheMarks, counts: Sequence[int], added: Sequence[int]) -> bool:
+def _all_done(self: CacheCheckpoint, counts: Sequence[int], added: Sequence[int]) -> bool:
     del self, counts, added
     return True
 
@@ -63,8 +63,8 @@ def _whole(self: Passes, current: object, kept_tokens: Sequence[int]) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "fault"),
     [
-        (BatchCaches, "open_step", _unpadded),
-        (CacheMarks, "take_back", _all_done),
+        (BatchLaneKv, "open_step", _unpadded),
+        (CacheCheckpoint, "roll_back", _all_done),
         (Passes, "compute_again", _whole),
     ],
     ids=["padding goes in", "nothing is put back", "too much is computed again"],

@@ -16,9 +16,9 @@ from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import speculation
 from machd.capabilities.verdict import Support
 from machd.engine.backend.untyped import LanguageModel
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.row_caches import PrefilledRow, SingleCaches
-from machd.engine.kv.row_planes import make_row_caches
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.lane_kv import PrefilledRow, SerialLaneKv
+from machd.engine.kv.row_caches import make_row_caches
 from machd_probes.prober import tiny_loaded
 
 _NOISE = 5e-3
@@ -40,16 +40,16 @@ def test_verdicts_are_what_the_caches_do(variant: str) -> None:
     facts = loaded.description.cache
     model = loaded.model
 
-    single = SingleCaches()
+    single = SerialLaneKv()
     single.join(PrefilledRow(make_row_caches(model), 0, 9, 1))
-    assert single.takes_drafts is (speculation(facts).support is not Support.BLOCKED)
-    if single.takes_drafts:
+    assert single.can_roll_back is (speculation(facts).support is not Support.BLOCKED)
+    if single.can_roll_back:
         for lane in LANES:
             assert _worst(PlainTexts(model), lane) < _NOISE
 
     if _is_mergeable(facts):
         is_blocked = batched_specdec(facts).support is Support.BLOCKED
-        assert _two_rows(model).takes_drafts is not is_blocked
+        assert _two_rows(model).can_roll_back is not is_blocked
 
 
 def _worst(plain: PlainTexts, lane: str) -> float:
@@ -63,8 +63,8 @@ def _worst(plain: PlainTexts, lane: str) -> float:
     return rows.worst
 
 
-def _two_rows(model: LanguageModel) -> BatchCaches:
-    caches = BatchCaches(2)
+def _two_rows(model: LanguageModel) -> BatchLaneKv:
+    caches = BatchLaneKv(2)
     for _ in range(2):
         caches.join(PrefilledRow(make_row_caches(model), 0, 9, 1))
     return caches

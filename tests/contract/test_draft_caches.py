@@ -20,8 +20,8 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.engine.kernels.fused_llama import fuse_layers
-from machd.engine.kv import batch_caches, cache_marks
-from machd.engine.kv.format import kv_format_named
+from machd.engine.kv import batch_lane, rollback
+from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 
@@ -164,7 +164,7 @@ def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
 
 
 @_EACH_FORMAT
-def test_rows_of_a_batch_take_back_each_its_own(name: str) -> None:
+def test_rows_of_a_batch_roll_back_each_its_own(name: str) -> None:
     """Ragged numbers of right and wrong guesses, while rows come and go."""
     rows = _rows(TinyKind.STANDARD, "batch", name)
     for seed, length in enumerate((40, 7, 22)):
@@ -284,7 +284,7 @@ def _play(rows: DraftedRows, lane: str, move: str, first: int, second: int) -> N
     elif move == "leave":
         if count > 1:
             rows.keep(*(row for row in range(count) if row != first % count))
-    elif not rows.caches.takes_drafts:
+    elif not rows.caches.can_roll_back:
         assert count > 1, "a row alone takes them"
     elif move == "draft":
         rows.draft(
@@ -306,7 +306,7 @@ def _a_list_that_models_write_into(patch: pytest.MonkeyPatch) -> None:
     def marked(self: Any, cache: Any) -> None:
         self._cache, self._state = cache, cache.state
 
-    patch.setattr(cache_marks._StateMark, "__init__", marked)
+    patch.setattr(rollback._StateCheckpoint, "__init__", marked)
 
 
 def _a_batch_without_ends(patch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def _a_batch_without_ends(patch: pytest.MonkeyPatch) -> None:
 
 def _columns_behind_the_end(patch: pytest.MonkeyPatch) -> None:
     """A window's last columns stay, behind the index."""
-    window, batch = cache_marks._WindowMark, cache_marks._BatchWindowMark
+    window, batch = rollback._WindowCheckpoint, rollback._BatchWindowCheckpoint
 
     def cut(self: Any, count: int) -> bool:
         keys, values, offset, keep, max_size, index = self._cache.state
@@ -353,24 +353,27 @@ def _positions_that_go_on(patch: pytest.MonkeyPatch) -> None:
 
         return cut
 
-    for one, offsets in ((cache_marks._WindowMark, (2,)), (cache_marks._BatchWindowMark, (2,))):
+    for one, offsets in (
+        (rollback._WindowCheckpoint, (2,)),
+        (rollback._BatchWindowCheckpoint, (2,)),
+    ):
         patch.setattr(one, "cut", forgetful(one.cut, offsets))
 
 
 def _state_that_is_not_put_back(patch: pytest.MonkeyPatch) -> None:
     """What goes on keeps what the wrong guesses made of it."""
-    patch.setattr(cache_marks._StateMark, "put_back", lambda *_: None)
+    patch.setattr(rollback._StateCheckpoint, "restore", lambda *_: None)
 
 
 def _columns_that_are_not_put_back(patch: pytest.MonkeyPatch) -> None:
     """Recurrent state is as it was, and standard caches beside it are not."""
-    patch.setattr(cache_marks._ColumnsMark, "put_back", lambda *_: None)
+    patch.setattr(rollback._ColumnCheckpoint, "restore", lambda *_: None)
     patch.setattr(RowPositions, "cut", lambda *_: None)
 
 
 def _state_that_passes_for_cut(patch: pytest.MonkeyPatch) -> None:
     """It says that the wrong guesses are out of it."""
-    patch.setattr(cache_marks._StateMark, "cut", lambda *_: True)
+    patch.setattr(rollback._StateCheckpoint, "cut", lambda *_: True)
 
 
 def _a_window_short_of_a_column(patch: pytest.MonkeyPatch) -> None:
@@ -383,12 +386,12 @@ def _a_window_short_of_a_column(patch: pytest.MonkeyPatch) -> None:
         self._cache.state = (keys, values, offset - count, keep, max_size, kept - 1)
         return True
 
-    patch.setattr(cache_marks._WindowMark, "cut", cut)
+    patch.setattr(rollback._WindowCheckpoint, "cut", cut)
 
 
 def _padding_that_stays(patch: pytest.MonkeyPatch) -> None:
     """A window keeps its ring and its padding when its row is alone."""
-    patch.setattr(batch_caches, "straighten", lambda *_: None)
+    patch.setattr(batch_lane, "unroll_window", lambda *_: None)
 
 
 _FAULTS: list[tuple[Plant, TinyKind, str]] = [
@@ -461,8 +464,8 @@ def test_what_is_no_number_is_wiped() -> None:
     slabs = [layer for layer in rows.caches.layers if isinstance(layer, SlabCache)]
     assert slabs
     for slab in slabs:
-        for plane in slab.planes:
-            plane[1, :, rows.rows[1].length :] = mx.nan
+        for array in slab.arrays:
+            array[1, :, rows.rows[1].length :] = mx.nan
 
     rows.caches.wipe(1, rows.rows[1].length)
     rows.steps(3)

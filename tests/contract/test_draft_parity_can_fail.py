@@ -15,9 +15,9 @@ from tiny_models import TinyKind
 
 from machd.api.constraint import ConstraintKind
 from machd.engine.assembly import make_engine
-from machd.engine.kv import cache_marks
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.row_caches import SingleCaches
+from machd.engine.kv import rollback
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.lane_kv import SerialLaneKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import Lane, SampledToken
 from machd.engine.step import verification
@@ -58,24 +58,24 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
 
 def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
     """A wrong guess stays in the caches, and the next token goes behind it."""
-    for caches in (BatchCaches, SingleCaches):
-        right = caches.take_back
+    for caches in (BatchLaneKv, SerialLaneKv):
+        right = caches.roll_back
 
-        def take_back(this: Any, counts: Sequence[int], right: Any = right) -> bool:
+        def roll_back(this: Any, counts: Sequence[int], right: Any = right) -> bool:
             return bool(right(this, [max(0, count - 1) for count in counts]))
 
-        patch.setattr(caches, "take_back", take_back)
+        patch.setattr(caches, "roll_back", roll_back)
 
 
 def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
     """Wrong guesses stay."""
-    for caches in (BatchCaches, SingleCaches):
-        right = caches.take_back
+    for caches in (BatchLaneKv, SerialLaneKv):
+        right = caches.roll_back
 
-        def take_back(this: Any, counts: Sequence[int], right: Any = right) -> bool:
+        def roll_back(this: Any, counts: Sequence[int], right: Any = right) -> bool:
             return bool(right(this, [0] * len(counts)))
 
-        patch.setattr(caches, "take_back", take_back)
+        patch.setattr(caches, "roll_back", roll_back)
 
 
 def all_rows_are_cut_alike(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
     """What is marked changes with the cache."""
-    patch.setattr(cache_marks, "_named_anew", lambda state: state)
+    patch.setattr(rollback, "_aliased", lambda state: state)
 
 
 def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tiny_engines import alone, loaded
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
-from machd.engine.kv.row_planes import innermost
+from machd.engine.kv.row_caches import innermost
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan, StepResult
 from machd.engine.speculation.ngram import NgramProposer
@@ -85,7 +85,7 @@ def test_guesses_need_no_more_than_rows_were_promised(monkeypatch: pytest.Monkey
     for _ in range(28):
         drafted += len(_decode(engine, 0, 1, max_draft_tokens=16).drafts)
         cache = innermost(engine._batch._caches.layers)[0]
-        assert cache.planes[0].shape[2] <= 330
+        assert cache.arrays[0].shape[2] <= 330
     assert drafted
 
 
@@ -110,16 +110,16 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
             return verdict
         for cache in innermost(engine._batch._caches.layers):
             length = engine._batch._caches._positions.lengths[1]  # type: ignore[attr-defined]
-            for plane in cache.planes:
-                plane[1:2, :, length - 1 : length] = float("nan")
+            for array in cache.arrays:
+                array[1:2, :, length - 1 : length] = float("nan")
         verdict.sampling.matcher = Refusing()  # type: ignore[assignment]
         return replace(verdict, is_finite=False)
 
     monkeypatch.setattr(decoder, "verify", poisoned)
     (fault,) = _decode(engine, 0, 1).faults
     assert fault.slot_index == 1
-    planes = [plane for cache in innermost(engine._batch._caches.layers) for plane in cache.planes]
-    assert not any(bool(mx.any(mx.isnan(plane))) for plane in planes)
+    arrays = [array for cache in innermost(engine._batch._caches.layers) for array in cache.arrays]
+    assert not any(bool(mx.any(mx.isnan(array))) for array in arrays)
 
 
 def test_a_failing_verification_rejects_all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_planes import StandingRow, innermost, planes_of
+from machd.engine.kv.row_caches import CachedRow, innermost, kv_arrays
 from machd.engine.kv.state import copied
 from machd.engine.prefix_blocks import arrays as block_arrays
 from machd.engine.prefix_blocks import memory_tier
@@ -270,7 +270,7 @@ def one_position_is_off(patch: pytest.MonkeyPatch) -> None:
     """A block begins a position late."""
     right = block_arrays.copy_of_row
 
-    def copy(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
+    def copy(row: CachedRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
         exact = right(row, start, stop, has_state=has_state)
         late = right(row, start - 1, stop - 1, has_state=False) if start else exact
         return replace(late, state=exact.state)
@@ -293,7 +293,7 @@ def state_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     right = block_arrays.fill_caches
 
     def fill(caches: Sequence[Cache], blocks: Sequence[BlockArrays], length: int) -> None:
-        empty = [copied(one.state) for one in innermost(caches) if planes_of(one) is None]
+        empty = [copied(one.state) for one in innermost(caches) if kv_arrays(one) is None]
         right(caches, [*blocks[:-1], replace(blocks[-1], state=tuple(empty))], length)
 
     patch.setattr(memory_tier, "fill_caches", fill)
@@ -346,7 +346,7 @@ def test_neighbours_positions_are_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     """The comparison notices blocks that are always copied from a batch's first row."""
     right = block_arrays.copy_of_row
 
-    def copy(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
+    def copy(row: CachedRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
         return right(replace(row, index=0), start, stop, has_state=has_state)
 
     monkeypatch.setattr(memory_tier, "copy_of_row", copy)

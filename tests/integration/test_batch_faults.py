@@ -19,7 +19,7 @@ from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
 
-from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
@@ -259,11 +259,11 @@ class _Fault:
 
 _FAULTS = [
     _Fault(MlxEngine, "_forward", _Moment.JOINS),
-    _Fault(BatchCaches, "join", _Moment.JOINS),
+    _Fault(BatchLaneKv, "join", _Moment.JOINS),
     _Fault(SlabCache, "place", _Moment.JOINS),
     _Fault(MlxEngine, "_forward", _Moment.DECODES),
     _Fault(Decoder, "_read", _Moment.DECODES),
-    _Fault(BatchCaches, "keep", _Moment.LEAVES),
+    _Fault(BatchLaneKv, "keep", _Moment.LEAVES),
     _Fault(SlabCache, "keep", _Moment.LEAVES),
 ]
 _AHEAD_TOO = [one for one in _FAULTS[1:] if one.owner is not SlabCache]

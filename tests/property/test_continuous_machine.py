@@ -472,7 +472,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @invariant()
     def reservations_add_up(self) -> None:
-        """What is promised is the batch's rectangle and the serial row, and within the budget."""
+        """What is promised is the batch's slab and the serial row, and within the budget."""
         if self.batching is ALONE:
             assert self.scheduler.kv_reserved_bytes == 0
             assert self.scheduler.kv_budget_bytes is None

@@ -59,7 +59,7 @@ def chunked_prefill(facts: CacheFacts) -> Verdict:
 def speculation(facts: CacheFacts) -> Verdict:
     """Whether several guessed tokens can be verified in one pass, and the wrong ones taken back.
 
-    Where it is blocked, ``takes_drafts`` of the engine's row caches is false, and nowhere else.
+    Where it is blocked, ``can_roll_back`` of the engine's row caches is false, and nowhere else.
     """
     kinds = _kinds(facts)
     if KvCacheKind.COMPRESSED in kinds:

@@ -75,7 +75,7 @@ def engine_loader(
         import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
 
         from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
-        from machd.engine.kv.format import kv_format_named  # noqa: PLC0415 - imports mlx
+        from machd.engine.kv.formats import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
         from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
         from machd.engine.step.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx

@@ -72,7 +72,7 @@ class Promised:
     def bytes_of(self, kv: KvBudget) -> int:
         """What all of them can come to.
 
-        The batch lane's cache is a rectangle as long as its longest row.
+        The batch lane's slab is as long as its longest row.
         """
         rows = len(self.batch)
         positions = slab_rows(rows, self.max_rows) * max(self.batch) if rows else 0
@@ -82,7 +82,7 @@ class Promised:
     def lane_for(self, kv: KvBudget, tokens: int) -> Lane | None:
         """Where a decode of ``tokens`` positions fits beside the others, or None for nowhere yet.
 
-        One that would make the batch's rectangle too large may still fit alone, without padding.
+        One that would make the slab too large may still fit alone, without padding.
         There is one serial row at a time, because each of them costs all others a turn.
         """
         lanes = (Lane.BATCH,) if self.serial else (Lane.BATCH, Lane.SERIAL)

@@ -29,7 +29,7 @@ REJECT = KvBudget(1000, bytes_per_token=10, bytes_per_sequence=5, policy=KvPolic
         ((1, 1, 1, 1, 9), 6 * 90 + 25),  # eight rows, but there are six slots
     ],
 )
-def test_the_batch_costs_a_padded_rectangle(tokens: tuple[int, ...], expected_bytes: int) -> None:
+def test_the_batch_costs_a_padded_slab(tokens: tuple[int, ...], expected_bytes: int) -> None:
     """Rows rounded up to a power of two, never beyond the slots, each as long as the longest."""
     assert Promised(tokens, max_rows=6).bytes_of(DEFER) == expected_bytes
 
@@ -47,7 +47,7 @@ def test_the_batch_costs_a_padded_rectangle(tokens: tuple[int, ...], expected_by
         (30, (30,), (50,), None),
     ],
 )
-def test_who_does_not_fit_into_the_rectangle_goes_alone_or_waits(
+def test_who_does_not_fit_into_the_slab_goes_alone_or_waits(
     tokens: int, batch: tuple[int, ...], serial: tuple[int, ...], lane: Lane | None
 ) -> None:
     """The batch first; alone if only the padding is too much and nobody else is; else later."""

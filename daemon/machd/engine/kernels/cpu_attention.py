@@ -13,8 +13,8 @@ from collections.abc import Iterable
 import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
-from machd.engine.kv.planes import FoldedKv, KvFormat
-from machd.engine.kv.row_positions import Span
+from machd.engine.kv.kv_format import FoldedKv, KvFormat
+from machd.engine.kv.row_positions import RowGroup
 from machd.engine.kv.slab import SlabCache
 
 _BLOCK_SCORES = 256 * 1024
@@ -92,23 +92,23 @@ def attend_rows(
     """
     slab.write(keys, values)
     parts = []
-    for span in slab.spans:
-        seeing = queries[span.begin : span.end]
-        folded = _folded(slab, span) if queries.dtype == mx.float32 else None
+    for group in slab.row_groups:
+        seeing = queries[group.begin : group.end]
+        folded = _folded(slab, group) if queries.dtype == mx.float32 else None
         if folded is None:
-            seen = slab.decoded(span.begin, span.end, span.width)
-            parts.append(attend(seeing, *seen, scale=scale, mask=span.mask))
+            seen = slab.decoded(group.begin, group.end, group.width)
+            parts.append(attend(seeing, *seen, scale=scale, mask=group.mask))
         else:
-            parts.append(_attend_folded(seeing, folded, slab.kv_format, scale, span))
+            parts.append(_attend_folded(seeing, folded, slab.kv_format, scale, group))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _folded(slab: SlabCache, span: Span) -> FoldedKv | None:
-    return slab.folded(span.begin, span.end, span.width)
+def _folded(slab: SlabCache, group: RowGroup) -> FoldedKv | None:
+    return slab.folded(group.begin, group.end, group.width)
 
 
 def _attend_folded(
-    queries: mx.array, folded: FoldedKv, kv_format: KvFormat, scale: float, span: Span
+    queries: mx.array, folded: FoldedKv, kv_format: KvFormat, scale: float, group: RowGroup
 ) -> mx.array:
     """Attention of one token a row over keys and values that are never decoded.
 
@@ -124,8 +124,8 @@ def _attend_folded(
     scores = products.squeeze(-1) * keys.scales
     if keys.offsets is not None:
         scores = scores + queries.sum(axis=-1, keepdims=True) * keys.offsets
-    if span.mask is not None:
-        scores = mx.where(span.mask, scores, _MASKED)
+    if group.mask is not None:
+        scores = mx.where(group.mask, scores, _MASKED)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
     scaled = weights * values.scales

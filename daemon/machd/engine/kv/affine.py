@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv.planes import VectorsFormat
+from machd.engine.kv.kv_format import VectorFormat
 
 _GROUP = 64
 _GROUPS = (32, 64, 128)
@@ -23,7 +23,7 @@ _NIBBLES = 16
 _NIBBLE_BITS = 4
 
 
-class AffineFormat(VectorsFormat):
+class AffineFormat(VectorFormat):
     """``affine8`` and ``affine4``.
 
     Words are uint32 [rows, heads, tokens, words]; parameters are scales and offsets, [rows, heads,

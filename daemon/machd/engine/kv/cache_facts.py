@@ -21,9 +21,9 @@ from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.format import PLAIN
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.kv.formats import PLAIN
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
 from machd.errors import ModelArchitectureError
 
 _PROMPT_TOKENS = 8
@@ -181,7 +181,7 @@ class _Cost:
 
 def _cost(cache: Cache, first_bytes: int) -> _Cost:
     """What one cache costs, seen after 16 tokens; ``first_bytes`` is what it held after 8."""
-    arrays = planes_of(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
+    arrays = kv_arrays(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
     planes = [array for array in arrays if isinstance(array, mx.array)]
     if len(planes) == len(arrays):
         # (1, heads, positions, n); positions may be allocated ahead.

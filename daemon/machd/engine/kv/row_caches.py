@@ -1,204 +1,100 @@
-"""The caches of the rows that decode together, as a decoder sees them; and those of a row alone."""
+"""What a row's caches hold for each of its positions, whatever class they are of.
+
+Standard caches keep something for every position by itself, which can be copied, cut and put
+together. All others (windows, recurrent state) are known only as they are now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from machd.engine.backend.untyped import Cache
-from machd.engine.kv.cache_marks import CacheMarks, can_be_marked
-from machd.engine.kv.row_planes import innermost
+import mlx.core as mx
 
-STEP_TOKENS = 256
-"""Positions by which mlx-lm's caches grow."""
+from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kv.formats import PLAIN
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.quantized_cache import QuantizedCache
+from machd.engine.kv.slab import SlabCache
 
 
 @dataclass(frozen=True, slots=True)
-class PrefilledRow:
-    """A prompt whose tokens, all but the last, are in caches.
+class CachedRow:
+    """A row and how far it is computed.
 
     Attributes:
-        layers: The caches that hold it, of one row or of several.
-        length: Positions it has there.
-        limit: Positions that prompt and completion may take together.
-        last_token_id: The token that the first decode step starts from.
-        index: Its row in the caches.
+        caches: One for each cache of the model, of this row or of several.
+        index: Its row in them.
+        length: Positions that are computed and known to be sound.
+        is_exact: Whether the caches have no more than these, so that their state is of there.
     """
 
-    layers: Sequence[Cache]
+    caches: Sequence[Cache]
+    index: int
     length: int
-    limit: int
-    last_token_id: int
-    index: int = 0
+    is_exact: bool
 
 
-class RowCaches(Protocol):
-    """What a decoder asks of the caches of its rows."""
+def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[Cache]:
+    """Empty caches for one row, as the model makes them, standard ones in the format."""
+    from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415 - after import_mlx_lm()
 
-    @property
-    def layers(self) -> list[Cache]:
-        """One entry for each cache of the model, as its forward pass takes them."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        ...
-
-    @property
-    def takes_several(self) -> bool:
-        """Whether a pass may take several tokens of a row, of each another number."""
-        ...
-
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether a pass may take several tokens of each row that may have to be taken back.
-
-        With recurrent state that depends on the model's code, too: it has to leave out what pads a row.
-        """
-        ...
-
-    def mark(self) -> None:
-        """Remember where the rows are, before the one pass whose tokens may be taken back.
-
-        Only where :attr:`takes_drafts`. No row comes or goes before :meth:`take_back`.
-        """
-        ...
-
-    def take_back(self, counts: Sequence[int]) -> bool:
-        """Take the last positions of each row out again; the mark is gone then.
-
-        Args:
-            counts: How many of each row, no more than have come since :meth:`mark`.
-
-        Returns:
-            Whether it is done. If it is not, all caches of all rows are where they were at
-            :meth:`mark`, and what is to be kept of the pass has to be computed again.
-        """
-        ...
-
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass.
-
-        Args:
-            lengths: Tokens of each row, shorter rows padded; one each unless given.
-        """
-        ...
-
-    def close_step(self) -> None:
-        """The pass that was opened is dispatched."""
-        ...
-
-    def growth_bytes(
-        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
-    ) -> int:
-        """Bytes that the next pass allocates for caches, at most.
-
-        Args:
-            joining: Length and limit of each row that joins before it, as in :class:`PrefilledRow`.
-            tokens: Tokens that it takes of each row.
-            bytes_per_token: Of one position of one row, over all layers.
-        """
-        ...
-
-    def join(self, row: PrefilledRow) -> None:
-        """Add a row behind the others."""
-        ...
-
-    def keep(self, order: Sequence[int]) -> None:
-        """Keep the rows of ``order``, in that order; at least one."""
-        ...
-
-    def clear(self) -> None:
-        """Drop all rows and what they held."""
-        ...
-
-    def wipe(self, row: int, begin: int = 0) -> None:
-        """Make sure that nothing of a row that went wrong can reach a later token.
-
-        Args:
-            row: Its place.
-            begin: The position from which on it went wrong; the row has no more than those before,
-                or is about to leave.
-        """
-        ...
+    return [_in_format(cache, kv_format) for cache in make_prompt_cache(model)]
 
 
-class SingleCaches:
-    """One row, in the caches that the model itself makes."""
+def _in_format(cache: Cache, kv_format: KvFormat) -> Cache:
+    """The empty cache, or a coded one where the format is of its class."""
+    from mlx_lm.models.cache import CacheList, KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
-    def __init__(self) -> None:
-        """Begin without the row."""
-        self._layers: list[Cache] = []
-        self._takes_drafts = False
-        self._marks: CacheMarks | None = None
-        self._added = 0
-
-    @property
-    def layers(self) -> list[Cache]:
-        """The row's own caches."""
-        return self._layers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return held_bytes(self._layers)
-
-    @property
-    def takes_several(self) -> bool:
-        """Always: to the model it is as if the prompt went on."""
-        return True
-
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether every cache is of a class that is known to be brought back."""
-        return self._takes_drafts
-
-    def mark(self) -> None:
-        """Remember where the row is."""
-        self._marks = CacheMarks(innermost(self._layers))
-        self._added = 0
-
-    def take_back(self, counts: Sequence[int]) -> bool:
-        """Take the row's last positions out again; not done where there is recurrent state."""
-        marks, self._marks = self._marks, None
-        assert marks is not None, "there is a mark"
-        return marks.take_back(counts, [self._added])
-
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
-        """Nothing to prepare: the caches count their positions themselves."""
-        self._added += 1 if lengths is None else lengths[0]
-
-    def close_step(self) -> None:
-        """Nothing padded it."""
-
-    def growth_bytes(
-        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
-    ) -> int:
-        """Nothing for the row that joins; mlx-lm's caches grow by 256 positions, layer by layer."""
-        return max(tokens, STEP_TOKENS) * bytes_per_token if self._layers or joining else 0
-
-    def join(self, row: PrefilledRow) -> None:
-        """Take the row's caches over."""
-        assert not self._layers, "there is one row"
-        assert row.index == 0, "the row was computed alone"
-        self._layers = list(row.layers)
-        self._takes_drafts = all(can_be_marked(cache) for cache in innermost(self._layers))
-
-    def keep(self, order: Sequence[int]) -> None:
-        """The only row stays."""
-        assert list(order) == [0], "there is one row"
-
-    def clear(self) -> None:
-        """Drop the row."""
-        self._layers = []
-        self._marks = None
-
-    def wipe(self, row: int, begin: int = 0) -> None:
-        """Nothing to do: the caches give no column behind the row's end."""
+    if kv_format is PLAIN:
+        return cache
+    if type(cache) is CacheList:
+        return CacheList(*(_in_format(inner, kv_format) for inner in cache.caches))
+    return QuantizedCache(kv_format) if type(cache) is KVCache else cache
 
 
-def held_bytes(caches: Sequence[Cache]) -> int:
-    """Bytes that caches hold."""
-    return sum(int(cache.nbytes) for cache in caches)
+def innermost(caches: Iterable[Cache]) -> list[Cache]:
+    """The caches that hold something themselves, lists opened, however deep."""
+    opened: list[Cache] = []
+    for cache in caches:
+        is_list = type(cache).__name__ == "CacheList"
+        opened.extend(innermost(cache.caches) if is_list else [cache])
+    return opened
+
+
+def kv_arrays(cache: Cache) -> tuple[mx.array, ...] | None:
+    """The arrays [rows, heads, columns, n] that have a column for each position, keys' first.
+
+    There may be more columns than positions, and nothing is said of what they hold. Empty where no
+    position was ever written; None for a cache that keeps no positions one by one.
+    """
+    from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    if isinstance(cache, SlabCache | QuantizedCache):
+        return tuple(cache.arrays)
+    if type(cache) is KVCache:
+        return () if cache.keys is None else (cache.keys, cache.values)
+    return None
+
+
+def format_of(cache: Cache) -> KvFormat:
+    """The format of a cache's arrays."""
+    is_coded = isinstance(cache, SlabCache | QuantizedCache)
+    kv_format: KvFormat = cache.kv_format if is_coded else PLAIN
+    return kv_format
+
+
+def fill_kv_arrays(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
+    """Put positions into an empty cache of one row that :func:`make_row_caches` made.
+
+    Args:
+        cache: Of a class that has arrays.
+        arrays: [1, heads, length, n] each, as :func:`kv_arrays` orders them; none of a layer that
+            never has any.
+        length: Positions.
+    """
+    if isinstance(cache, QuantizedCache):
+        cache.arrays = list(arrays)
+    elif arrays:
+        cache.keys, cache.values = arrays
+    cache.offset = length

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv.format import PLAIN
-from machd.engine.kv.planes import FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.row_positions import RowPositions, Span
+from machd.engine.kv.formats import PLAIN
+from machd.engine.kv.kv_format import FoldedKv, KvFormat, KvWidths
+from machd.engine.kv.row_positions import RowGroup, RowPositions
 from machd.engine.protocol.step import slab_rows
 
 _TOKENS_STEP = 256
@@ -34,7 +34,7 @@ may come to need, which is what the KV budget has promised them."""
 class SlabCache:
     """One layer's keys and values, in the shape that mlx-lm's models expect of a cache.
 
-    They are kept as planes of a format; the model gets what it would get of the plain ones, or near
+    They are kept as arrays of a format; the model gets what it would get of the plain ones, or near
     it, so no model needs to know.
     """
 
@@ -51,29 +51,29 @@ class SlabCache:
         self._written_step = 0
         self._widths: KvWidths | None = None
         self.kv_format = kv_format
-        self.planes: list[mx.array] = []
+        self.arrays: list[mx.array] = []
         """[rows, heads, columns, n] each, with room to spare; none before anything was written."""
 
     @property
     def keys(self) -> mx.array | None:
-        """The first plane. Models that tie arrays together with ``mx.depends`` ask for it."""
-        return self.planes[0] if self.planes else None
+        """The first array. Models that tie arrays together with ``mx.depends`` ask for it."""
+        return self.arrays[0] if self.arrays else None
 
     @keys.setter
-    def keys(self, plane: mx.array) -> None:
-        self.planes[0] = plane
+    def keys(self, array: mx.array) -> None:
+        self.arrays[0] = array
 
     @property
     def values(self) -> mx.array | None:
-        """The last plane; see :attr:`keys`."""
-        return self.planes[-1] if self.planes else None
+        """The last array; see :attr:`keys`."""
+        return self.arrays[-1] if self.arrays else None
 
     @values.setter
-    def values(self, plane: mx.array) -> None:
+    def values(self, array: mx.array) -> None:
         # A model that never reads its values may put others in their place, to have no graph of
-        # them. Elsewhere than in plain planes they are part of what the keys are computed with.
+        # them. Elsewhere than in plain arrays they are part of what the keys are computed with.
         if self.kv_format is PLAIN:
-            self.planes[-1] = plane
+            self.arrays[-1] = array
 
     @property
     def offset(self) -> mx.array:
@@ -87,23 +87,23 @@ class SlabCache:
         return len(self._positions.lengths)
 
     @property
-    def spans(self) -> list[Span]:
+    def row_groups(self) -> list[RowGroup]:
         """The rows in stretches of about one length, for a step of one token."""
-        return self._positions.spans()
+        return self._positions.row_groups()
 
     @property
     def state(self) -> tuple[mx.array, ...]:
         """What a forward pass has to compute."""
-        return tuple(self.planes)
+        return tuple(self.arrays)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, room to spare included."""
-        return sum(plane.nbytes for plane in self.planes)
+        return sum(array.nbytes for array in self.arrays)
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""
-        return not self.planes
+        return not self.arrays
 
     def size(self) -> int:
         """Positions of the longest row."""
@@ -148,7 +148,7 @@ class SlabCache:
         positions = self._positions
         new = self.kv_format.encode(keys, values)
         self._make_room(new, keys.shape[0], positions.width)
-        self.planes = [self._written(*pair) for pair in zip(self.planes, new, strict=True)]
+        self.arrays = [self._written(*pair) for pair in zip(self.arrays, new, strict=True)]
         self._widths = KvWidths.of(keys, values)
         self._written_step = positions.step
 
@@ -158,40 +158,40 @@ class SlabCache:
 
     def decoded(self, begin: int, end: int, width: int) -> tuple[mx.array, mx.array]:
         """Keys and values of some rows up to a column [rows, heads, width, head_dim]."""
-        seen = [plane[begin:end, :, :width] for plane in self.planes]
+        seen = [array[begin:end, :, :width] for array in self.arrays]
         return self.kv_format.decode(seen, self._known_widths)
 
     def folded(self, begin: int, end: int, width: int) -> FoldedKv | None:
         """The same as sums of products; of more columns where those are cheaper than fewer."""
-        columns = self.planes[0].shape[2]
+        columns = self.arrays[0].shape[2]
         if columns > width * _SLICED_COST:
             columns = width
-        rows = self.planes[0].shape[0]
-        seen = self.planes
-        if (begin, end, columns) != (0, rows, self.planes[0].shape[2]):
-            seen = [plane[begin:end, :, :columns] for plane in seen]
+        rows = self.arrays[0].shape[0]
+        seen = self.arrays
+        if (begin, end, columns) != (0, rows, self.arrays[0].shape[2]):
+            seen = [array[begin:end, :, :columns] for array in seen]
         return self.kv_format.fold(seen, self._known_widths, width)
 
-    def place(self, row: int, planes: Sequence[mx.array]) -> None:
+    def place(self, row: int, arrays: Sequence[mx.array]) -> None:
         """Copy a row in.
 
         Args:
             row: Where it goes, behind all others.
-            planes: [1, heads, length, n] each, of this cache's format.
+            arrays: [1, heads, length, n] each, of this cache's format.
         """
-        length = planes[0].shape[2]
-        self._make_room(planes, row + 1, length)
-        for slab, plane in zip(self.planes, planes, strict=True):
-            if plane.size:
-                slab[row : row + 1, :, :length] = plane
+        length = arrays[0].shape[2]
+        self._make_room(arrays, row + 1, length)
+        for slab, array in zip(self.arrays, arrays, strict=True):
+            if array.size:
+                slab[row : row + 1, :, :length] = array
 
     def place_empty(self, row: int) -> None:
         """Make room for a row without positions, behind all others.
 
         Before anything was written there is nothing to make room in: the first step does.
         """
-        if self.planes:
-            self._make_room(self.planes, row + 1, 0)
+        if self.arrays:
+            self._make_room(self.arrays, row + 1, 0)
 
     def keep(self, order: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep the rows of ``order``: a row is copied only if it changes its place.
@@ -200,16 +200,16 @@ class SlabCache:
             order: The old place of each row that stays.
             lengths: Their positions.
         """
-        if not self.planes:
+        if not self.arrays:
             return
-        held_rows, held_columns = self.planes[0].shape[0::2]
+        held_rows, held_columns = self.arrays[0].shape[0::2]
         rows = slab_rows(len(order), self._max_rows)
         columns = min(held_columns, max(self._positions.limits))
         if rows * columns * _MAX_SPARE < held_rows * held_columns:
             self._shrink(order, rows, columns)
             return
         moves = [(old, new) for new, old in enumerate(order) if old != new]
-        for slab in self.planes:
+        for slab in self.arrays:
             copies = [mx.contiguous(slab[old : old + 1, :, : lengths[new]]) for old, new in moves]
             # Before the slab is written, or all of it would be copied to keep what they read.
             mx.eval(copies)
@@ -221,7 +221,7 @@ class SlabCache:
 
         What is no number would reach later tokens of the place even through a mask.
         """
-        for slab in self.planes:
+        for slab in self.arrays:
             if row < slab.shape[0] and begin < slab.shape[2]:
                 slab[row : row + 1, :, begin:] = 0
 
@@ -253,7 +253,7 @@ class SlabCache:
             tokens: Positions of the longest.
             limits: Positions that each of them may ever have.
         """
-        held_rows, held_tokens = self.planes[0].shape[0::2] if self.planes else (0, 0)
+        held_rows, held_tokens = self.arrays[0].shape[0::2] if self.arrays else (0, 0)
         if rows <= held_rows and tokens <= held_tokens:
             return held_rows, held_tokens
         new_rows = max(held_rows, slab_rows(rows, self._max_rows))
@@ -265,21 +265,21 @@ class SlabCache:
         return new_rows, min(wanted, max(tokens, *limits))
 
     def _make_room(self, like: Sequence[mx.array], rows: int, tokens: int) -> None:
-        held_shape = self.planes[0].shape[0::2] if self.planes else (0, 0)
+        held_shape = self.arrays[0].shape[0::2] if self.arrays else (0, 0)
         new_rows, new_tokens = self.layout(rows, tokens, self._positions.limits)
         if (new_rows, new_tokens) == tuple(held_shape):
             return
-        held: Sequence[mx.array | None] = self.planes or [None] * len(like)
-        self.planes = [
+        held: Sequence[mx.array | None] = self.arrays or [None] * len(like)
+        self.arrays = [
             _laid_out(old, one, new_rows, new_tokens) for old, one in zip(held, like, strict=True)
         ]
 
     def _shrink(self, order: Sequence[int], rows: int, columns: int) -> None:
         index = mx.array(list(order), dtype=mx.int32)
-        for place, slab in enumerate(self.planes):
+        for place, slab in enumerate(self.arrays):
             kept = slab[:, :, :columns][index]
-            self.planes[place] = _laid_out(kept, kept, rows, columns)
-        mx.eval(self.planes)
+            self.arrays[place] = _laid_out(kept, kept, rows, columns)
+        mx.eval(self.arrays)
 
 
 def _laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> mx.array:

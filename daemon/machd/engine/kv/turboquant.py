@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.kv.planes import VectorsFormat
+from machd.engine.kv.kv_format import VectorFormat
 
 _SEED = b"machd turboquant 1"
 _WORD_BITS = 32
@@ -36,7 +36,7 @@ _SETTLED = 1e-7
 _Floats = NDArray[np.float64]
 
 
-class TurboQuantFormat(VectorsFormat):
+class TurboQuantFormat(VectorFormat):
     """``turboquant``.
 
     Words are the codes, lowest first, uint32 [rows, heads, tokens, words]; the parameter is the norm,

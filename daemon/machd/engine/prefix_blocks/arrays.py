@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_planes import StandingRow, fill_planes, innermost, planes_of
+from machd.engine.kv.row_caches import CachedRow, fill_kv_arrays, innermost, kv_arrays
 from machd.engine.kv.state import CacheState, arrays_in, copied, row_state
 
 
@@ -85,7 +85,7 @@ class BlockArrays:
         return BlockArrays(self.layout, stop - start, stacks, self.state if keeps_state else None)
 
 
-def copy_of_row(row: StandingRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
+def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> BlockArrays:
     """Copy positions of a row, with its state if it is wanted and the row is computed up to ``stop``.
 
     The copy is not evaluated; it should be before the row is computed any further.
@@ -95,7 +95,7 @@ def copy_of_row(row: StandingRow, start: int, stop: int, *, has_state: bool) -> 
     columns: dict[KvShape, list[mx.array]] = {}
     layout: list[tuple[KvShape, ...] | None] = []
     for cache in caches:
-        arrays = planes_of(cache)  # [rows, heads, columns, width] each
+        arrays = kv_arrays(cache)  # [rows, heads, columns, width] each
         shapes = None
         if arrays is not None:
             shapes = tuple(KvShape(one.shape[1], one.shape[3], one.dtype) for one in arrays)
@@ -138,7 +138,7 @@ def fill_caches(caches: Iterable[Cache], blocks: Sequence[BlockArrays], length: 
         if shapes is None:
             cache.state = copied(next(states))
         else:
-            fill_planes(cache, [next(arrays[shape]) for shape in shapes], length)
+            fill_kv_arrays(cache, [next(arrays[shape]) for shape in shapes], length)
 
 
 def _put_together(stacks: Sequence[mx.array], length: int) -> mx.array:

@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from machd.engine.backend.untyped import LanguageModel
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_planes import StandingRow, make_row_caches
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.row_caches import CachedRow, make_row_caches
 from machd.engine.kv.state import CacheState, is_like, shape_of
 from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout, copy_of_row
 from machd.engine.prefix_blocks.encoding import BlockContent
@@ -57,7 +57,7 @@ class BlockForm:
         """Find the form from the shapes of a model's caches; no layer is evaluated."""
         caches = make_row_caches(model, kv_format)
         model(mx.zeros((1, _TRACED_TOKENS), dtype=mx.int32), cache=caches)
-        row = StandingRow(caches, 0, _TRACED_TOKENS, is_exact=True)
+        row = CachedRow(caches, 0, _TRACED_TOKENS, is_exact=True)
         return cls.of(copy_of_row(row, 0, _TRACED_TOKENS, has_state=True))
 
     @classmethod

@@ -18,7 +18,7 @@ import structlog
 
 from machd.clock import Clock, SystemClock, Throttle
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.row_caches import CachedRow
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
 from machd.engine.prefix_blocks.disk_tier import DiskTier
@@ -42,10 +42,10 @@ _CLOSE_WITHIN_S = 10.0
 
 _Made = TypeVar("_Made")
 
-FindRow = Callable[[int], StandingRow | None]
+FindRow = Callable[[int], CachedRow | None]
 """Gives a slot's row, or None where it has none that blocks can be copied from."""
 
-_Source = StandingRow | BlockArrays | None
+_Source = CachedRow | BlockArrays | None
 """A row, or the copy of one that left."""
 
 
@@ -130,7 +130,7 @@ class MemoryTier:
         blocks = [self._blocks[block_id] for block_id in reused.block_ids]
         fill_caches(caches, blocks, len(reused.token_ids))
 
-    def keep_row(self, slot_index: int, row: StandingRow) -> None:
+    def keep_row(self, slot_index: int, row: CachedRow) -> None:
         """Copy a row that leaves before its slot is released, so that blocks can still be made of it.
 
         Looking ahead, a row leaves once its last token is chosen, a step before the scheduler has
@@ -257,7 +257,7 @@ def _copies(changes: Sequence[StoreBlock], sources: Sequence[_Source]) -> list[B
 def _copy(change: StoreBlock, source: _Source) -> BlockArrays | None:
     if isinstance(source, BlockArrays) and change.stop <= source.tokens:
         return source.part(change.start, change.stop, has_state=change.has_state)
-    if isinstance(source, StandingRow) and change.stop <= source.length:
+    if isinstance(source, CachedRow) and change.stop <= source.length:
         return copy_of_row(source, change.start, change.stop, has_state=change.has_state)
     return None
 

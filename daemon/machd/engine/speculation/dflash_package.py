@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.row_planes import make_row_caches
+from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.speculation.dflash import BlockDraft, BlockReader
 from machd.errors import ModelFormatError, SettingsError

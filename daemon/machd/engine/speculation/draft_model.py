@@ -16,8 +16,8 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kernels.fused_llama import fuse_layers
-from machd.engine.kv.cache_marks import CacheMarks, can_be_marked
-from machd.engine.kv.row_planes import innermost, make_row_caches, planes_of
+from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
+from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
@@ -142,7 +142,7 @@ class _DraftRow:
 
     def _catch_up(self, caches: _GuessCaches) -> mx.array | None:
         """Read on; logits [1, n] after the row's last token, or None where there is more to read."""
-        caches.take_back(self._token_ids)
+        caches.roll_back(self._token_ids)
         waiting = self._token_ids[caches.length :]
         if len(waiting) > _HEADED_TOKENS:
             # Logits that nobody looks at are not computed: the output head would cost a fifth.
@@ -161,7 +161,7 @@ class _DraftRow:
         """Draw token after token, each from the logits after the one before."""
         draws = self._current_draws()
         if count > 1:
-            caches.mark()
+            caches.checkpoint()
         chosen = [draws.choose(logits)]
         while len(chosen) < count:
             last = chosen[-1].token_ids
@@ -198,28 +198,28 @@ class _GuessCaches:
         self.length = 0
         self.guessed: list[int] = []
         self.logits: mx.array | None = None
-        self._marks: CacheMarks | None = None
+        self._checkpoint: CacheCheckpoint | None = None
         self._empty()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the caches, and of what is remembered of those that cannot be cut."""
         held = sum(int(cache.nbytes) for cache in self.layers)
-        if self._marks is None:
+        if self._checkpoint is None:
             return held
-        uncut = (one for one in innermost(self.layers) if planes_of(one) is None)
+        uncut = (one for one in innermost(self.layers) if kv_arrays(one) is None)
         return held + sum(int(cache.nbytes) for cache in uncut)
 
     def wait(self) -> None:
         """Until what was begun is in the caches."""
         mx.eval([cache.state for cache in self.layers])
 
-    def mark(self) -> None:
+    def checkpoint(self) -> None:
         """Tokens from now on are guesses."""
         inner = innermost(self.layers)
-        self._marks = CacheMarks(inner) if all(map(can_be_marked, inner)) else None
+        self._checkpoint = CacheCheckpoint(inner) if all(map(supports_rollback, inner)) else None
 
-    def take_back(self, token_ids: Sequence[int]) -> None:
+    def roll_back(self, token_ids: Sequence[int]) -> None:
         """Take out the guesses that the row, which has these tokens now, has not said.
 
         The row's last token stays out as well, so that its logits can be computed.
@@ -232,12 +232,12 @@ class _GuessCaches:
 
     def _cut(self, right: int) -> int:
         """Take out all guesses but the first ``right``, or those too; returns how many stay."""
-        marks, self._marks = self._marks, None
-        if marks is None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is None:
             self._empty()
             return 0
         guessed = len(self.guessed)
-        return right if marks.take_back([guessed - right], [guessed]) else 0
+        return right if checkpoint.roll_back([guessed - right], [guessed]) else 0
 
     def _empty(self) -> None:
         self.layers = make_row_caches(self._model)

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_caches import RowCaches
+from machd.engine.kv.lane_kv import LaneKv
 from machd.engine.protocol.step import DraftOutcome
 from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.verification import Draft
@@ -58,7 +58,7 @@ class Passes:
     def __init__(
         self,
         forward: Forward,
-        caches: RowCaches,
+        caches: LaneKv,
         *,
         is_eager: bool = False,
         pack: PackCaches | None = None,
@@ -95,7 +95,7 @@ class Passes:
         lengths = [1 + len(draft.token_ids) for draft in drafts] or [1] * len(rows)
         longest = max(lengths)
         if drafts:
-            self._caches.mark()
+            self._caches.checkpoint()
         self._caches.open_step(lengths if longest > 1 else None)
         token_ids, layers = last_ids[:, None], self._caches.layers
         if longest > 1:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from machd.engine.kv.row_caches import PrefilledRow, RowCaches
-from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
+from machd.engine.kv.row_caches import CachedRow
 from machd.engine.protocol.step import (
     DecodeRow,
     DraftFault,
@@ -58,7 +58,7 @@ class Decoder:
     def __init__(
         self,
         passes: Passes,
-        caches: RowCaches,
+        caches: LaneKv,
         vocabulary_tokens: int,
         masks: Masks | None = None,
     ) -> None:
@@ -92,16 +92,16 @@ class Decoder:
     def growth_bytes(
         self, joining: Sequence[tuple[int, int]], draft_tokens: int, bytes_per_token: int
     ) -> int:
-        """Upper bound of the bytes that the next pass allocates; see :class:`RowCaches`."""
+        """Upper bound of the bytes that the next pass allocates; see :class:`LaneKv`."""
         is_guided = any(row.sampling.matcher is not None for row in self._rows)
         ahead_tokens = max(draft_tokens, MAX_FORCED_TOKENS if is_guided else 0)
         return self._caches.growth_bytes(joining, 1 + ahead_tokens, bytes_per_token)
 
-    def standing(self, slot_index: int) -> StandingRow | None:
+    def cached_row(self, slot_index: int) -> CachedRow | None:
         """Locate a slot's row; None if it has left."""
         for index, row in enumerate(self._rows):
             if row.slot_index == slot_index:
-                return StandingRow(self._caches.layers, index, row.length, is_exact=True)
+                return CachedRow(self._caches.layers, index, row.length, is_exact=True)
         return None
 
     def join(self, row: DecoderRow, prefilled: PrefilledRow) -> None:
@@ -143,8 +143,8 @@ class Decoder:
         """Choose each row's tokens ahead; empty if none are worth a longer pass."""
         rows = [(row, asked.get(row.slot_index, DecodeRow(row.slot_index))) for row in self._rows]
         may_draft = any(one.max_draft_tokens for _, one in rows)
-        can_roll_back = self._caches.takes_drafts
-        if not (can_roll_back and (self._caches.takes_several or may_draft)):
+        can_roll_back = self._caches.can_roll_back
+        if not (can_roll_back and (self._caches.takes_ragged_spans or may_draft)):
             return []
         room_tokens = self._room_tokens
         lookup = [self._propose(row, one, cost, room_tokens) for row, one in rows]
@@ -304,7 +304,7 @@ class Decoder:
         A NaN in a drafted position leaks into the positions before it through masked attention, because
         0 x NaN is NaN. A row that has it without drafts, too, is at fault itself.
         """
-        is_rolled_back = self._caches.take_back(current.lengths)
+        is_rolled_back = self._caches.roll_back(current.lengths)
         assert is_rolled_back, "a whole pass can be rolled back"
         for place, row in enumerate(current.rows):
             row.length -= current.lengths[place]
@@ -318,7 +318,7 @@ class Decoder:
         rejected = [length - keep for length, keep in zip(current.lengths, kept, strict=True)]
         for row, count in zip(current.rows, rejected, strict=True):
             row.length -= count
-        if not self._caches.take_back(rejected):
+        if not self._caches.roll_back(rejected):
             # Recurrent state is only known as it was before the pass.
             self._passes.compute_again(current, kept)
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.kv.row_caches import RowCaches
-from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.lane_kv import LaneKv
+from machd.engine.kv.row_caches import CachedRow
 from machd.engine.protocol.step import DecodeRow, SpanCost
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder import Decoder, Sampled
@@ -21,7 +21,7 @@ from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.ports import Masks
 from machd.engine.step.tokens_ahead import Offer, worthwhile_tokens
 
-SeeLeaving = Callable[[int, StandingRow], None]
+SeeLeaving = Callable[[int, CachedRow], None]
 """Called with the slot and the caches of a row that is about to leave by itself."""
 
 
@@ -31,7 +31,7 @@ class LookAheadDecoder(Decoder):
     def __init__(
         self,
         passes: Passes,
-        caches: RowCaches,
+        caches: LaneKv,
         vocabulary_tokens: int,
         masks: Masks | None = None,
         see_leaving: SeeLeaving | None = None,
@@ -49,9 +49,9 @@ class LookAheadDecoder(Decoder):
         self._see_leaving = see_leaving
         self._under_way: DecodePass | None = None
 
-    def standing(self, slot_index: int) -> StandingRow | None:
+    def cached_row(self, slot_index: int) -> CachedRow | None:
         """Locate a slot's row, without the pass under way: its logits may not be finite."""
-        row, under_way = super().standing(slot_index), self._under_way
+        row, under_way = super().cached_row(slot_index), self._under_way
         if row is not None and under_way is not None:
             for one, length in zip(under_way.rows, under_way.lengths, strict=True):
                 if one is self._rows[row.index]:
@@ -91,14 +91,14 @@ class LookAheadDecoder(Decoder):
         """Remove rows that have all their tokens, so that the next pass does not compute them."""
         finished = [row for row in self._rows if row.tokens_left < 1]
         for row in finished:
-            standing = self.standing(row.slot_index)
-            if standing is not None and self._see_leaving is not None:
-                self._see_leaving(row.slot_index, standing)
+            cached_row = self.cached_row(row.slot_index)
+            if cached_row is not None and self._see_leaving is not None:
+                self._see_leaving(row.slot_index, cached_row)
         self._remove(finished)
 
     def _expects_tokens_ahead(self, asked: Mapping[int, DecodeRow], cost: SpanCost) -> bool:
         """True if tokens ahead of the sampled, unread ones are likely to be worth a longer pass."""
-        if not self._caches.takes_drafts:
+        if not self._caches.can_roll_back:
             return False
         offers = []
         for row in self._rows:
@@ -108,7 +108,7 @@ class LookAheadDecoder(Decoder):
                 # A lookup that finds nothing behind the read tokens seldom does behind the next one.
                 is_likely = proposals.propose(1) if proposals.is_lookup else proposals.is_open
                 drafts = one.max_draft_tokens if is_likely else 0
-            forced = row.forced_tokens - 1 if self._caches.takes_several else 0
+            forced = row.forced_tokens - 1 if self._caches.takes_ragged_spans else 0
             offers.append(Offer(max(0, forced), drafts, one.acceptance))
         return worthwhile_tokens(offers, cost) > 0
 

@@ -16,10 +16,10 @@ from machd.engine.backend.device import (
     give_memory_back,
 )
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_caches import STEP_TOKENS, RowCaches, SingleCaches
-from machd.engine.kv.row_planes import StandingRow, make_row_caches
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import STEP_TOKENS, LaneKv, SerialLaneKv
+from machd.engine.kv.row_caches import CachedRow, make_row_caches
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams
@@ -100,7 +100,7 @@ class MlxEngine:
         self._prefills: dict[int, Prefill] = {}
         self._blocks = parts.blocks
         self._dropped_bytes = 0
-        self._batch = self._decoder(BatchCaches(max_rows))
+        self._batch = self._decoder(BatchLaneKv(max_rows))
         self._serial: dict[int, Decoder] = {}
         self._memory = parts.memory
         self._warm_up()
@@ -167,7 +167,7 @@ class MlxEngine:
         return StepNeed(plan.prefill_tokens, rows, kv_bytes, joining_bytes, scoring)
 
     def _run(self, plan: StepPlan) -> StepResult:
-        blocks = self._blocks.apply(plan.blocks, self._standing)
+        blocks = self._blocks.apply(plan.blocks, self._cached_row)
         self._release(plan.release)
         step = Decoded()
         prompt_logprobs: list[PromptLogprob] = []
@@ -230,7 +230,7 @@ class MlxEngine:
             lane.close()
         self._serial.clear()
         self._blocks.forget_rows()
-        self._batch = self._decoder(BatchCaches(self._max_rows))
+        self._batch = self._decoder(BatchLaneKv(self._max_rows))
         mx.clear_cache()
 
     def close(self) -> None:
@@ -269,11 +269,11 @@ class MlxEngine:
         self._blocks.forget_rows(slot_indices)
         self._batch.leave(slot_indices)
 
-    def _standing(self, slot_index: int) -> StandingRow | None:
+    def _cached_row(self, slot_index: int) -> CachedRow | None:
         """Find a slot's row, in prefill or in a lane; None if there is none."""
         if slot_index in self._prefills:
-            return self._prefills[slot_index].standing
-        return self._serial.get(slot_index, self._batch).standing(slot_index)
+            return self._prefills[slot_index].cached_row
+        return self._serial.get(slot_index, self._batch).cached_row(slot_index)
 
     def _lanes(self, slot_indices: Iterable[int]) -> list[Decoder]:
         """The decoders of these rows, each once."""
@@ -368,7 +368,7 @@ class MlxEngine:
             return False
         lane = self._batch
         if opening.lane is Lane.SERIAL:
-            lane = self._serial[slot_index] = self._decoder(SingleCaches())
+            lane = self._serial[slot_index] = self._decoder(SerialLaneKv())
         max_tokens = opening.reserved_tokens - len(prefill.prompt)
         row = DecoderRow(slot_index, sampling, max_tokens)
         if (proposer := self._parts.proposer) is not None:
@@ -381,7 +381,7 @@ class MlxEngine:
     def _make_caches(self) -> list[Cache]:
         return make_row_caches(self._model, self._parts.kv_format)
 
-    def _decoder(self, caches: RowCaches) -> Decoder:
+    def _decoder(self, caches: LaneKv) -> Decoder:
         parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
         if not parts.looks_ahead:
             passes = Passes(self._forward, caches, pack=parts.pack)

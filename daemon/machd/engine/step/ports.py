@@ -12,13 +12,13 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.row_caches import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 
-FindRow = Callable[[int], StandingRow | None]
+FindRow = Callable[[int], CachedRow | None]
 """Locates a slot's row; None if there is none that blocks can be copied from."""
 
 
@@ -154,7 +154,7 @@ class BlockTier(Protocol):
         """Copy a prefix out of blocks into a row's empty caches."""
         ...
 
-    def keep_row(self, slot_index: int, row: StandingRow) -> None:
+    def keep_row(self, slot_index: int, row: CachedRow) -> None:
         """Copy a row that leaves before its slot is released, so that blocks can be made of it."""
         ...
 

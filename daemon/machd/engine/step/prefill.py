@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.batch_caches import padded_caches
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_caches import PrefilledRow
-from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.batch_lane import padded_caches
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.row_caches import CachedRow
 from machd.engine.protocol.step import PrefillChunk, PromptLogprob
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.prompt_scores import PromptScores
@@ -57,9 +57,9 @@ class Prefill:
         return sum(int(cache.nbytes) for cache in self.caches)
 
     @property
-    def standing(self) -> StandingRow:
+    def cached_row(self) -> CachedRow:
         """How far it is: all that came is computed, until the last chunk."""
-        return StandingRow(self.caches, self._index, len(self.prompt), is_exact=True)
+        return CachedRow(self.caches, self._index, len(self.prompt), is_exact=True)
 
     def fill(self, forward: Forward, chunk: PrefillChunk) -> list[PromptLogprob]:
         """Compute a chunk, and wait for it.

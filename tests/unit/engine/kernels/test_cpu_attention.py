@@ -114,7 +114,7 @@ def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> N
     lengths = (300, 7, 8, 120, 119, 118, 1, 400)
     mixed = []
     for columns in (1, 1 << 20):
-        monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", columns)
+        monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", columns)
         positions = RowPositions()
         cache = SlabCache(positions, len(lengths))
         for row, length in enumerate(lengths):
@@ -124,5 +124,5 @@ def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> N
         positions.open_step()
         queries, keys, values = _tensors(len(lengths), 4, 2, 1, 1)
         mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
-        assert len(cache.spans) == (1 if columns > 1 else 6)
+        assert len(cache.row_groups) == (1 if columns > 1 else 6)
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)

@@ -121,22 +121,22 @@ def test_a_batch_of_rows_without_positions_begins_with_its_first_step() -> None:
 
 def test_rows_of_about_one_length_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long row among short ones is a stretch of its own; each mask shows a row its own columns."""
-    monkeypatch.setattr(row_positions, "_SPAN_COLUMNS", 100)
+    monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", 100)
     positions = RowPositions()
     for length in (10, 12, 400, 9, 9):
         positions.append(length, 500)
     positions.open_step()
 
-    spans = positions.spans()
+    row_groups = positions.row_groups()
 
-    assert [(span.begin, span.end, span.width) for span in spans] == [
+    assert [(group.begin, group.end, group.width) for group in row_groups] == [
         (0, 2, 13),
         (2, 3, 401),
         (3, 5, 10),
     ]
-    assert spans[0].mask is not None
-    assert spans[0].mask[:, 0, 0].sum(axis=-1).tolist() == [11, 13]
-    assert spans[1].mask is spans[2].mask is None
+    assert row_groups[0].mask is not None
+    assert row_groups[0].mask[:, 0, 0].sum(axis=-1).tolist() == [11, 13]
+    assert row_groups[1].mask is row_groups[2].mask is None
 
 
 def test_a_short_difference_is_not_worth_a_call() -> None:
@@ -145,4 +145,6 @@ def test_a_short_difference_is_not_worth_a_call() -> None:
     for length in (100, 150, 200):
         positions.append(length, 500)
     positions.open_step()
-    assert [(span.begin, span.end, span.width) for span in positions.spans()] == [(0, 3, 201)]
+    assert [(group.begin, group.end, group.width) for group in positions.row_groups()] == [
+        (0, 3, 201)
+    ]

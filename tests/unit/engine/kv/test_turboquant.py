@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from machd.engine.kv.planes import KvWidths
+from machd.engine.kv.kv_format import KvWidths
 from machd.engine.kv.turboquant import TurboQuantFormat, codebook, rotation
 
 _PUBLISHED_MSE = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}
@@ -29,8 +29,8 @@ def test_the_error_is_the_published_one(bits: int, width: int) -> None:
     axes = np.eye(width, dtype=np.float32)[None, None]
     kv_format = TurboQuantFormat(bits)
     for vectors in map(mx.array, (normal, lopsided, axes)):
-        planes = kv_format.encode(vectors, vectors)
-        near, _ = kv_format.decode(planes, KvWidths.of(vectors, vectors))
+        arrays = kv_format.encode(vectors, vectors)
+        near, _ = kv_format.decode(arrays, KvWidths.of(vectors, vectors))
         errors = mx.square(near - vectors).sum(axis=-1) / mx.square(vectors).sum(axis=-1)
         assert float(errors.mean()) == pytest.approx(_PUBLISHED_MSE[bits], rel=0.06)
 

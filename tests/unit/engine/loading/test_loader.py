@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from unit.engine.tiny_llama import CONFIG, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.formats import kv_format_named
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.errors import (
     ChatTemplateMissingError,

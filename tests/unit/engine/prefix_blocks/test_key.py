@@ -13,7 +13,7 @@ import pytest
 from tiny_models import TinyKind, tiny_model
 
 from machd.engine import open as opening
-from machd.engine.kv.format import kv_format_named
+from machd.engine.kv.formats import kv_format_named
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks import key as block_key_module
 from machd.engine.prefix_blocks.key import block_key

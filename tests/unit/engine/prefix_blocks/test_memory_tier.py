@@ -22,7 +22,7 @@ from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 from machd.clock import ManualClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_planes import StandingRow
+from machd.engine.kv.row_caches import CachedRow
 from machd.engine.kv.state import copied, is_like, row_state, shape_of
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
@@ -69,8 +69,8 @@ def _kv(length: int, *, heads: int = 2, widths: tuple[int, int] = (4, 4), rows: 
     return cache
 
 
-def _standing(caches: list[Cache], length: int, *, index: int = 0) -> StandingRow:
-    return StandingRow(caches, index, length, is_exact=True)
+def _cached_row(caches: list[Cache], length: int, *, index: int = 0) -> CachedRow:
+    return CachedRow(caches, index, length, is_exact=True)
 
 
 def _columns(cache: KVCache) -> list[mx.array]:
@@ -86,7 +86,7 @@ def test_layers_of_one_shape_share_an_array() -> None:
     """Each other shape, and each other dtype, is one more array."""
     caches: list[Cache] = [_kv(9), _kv(9), CacheList(_kv(9), _kv(9, widths=(4, 6)))]
 
-    block = copy_of_row(_standing(caches, 9), 2, 7, has_state=False)
+    block = copy_of_row(_cached_row(caches, 9), 2, 7, has_state=False)
 
     assert [tuple(one.shape) for one in block.stacks] == [(7, 2, 5, 4), (1, 2, 5, 6)]
     assert block.nbytes == 4 * 2 * 5 * (7 * 4 + 6)
@@ -96,7 +96,7 @@ def test_layers_without_arrays_or_width_are_copied() -> None:
     """Some models have layers that keep no arrays at all, or values that are 0 wide."""
     silent, narrow = KVCache(), _kv(6, widths=(4, 0))
     blocks = [
-        copy_of_row(_standing([silent, narrow], 6), *ends, has_state=True)
+        copy_of_row(_cached_row([silent, narrow], 6), *ends, has_state=True)
         for ends in ((0, 4), (4, 6))
     ]
     filled: list[Cache] = [KVCache(), KVCache()]
@@ -110,7 +110,7 @@ def test_layers_without_arrays_or_width_are_copied() -> None:
 
 def test_model_without_caches_has_empty_blocks() -> None:
     """Nothing is kept, and nothing fails."""
-    block = copy_of_row(_standing([], 4), 0, 4, has_state=True)
+    block = copy_of_row(_cached_row([], 4), 0, 4, has_state=True)
     head, tail = block.part(0, 1), block.part(1, 4)
 
     fill_caches([], [head, tail], 3)
@@ -124,7 +124,7 @@ def test_filled_caches_hold_what_was_copied(cuts: tuple[int, ...], length: int) 
     """It does not matter how positions are spread over blocks, or how many of them are wanted."""
     caches: list[Cache] = [_kv(8), _kv(8, widths=(4, 6), heads=3)]
     starts = (0, *cuts[:-1])
-    row = _standing(caches, 8)
+    row = _cached_row(caches, 8)
     blocks = [copy_of_row(row, *ends, has_state=False) for ends in zip(starts, cuts, strict=True)]
     needed = blocks[: sum(start < length for start in starts)]
     filled: list[Cache] = [KVCache(), KVCache()]
@@ -142,7 +142,7 @@ def test_block_has_memory_of_its_own() -> None:
     for heads in (1, 2):
         cache = _kv(4096, heads=heads, widths=(64, 64))
         mx.eval(cache.state)
-        row = _standing([cache], 4096)
+        row = _cached_row([cache], 4096)
         block = copy_of_row(row, 0, 4096, has_state=False)
         small, (head, tail) = (
             copy_of_row(row, 0, 16, has_state=False),
@@ -421,11 +421,11 @@ def test_block_comes_back_from_plain_arrays(kind: TinyKind) -> None:
 def test_every_dtype_comes_back(dtype: mx.Dtype) -> None:
     """It comes back even where numpy lacks it, as bfloat16."""
     cache = KVCache()
-    planes = [(100 * _array(1, 2, 5, 4)).astype(dtype) for _ in range(2)]
-    cache.keys, cache.values, cache.offset = *planes, 5
+    arrays = [(100 * _array(1, 2, 5, 4)).astype(dtype) for _ in range(2)]
+    cache.keys, cache.values, cache.offset = *arrays, 5
     state = ArraysCache(1)
     state[0] = (100 * _array(1, 3)).astype(dtype)
-    block = copy_of_row(_standing([cache, state], 5), 0, 5, has_state=True)
+    block = copy_of_row(_cached_row([cache, state], 5), 0, 5, has_state=True)
 
     again = BlockForm.of(block).block_of(content_of(block), 5)
 
@@ -546,7 +546,7 @@ def test_form_allows_windows_of_any_fill() -> None:
 def test_row_is_not_opened_when_a_block_is_missing() -> None:
     """An assertion fails, even if other blocks are there."""
     store = MemoryTier()
-    row = _standing([_kv(8)], 8)
+    row = _cached_row([_kv(8)], 8)
     store.apply([StoreBlock(1, 0, 0, 4)], lambda _: row)
 
     with pytest.raises(AssertionError, match="held"):
@@ -574,7 +574,7 @@ def test_failing_change_costs_only_its_block() -> None:
     """The step goes on, and the log has a line at most once a minute."""
     clock = ManualClock()
     store = MemoryTier(_FailingFiles(MemoryError()), clock=clock)
-    row = _standing([_kv(8)], 8)
+    row = _cached_row([_kv(8)], 8)
     with structlog.testing.capture_logs() as logs:
         for n in range(4):
             clock.advance(25)
@@ -606,7 +606,7 @@ def test_assertion_error_is_raised() -> None:
 def test_failing_store_costs_only_its_block(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Blocks that fail when they are evaluated together are tried one by one."""
     store = MemoryTier()
-    row = _standing([_kv(8)], 8)
+    row = _cached_row([_kv(8)], 8)
     calls = 0
     evaluate = mx.eval
 
@@ -627,7 +627,7 @@ def test_failing_store_costs_only_its_block(monkeypatch: pytest.MonkeyPatch, fai
 def test_failing_split_loses_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are reported as lost, and their numbers are free again."""
     store = MemoryTier()
-    row = _standing([_kv(8)], 8)
+    row = _cached_row([_kv(8)], 8)
     store.apply([StoreBlock(1, 0, 0, 8)], lambda _: row)
     with monkeypatch.context() as patched:
         patched.setattr(mx, "eval", _raise)
@@ -698,5 +698,5 @@ def test_process_shrinks_when_blocks_are_dropped(*, is_running: bool, tokens: in
 
 def _store_blocks(engine: MlxEngine, count: int, *, tokens: int) -> None:
     """Store blocks of 256 bytes a token, numbered from 0 on."""
-    row = _standing([_kv(tokens, widths=(16, 16))], tokens)
+    row = _cached_row([_kv(tokens, widths=(16, 16))], tokens)
     engine._blocks.apply([StoreBlock(n, 0, 0, tokens) for n in range(count)], lambda _: row)

@@ -13,7 +13,7 @@ from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
-from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
@@ -392,9 +392,9 @@ def _fails_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     ("owner", "name"),
     [
         (MlxEngine, "_forward"),
-        (BatchCaches, "open_step"),
-        (BatchCaches, "join"),
-        (BatchCaches, "keep"),
+        (BatchLaneKv, "open_step"),
+        (BatchLaneKv, "join"),
+        (BatchLaneKv, "keep"),
         (SlabCache, "place"),
         (SlabCache, "keep"),
         (Decoder, "_settle"),

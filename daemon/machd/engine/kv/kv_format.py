@@ -1,6 +1,6 @@
-"""What a format of keys and values is: planes, arrays whose third axis is the position.
+"""What a format of keys and values is: arrays, arrays whose third axis is the position.
 
-Whoever stores planes need not know what they mean: a slab, a prompt's cache and a block all keep
+Whoever stores arrays need not know what they mean: a slab, a prompt's cache and a block all keep
 them as they come, copy them and cut them between positions.
 """
 
@@ -14,12 +14,12 @@ from typing import Protocol
 import mlx.core as mx
 
 _SHARED = 2
-"""Planes of keys and values that share them."""
+"""Arrays of keys and values that share them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvWidths:
-    """What planes do not tell of the keys and values that they were made of.
+    """What arrays do not tell of the keys and values that they were made of.
 
     Attributes:
         keys: Numbers in a key.
@@ -62,7 +62,7 @@ class FoldedKv:
 
 
 class KvFormat(Protocol):
-    """Makes planes of keys and values."""
+    """Makes arrays of keys and values."""
 
     @property
     def name(self) -> str:
@@ -70,21 +70,21 @@ class KvFormat(Protocol):
         ...
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
-        """Keys and values [rows, heads, tokens, head_dim] as planes [rows, ., tokens, .].
+        """Keys and values [rows, heads, tokens, head_dim] as arrays [rows, ., tokens, .].
 
         What a position's columns hold depends on nothing but its key and its value.
         """
         ...
 
-    def decode(self, planes: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
+    def decode(self, arrays: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
         """What :meth:`encode` was given, or what comes near it."""
         ...
 
-    def fold(self, planes: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
+    def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
         """For the attention of :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode.
 
         Args:
-            planes: Of ``width`` columns or more.
+            arrays: Of ``width`` columns or more.
             widths: Of the vectors.
             width: Columns that are looked at.
         """
@@ -100,7 +100,7 @@ class KvFormat(Protocol):
 
 
 class PlainFormat:
-    """Keys and values as the model computes them: a plane each."""
+    """Keys and values as the model computes them: an array each."""
 
     name = "none"
 
@@ -108,13 +108,13 @@ class PlainFormat:
         """Both as they are."""
         return keys, values
 
-    def decode(self, planes: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
+    def decode(self, arrays: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
         """Both as they are."""
         del widths
-        keys, values = planes
+        keys, values = arrays
         return keys, values
 
-    def fold(self, planes: Sequence[mx.array], widths: KvWidths, width: int) -> None:
+    def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> None:
         """There is nothing to decode."""
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
@@ -126,38 +126,38 @@ class PlainFormat:
         return parts[0]
 
 
-class VectorsFormat(ABC):
+class VectorFormat(ABC):
     """A format that encodes every vector by itself, keys and values alike.
 
-    A vector becomes words and parameters, a plane each. Keys and values of one shape share the two:
+    A vector becomes words and parameters, an array each. Keys and values of one shape share the two:
     the heads of the values come behind those of the keys, and every parameter has the heads of both.
-    Otherwise there are four planes.
+    Otherwise there are four arrays.
     """
 
     parameter_count: int
     """Parameters of a vector, or of each of its groups."""
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
-        """Two planes, or four where keys and values differ in shape."""
+        """Two arrays, or four where keys and values differ in shape."""
         if keys.shape == values.shape:
             return self._encoded(mx.concatenate([keys, values], axis=1))
         return (*self._encoded(keys), *self._encoded(values))
 
-    def decode(self, planes: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
+    def decode(self, arrays: Sequence[mx.array], widths: KvWidths) -> tuple[mx.array, mx.array]:
         """The vectors in the dtype that they had."""
-        if len(planes) > _SHARED:
+        if len(arrays) > _SHARED:
             return (
-                self._decoded(planes[0], planes[1], widths.keys, widths.dtype),
-                self._decoded(planes[2], planes[3], widths.values, widths.dtype),
+                self._decoded(arrays[0], arrays[1], widths.keys, widths.dtype),
+                self._decoded(arrays[2], arrays[3], widths.values, widths.dtype),
             )
-        both = self._decoded(planes[0], planes[1], widths.keys, widths.dtype)
+        both = self._decoded(arrays[0], arrays[1], widths.keys, widths.dtype)
         keys, values = mx.split(both, 2, axis=1)
         return keys, values
 
-    def fold(self, planes: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
-        """Where keys and values share planes, a vector has one scale, and words are full."""
-        words, parameters = planes[0], planes[1]
-        is_shared = len(planes) == _SHARED and parameters.shape[-1] == 1
+    def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
+        """Where keys and values share arrays, a vector has one scale, and words are full."""
+        words, parameters = arrays[0], arrays[1]
+        is_shared = len(arrays) == _SHARED and parameters.shape[-1] == 1
         if not is_shared or not self._fills_words(widths.keys):
             return None
         heads = words.shape[1] // 2

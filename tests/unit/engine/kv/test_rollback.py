@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from machd.engine.kv import cache_marks
-from machd.engine.kv.batch_caches import BatchCaches
-from machd.engine.kv.cache_marks import CacheMarks, can_be_marked, straighten
-from machd.engine.kv.coded_cache import CodedCache
-from machd.engine.kv.format import kv_format_named
-from machd.engine.kv.row_caches import PrefilledRow, SingleCaches
+from machd.engine.kv import rollback
+from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.formats import kv_format_named
+from machd.engine.kv.lane_kv import PrefilledRow, SerialLaneKv
+from machd.engine.kv.quantized_cache import QuantizedCache
+from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_window
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 
@@ -63,18 +63,18 @@ def test_what_is_written_in_place_does_not_reach_a_mark(
 ) -> None:
     """States and windows come back to the number, unless the mark had the cache's own names."""
     if not write:
-        monkeypatch.setattr(cache_marks, "_named_anew", lambda state: state)
+        monkeypatch.setattr(rollback, "_aliased", lambda state: state)
     state = ArraysCache(2)
     state.cache = [mx.arange(6.0), None]
     window = _window(3)
-    marks = CacheMarks([state, window])
+    checkpoint = CacheCheckpoint([state, window])
 
     state.cache[0][2:4] = 9.0
     state.cache[0] += 1
     state[1] = mx.ones(3)
     window.keys[...] = 7.0
     window.offset += 2
-    assert marks.take_back([2], [2])
+    assert checkpoint.roll_back([2], [2])
 
     is_back = state.cache[0].tolist() == [0, 1, 2, 3, 4, 5] and state.cache[1] is None
     assert is_back is write
@@ -90,11 +90,11 @@ def test_a_mark_takes_no_memory() -> None:
     mx.synchronize()
     before = mx.get_active_memory()
 
-    marks = CacheMarks([state])
+    checkpoint = CacheCheckpoint([state])
     mx.eval(state.cache)
 
     assert mx.get_active_memory() - before < 1 << 16
-    assert marks.take_back([0], [1])
+    assert checkpoint.roll_back([0], [1])
 
 
 @pytest.mark.parametrize("before", range(11))
@@ -103,10 +103,10 @@ def test_a_window_that_is_cut_is_one_that_never_had_more(before: int, added: int
     """To the column, and so it stays: at every turn of the ring, for every number that is kept."""
     for count in range(added + 1):
         cache = _window(before)
-        marks = CacheMarks([cache])
+        checkpoint = CacheCheckpoint([cache])
         _write(cache, before, added)
 
-        assert marks.take_back([count], [added])
+        assert checkpoint.roll_back([count], [added])
 
         end = before + added - count
         assert cache.offset == end
@@ -118,33 +118,33 @@ def test_a_window_that_is_cut_is_one_that_never_had_more(before: int, added: int
 def test_a_window_is_put_back_where_too_little_of_it_is_left() -> None:
     """Tokens one by one turn the ring over what a cut would need: then all is as it was."""
     cache, state = _window(9), ArraysCache(1)
-    marks = CacheMarks([cache])
+    checkpoint = CacheCheckpoint([cache])
     for token in range(9, 12):
         _write(cache, token, 1)
 
-    assert not marks.take_back([2], [3])
+    assert not checkpoint.roll_back([2], [3])
 
     assert cache.offset == 9
     assert _seen(cache) == [6, 7, 8, 99]
     state.cache = [mx.zeros(3)]
-    assert not CacheMarks([KVCache(), state]).take_back([1], [2])
+    assert not CacheCheckpoint([KVCache(), state]).roll_back([1], [2])
 
 
 def test_all_caches_are_put_back_if_one_cannot_be_cut() -> None:
     """The ones before it and the ones behind it in the list."""
     state = ArraysCache(1)
     state.cache = [mx.zeros(3)]
-    caches = [_window(6), KVCache(), state, CodedCache(kv_format_named("affine8")), _window(2)]
+    caches = [_window(6), KVCache(), state, QuantizedCache(kv_format_named("affine8")), _window(2)]
     standard = [caches[1], caches[3]]
     for cache in standard:
         cache.update_and_fetch(mx.ones((1, 1, 6, 64)), mx.ones((1, 1, 6, 64)))
-    marks = CacheMarks(caches)
+    checkpoint = CacheCheckpoint(caches)
     for cache in (caches[0], caches[4]):
         _write(cache, 50, 3)
     for cache in standard:
         cache.update_and_fetch(mx.ones((1, 1, 3, 64)), mx.ones((1, 1, 3, 64)))
 
-    assert not marks.take_back([1], [3])
+    assert not checkpoint.roll_back([1], [3])
 
     assert [cache.offset for cache in (*standard, caches[0], caches[4])] == [6, 6, 6, 2]
     assert _seen(caches[0]) == [3, 4, 5, 99]
@@ -159,7 +159,7 @@ class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
     ("make", "known"),
     [
         (KVCache, True),
-        (lambda: CodedCache(kv_format_named("affine4")), True),
+        (lambda: QuantizedCache(kv_format_named("affine4")), True),
         (lambda: RotatingKVCache(max_size=8), True),
         (lambda: RotatingKVCache(max_size=8, keep=2), True),
         (lambda: ArraysCache(2), True),
@@ -182,27 +182,27 @@ class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
 )
 def test_only_known_classes_take_drafts(make: Callable[[], Any], known: bool) -> None:  # noqa: FBT001
     """Inside lists, too; a class that inherits from a known one is not known."""
-    assert can_be_marked(make()) is known
-    single = SingleCaches()
+    assert supports_rollback(make()) is known
+    single = SerialLaneKv()
     single.join(PrefilledRow([KVCache(), CacheList(KVCache(), make())], 0, 9, 1))
 
-    assert single.takes_drafts is known
+    assert single.can_roll_back is known
 
 
 def test_rows_of_a_batch_take_drafts_if_they_can_be_cut_one_by_one() -> None:
     """Standard caches and recurrent state always, a window while there is one row."""
-    batch, state, window = BatchCaches(4), BatchCaches(4), BatchCaches(4)
+    batch, state, window = BatchLaneKv(4), BatchLaneKv(4), BatchLaneKv(4)
     for count in (1, 2):
         batch.join(PrefilledRow([KVCache()], 0, 9, 1))
         state.join(PrefilledRow([KVCache(), CacheList(ArraysCache(1), KVCache())], 0, 9, 1))
         window.join(PrefilledRow([KVCache(), RotatingKVCache(_WINDOW)], 0, 9, 1))
-        assert batch.takes_drafts
-        assert state.takes_drafts
-        assert window.takes_drafts is (count == 1)
+        assert batch.can_roll_back
+        assert state.can_roll_back
+        assert window.can_roll_back is (count == 1)
     window.keep([1])
 
-    assert window.takes_drafts
-    assert not state.takes_several
+    assert window.can_roll_back
+    assert not state.takes_ragged_spans
 
 
 def test_state_of_several_rows_is_as_before_or_as_it_is() -> None:
@@ -215,16 +215,16 @@ def test_state_of_several_rows_is_as_before_or_as_it_is() -> None:
     ):
         state = ArraysCache(1)
         state.cache = [mx.zeros((2, 4))]
-        marks = CacheMarks([state])
+        checkpoint = CacheCheckpoint([state])
         state.cache = [mx.ones((2, 4))]
 
-        assert marks.take_back(counts, [3, 1]) is is_done
+        assert checkpoint.roll_back(counts, [3, 1]) is is_done
         assert float(state.cache[0].sum()) == 8 * value
 
 
 def test_state_is_told_what_pads_a_row_and_forgets_it() -> None:
     """Rows of different length in one pass; the next pass is of one token each again."""
-    batch = BatchCaches(2)
+    batch = BatchLaneKv(2)
     state = ArraysCache(1)
     for _ in range(2):
         batch.join(PrefilledRow([KVCache(), state], 0, 9, 1))
@@ -246,9 +246,9 @@ def test_a_window_with_sinks_keeps_them() -> None:
             for cache in pair:
                 for token in range(before):
                     _write(cache, token, 1)
-            marks = CacheMarks([cut])
+            checkpoint = CacheCheckpoint([cut])
             _write(cut, before, 4)
-            assert marks.take_back([count], [4])
+            assert checkpoint.roll_back([count], [4])
             if count < 4:
                 _write(plain, before, 4 - count)
             for token in range(20, 30):
@@ -270,7 +270,7 @@ def test_a_straight_window_has_the_row_and_nothing_else(length: int, steps: int)
     batch.filter([1])
     assert batch.offset.tolist() == [length + steps]
 
-    straighten(batch, length + steps)
+    unroll_window(batch, length + steps)
 
     held = range(max(0, length + steps - _WINDOW), length + steps)
     assert batch.keys[0, 0, :, 0].tolist() == [*held]
@@ -311,6 +311,6 @@ def test_a_row_is_wiped_from_a_column_on() -> None:
     slab.wipe(1, 4)
     slab.wipe(0, 500)
 
-    for plane in slab.planes:
-        assert plane[0, 0, :6, 0].tolist() == [1] * 6
-        assert plane[1, 0, :6, 0].tolist() == [1] * 4 + [0] * 2
+    for array in slab.arrays:
+        assert array[0, 0, :6, 0].tolist() == [1] * 6
+        assert array[1, 0, :6, 0].tolist() == [1] * 4 + [0] * 2

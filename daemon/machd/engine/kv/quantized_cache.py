@@ -11,59 +11,59 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv.planes import KvFormat, KvWidths
+from machd.engine.kv.kv_format import KvFormat, KvWidths
 
 _STEP_TOKENS = 256
 """Columns are added in multiples of this, as mlx-lm's caches do."""
 
 
-class CodedCache:
+class QuantizedCache:
     """One layer's keys and values, in the shape that mlx-lm's models expect of a cache.
 
     Attributes:
-        kv_format: What the planes are of.
-        planes: [1, heads, columns, n] each; none before anything was written.
+        kv_format: What the arrays are of.
+        arrays: [1, heads, columns, n] each; none before anything was written.
         offset: Positions.
     """
 
     def __init__(self, kv_format: KvFormat) -> None:
         """Begin without positions."""
         self.kv_format = kv_format
-        self.planes: list[mx.array] = []
+        self.arrays: list[mx.array] = []
         self.offset = 0
         self._widths: KvWidths | None = None
 
     @property
     def keys(self) -> mx.array | None:
-        """The first plane. Models that tie arrays together with ``mx.depends`` ask for it."""
-        return self.planes[0] if self.planes else None
+        """The first array. Models that tie arrays together with ``mx.depends`` ask for it."""
+        return self.arrays[0] if self.arrays else None
 
     @keys.setter
-    def keys(self, plane: mx.array) -> None:
-        self.planes[0] = plane
+    def keys(self, array: mx.array) -> None:
+        self.arrays[0] = array
 
     @property
     def values(self) -> mx.array | None:
-        """The last plane; see :attr:`keys`."""
-        return self.planes[-1] if self.planes else None
+        """The last array; see :attr:`keys`."""
+        return self.arrays[-1] if self.arrays else None
 
     @values.setter
-    def values(self, plane: mx.array) -> None:
+    def values(self, array: mx.array) -> None:
         """Refuse: a model that never reads its values may put others there, but keys need it."""
 
     @property
     def state(self) -> tuple[mx.array, ...]:
         """What a forward pass has to compute."""
-        return tuple(self.planes)
+        return tuple(self.arrays)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, room to spare included."""
-        return sum(plane.nbytes for plane in self.planes)
+        return sum(array.nbytes for array in self.arrays)
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""
-        return not self.planes
+        return not self.arrays
 
     def size(self) -> int:
         """Positions."""
@@ -101,9 +101,9 @@ class CodedCache:
         begin, end = self.offset, self.offset + keys.shape[2]
         new = self.kv_format.encode(keys, values)
         self._make_room(new, end)
-        for plane, added in zip(self.planes, new, strict=True):
+        for array, added in zip(self.arrays, new, strict=True):
             if added.size:
-                plane[:, :, begin:end] = added
+                array[:, :, begin:end] = added
         self._widths = KvWidths.of(keys, values)
         self.offset = end
         return self.keys_and_values()
@@ -111,19 +111,19 @@ class CodedCache:
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """All that there are; see :meth:`update_and_fetch`."""
         assert self._widths is not None, "a layer is written before it is read"
-        seen = [plane[:, :, : self.offset] for plane in self.planes]
+        seen = [array[:, :, : self.offset] for array in self.arrays]
         return self.kv_format.decode(seen, self._widths)
 
     def _make_room(self, like: Sequence[mx.array], columns: int) -> None:
-        held = self.planes[0].shape[2] if self.planes else 0
+        held = self.arrays[0].shape[2] if self.arrays else 0
         if columns <= held:
             return
         missing = -(-(columns - self.offset) // _STEP_TOKENS) * _STEP_TOKENS
         rooms = [mx.zeros((*one.shape[:2], missing, one.shape[3]), dtype=one.dtype) for one in like]
-        if not self.planes:
-            self.planes = rooms
+        if not self.arrays:
+            self.arrays = rooms
             return
-        self.planes = [
-            mx.concatenate([plane[:, :, : self.offset], room], axis=2)
-            for plane, room in zip(self.planes, rooms, strict=True)
+        self.arrays = [
+            mx.concatenate([array[:, :, : self.offset], room], axis=2)
+            for array, room in zip(self.arrays, rooms, strict=True)
         ]

@@ -18,30 +18,30 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.coded_cache import CodedCache
+from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.state import CacheState
 
 
-def can_be_marked(cache: Cache, rows: int = 1) -> bool:
+def supports_rollback(cache: Cache, rows: int = 1) -> bool:
     """Whether it is known how tokens are taken out of an innermost cache.
 
     Args:
         cache: Of any class.
         rows: That it holds. Of several, a window's cannot be: mlx-lm pads them in front.
     """
-    kind = _mark_classes().get(type(cache))
-    return kind is not None and (rows == 1 or kind is _StateMark)
+    kind = _checkpoint_classes().get(type(cache))
+    return kind is not None and (rows == 1 or kind is _StateCheckpoint)
 
 
-class CacheMarks:
+class CacheCheckpoint:
     """Where caches are."""
 
     def __init__(self, caches: Iterable[Cache]) -> None:
         """Remember it of innermost caches, each of a class that can be marked."""
-        classes = _mark_classes()
-        self._marks = [classes[type(cache)](cache) for cache in caches]
+        classes = _checkpoint_classes()
+        self._parts = [classes[type(cache)](cache) for cache in caches]
 
-    def take_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
+    def roll_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
         """Take the last positions of each row out again; the marks have no further use.
 
         Args:
@@ -54,16 +54,20 @@ class CacheMarks:
         assert all(0 <= one <= new for one, new in zip(counts, added, strict=True)), (
             "what is taken back came after the mark"
         )
-        if not any(counts) or not self._marks:
+        if not any(counts) or not self._parts:
             return True
-        if len(counts) == 1 and counts[0] < added[0] and all(m.cut(counts[0]) for m in self._marks):
+        if (
+            len(counts) == 1
+            and counts[0] < added[0]
+            and all(part.cut(counts[0]) for part in self._parts)
+        ):
             return True
-        for mark in self._marks:
-            mark.put_back()
+        for part in self._parts:
+            part.restore()
         return list(counts) == list(added)
 
 
-def straighten(cache: Cache, length: int) -> None:
+def unroll_window(cache: Cache, length: int) -> None:
     """Bring the window of a batch's only row into order, without the padding in front of it.
 
     A pass of several tokens does the first itself. But where a ring has gone round, mlx-lm's mask for
@@ -90,7 +94,7 @@ def straighten(cache: Cache, length: int) -> None:
         cache.state = (keys, values, offset, padding, max_size, columns, columns, False)
 
 
-class _ColumnsMark:
+class _ColumnCheckpoint:
     """Of a cache that has a column for each position."""
 
     def __init__(self, cache: Cache) -> None:
@@ -103,28 +107,28 @@ class _ColumnsMark:
         self._cache.trim(count)
         return True
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Forget all that came since."""
         self._cache.offset = self._offset
 
 
-class _StateMark:
+class _StateCheckpoint:
     """Of a cache that is known only as it is now."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._state = _named_anew(cache.state)
+        self._state = _aliased(cache.state)
 
     def cut(self, count: int) -> bool:
         """Nothing of it can be."""
         return not count
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Give the cache what it had."""
         self._cache.state = self._state
 
 
-class _WindowMark(_StateMark):
+class _WindowCheckpoint(_StateCheckpoint):
     """Of a window in the cache of one row."""
 
     def cut(self, count: int) -> bool:
@@ -140,7 +144,7 @@ class _WindowMark(_StateMark):
         return True
 
 
-class _BatchWindowMark(_StateMark):
+class _BatchWindowCheckpoint(_StateCheckpoint):
     """Of a window in a batch of one row, straightened."""
 
     def cut(self, count: int) -> bool:
@@ -156,10 +160,10 @@ class _BatchWindowMark(_StateMark):
         return True
 
 
-_MarkClass: TypeAlias = type[_ColumnsMark | _StateMark]
+_CheckpointClass: TypeAlias = type[_ColumnCheckpoint | _StateCheckpoint]
 
 
-def _mark_classes() -> Mapping[type, _MarkClass]:
+def _checkpoint_classes() -> Mapping[type, _CheckpointClass]:
     """By the class itself: what a model's own class does besides, nobody knows."""
     from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
         ArraysCache,
@@ -169,11 +173,11 @@ def _mark_classes() -> Mapping[type, _MarkClass]:
     )
 
     return {
-        KVCache: _ColumnsMark,
-        CodedCache: _ColumnsMark,
-        RotatingKVCache: _WindowMark,
-        BatchRotatingKVCache: _BatchWindowMark,
-        ArraysCache: _StateMark,
+        KVCache: _ColumnCheckpoint,
+        QuantizedCache: _ColumnCheckpoint,
+        RotatingKVCache: _WindowCheckpoint,
+        BatchRotatingKVCache: _BatchWindowCheckpoint,
+        ArraysCache: _StateCheckpoint,
     }
 
 
@@ -185,10 +189,10 @@ def _is_whole(keys: mx.array, index: int, offset: int) -> bool:
     return index in (keys.shape[2], offset)
 
 
-def _named_anew(state: CacheState) -> CacheState:
+def _aliased(state: CacheState) -> CacheState:
     """The same under names of its own, which nothing that is written elsewhere changes."""
     if isinstance(state, mx.array):
         return mx.array(state)
     if isinstance(state, tuple | list):
-        return [_named_anew(one) for one in state]
+        return [_aliased(one) for one in state]
     return state

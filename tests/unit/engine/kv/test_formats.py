@@ -11,13 +11,13 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.engine.kernels.cpu_attention import attend, attend_rows
-from machd.engine.kv.batch_caches import BatchCaches
+from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.cache_facts import measure_model
-from machd.engine.kv.coded_cache import CodedCache
-from machd.engine.kv.format import PLAIN, kv_format_named
-from machd.engine.kv.planes import KvFormat, KvWidths
-from machd.engine.kv.row_caches import PrefilledRow
-from machd.engine.kv.row_planes import fill_planes, make_row_caches, planes_of
+from machd.engine.kv.formats import PLAIN, kv_format_named
+from machd.engine.kv.kv_format import KvFormat, KvWidths
+from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.quantized_cache import QuantizedCache
+from machd.engine.kv.row_caches import fill_kv_arrays, kv_arrays, make_row_caches
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 
@@ -37,9 +37,9 @@ def _random(*shape: int, seed: int = 0) -> mx.array:
 def _decoded(
     kv_format: KvFormat, keys: mx.array, values: mx.array
 ) -> tuple[tuple[mx.array, ...], mx.array, mx.array]:
-    planes = kv_format.encode(keys, values)
-    near_keys, near_values = kv_format.decode(planes, KvWidths.of(keys, values))
-    return planes, near_keys, near_values
+    arrays = kv_format.encode(keys, values)
+    near_keys, near_values = kv_format.decode(arrays, KvWidths.of(keys, values))
+    return arrays, near_keys, near_values
 
 
 @_formats
@@ -51,13 +51,13 @@ def _decoded(
 def test_every_width_comes_back(
     name: str, key_width: int, value_width: int, dtype: mx.Dtype
 ) -> None:
-    """Shapes and dtypes are those that went in, and vectors are near; a plane has every position."""
+    """Shapes and dtypes are those that went in, and vectors are near; an array has every position."""
     keys = _random(2, _HEADS, 5, key_width).astype(dtype)
     values = _random(2, _HEADS, 5, value_width, seed=1).astype(dtype)
 
-    planes, near_keys, near_values = _decoded(kv_format_named(name), keys, values)
+    arrays, near_keys, near_values = _decoded(kv_format_named(name), keys, values)
 
-    assert all(plane.shape[0] == 2 and plane.shape[2] == 5 for plane in planes)
+    assert all(array.shape[0] == 2 and array.shape[2] == 5 for array in arrays)
     for exact, near in ((keys, near_keys), (values, near_values)):
         assert (near.shape, near.dtype) == (exact.shape, exact.dtype)
         error = mx.square((near - exact).astype(mx.float32)).sum()
@@ -103,8 +103,8 @@ def test_a_number_is_off_by_half_a_step(name: str, numbers: list[float], scale: 
 def test_eight_bits_make_room(head_dim: int, least: float, dtype: mx.Dtype) -> None:
     """A position costs at least 1.8 times less, whatever the dtype, scales and offsets included."""
     vectors = _random(1, _HEADS, 4, head_dim).astype(dtype)
-    plain = sum(plane.nbytes for plane in PLAIN.encode(vectors, vectors))
-    small = sum(plane.nbytes for plane in kv_format_named("affine8").encode(vectors, vectors))
+    plain = sum(array.nbytes for array in PLAIN.encode(vectors, vectors))
+    small = sum(array.nbytes for array in kv_format_named("affine8").encode(vectors, vectors))
 
     assert plain / small >= least
 
@@ -128,15 +128,15 @@ def test_positions_do_not_know_of_one_another(name: str) -> None:
 
 @_formats
 def test_a_prompt_s_cuts_leave_no_trace(name: str) -> None:
-    """In one piece, in many, out of planes, and after a trim a cache gives the same."""
+    """In one piece, in many, out of arrays, and after a trim a cache gives the same."""
     kv_format = kv_format_named(name)
     keys, values = _random(1, _HEADS, 300, 64), _random(1, _HEADS, 300, 64, seed=1)
-    whole, cut = CodedCache(kv_format), CodedCache(kv_format)
+    whole, cut = QuantizedCache(kv_format), QuantizedCache(kv_format)
     expected = whole.update_and_fetch(keys, values)
     for begin, end in ((0, 1), (1, 250), (250, 280), (280, 299)):
         cut.update_and_fetch(keys[:, :, begin:end], values[:, :, begin:end])
-    filled = CodedCache(kv_format)
-    fill_planes(filled, [plane[:, :, :299] for plane in planes_of(cut) or ()], 299)
+    filled = QuantizedCache(kv_format)
+    fill_kv_arrays(filled, [array[:, :, :299] for array in kv_arrays(cut) or ()], 299)
     assert filled.trim(9) == 9
     filled.update_and_fetch(keys[:, :, 290:299], values[:, :, 290:299])
 
@@ -145,9 +145,9 @@ def test_a_prompt_s_cuts_leave_no_trace(name: str) -> None:
         heard = cache.update_and_fetch(keys[:, :, 299:], values[:, :, 299:])
         for one, other in zip(expected, heard, strict=True):
             assert float(mx.mean(mx.abs(one - other) < 1e-5)) > 0.999
-    assert whole.nbytes == sum(plane.nbytes for plane in whole.state)
+    assert whole.nbytes == sum(array.nbytes for array in whole.state)
     assert not whole.empty()
-    assert CodedCache(kv_format).empty()
+    assert QuantizedCache(kv_format).empty()
 
 
 class _Rows:
@@ -155,13 +155,13 @@ class _Rows:
 
     def __init__(self, name: str) -> None:
         self.kv_format = kv_format_named(name)
-        self.batch = BatchCaches(8)
-        self.alone: list[CodedCache] = []
+        self.batch = BatchLaneKv(8)
+        self.alone: list[QuantizedCache] = []
         self.seed = 0
 
     def join(self, length: int, limit: int) -> None:
         """A row with so many positions."""
-        single = CodedCache(self.kv_format)
+        single = QuantizedCache(self.kv_format)
         if length:
             single.update_and_fetch(*self._tokens(1, length))
         self.batch.join(PrefilledRow([single], length, limit, 0))
@@ -209,37 +209,37 @@ def test_rows_in_company_are_rows_alone(name: str) -> None:
     rows.step()
 
     (layer,) = rows.batch.layers
-    assert layer.planes[0].shape[2] < 400
+    assert layer.arrays[0].shape[2] < 400
 
 
 @_coded
 def test_a_row_that_joins_is_not_encoded_again(name: str) -> None:
-    """Its planes in the batch are its planes alone, bit by bit."""
+    """Its arrays in the batch are its arrays alone, bit by bit."""
     rows = _Rows(name)
     rows.join(9, 20)
     rows.join(13, 20)
 
     (layer,) = rows.batch.layers
     for row, single in enumerate(rows.alone):
-        for plane, own in zip(layer.planes, single.planes, strict=True):
-            place = plane[row : row + 1, :, : single.offset]
+        for array, own in zip(layer.arrays, single.arrays, strict=True):
+            place = array[row : row + 1, :, : single.offset]
             assert mx.array_equal(place, own[:, :, : single.offset])
 
 
 @_coded
 def test_a_row_that_went_wrong_is_wiped(name: str) -> None:
-    """No plane keeps anything of it, and others keep all."""
+    """No array keeps anything of it, and others keep all."""
     rows = _Rows(name)
     rows.join(9, 20)
     rows.join(13, 20)
     (layer,) = rows.batch.layers
-    before = [mx.array(plane[1]) for plane in layer.planes]
+    before = [mx.array(array[1]) for array in layer.arrays]
 
     rows.batch.wipe(0)
 
-    for plane, other in zip(layer.planes, before, strict=True):
-        assert not mx.any(plane[0])
-        assert mx.array_equal(plane[1], other)
+    for array, other in zip(layer.arrays, before, strict=True):
+        assert not mx.any(array[0])
+        assert mx.array_equal(array[1], other)
 
 
 @_formats
@@ -253,8 +253,8 @@ def test_attention_over_codes_is_attention_over_what_they_stand_for(
     slab = SlabCache(positions, len(lengths), kv_format)
     for row, length in enumerate(lengths):
         positions.append(length, length + 50)
-        planes = kv_format.encode(_random(1, 3, length, 64, seed=row), _random(1, 3, length, 64))
-        slab.place(row, planes)
+        arrays = kv_format.encode(_random(1, 3, length, 64, seed=row), _random(1, 3, length, 64))
+        slab.place(row, arrays)
     rows = len(lengths)
     queries, keys, values = (_random(rows, heads, 1, 64, seed=heads) for heads in (9, 3, 3))
     positions.open_step()
@@ -287,7 +287,7 @@ def test_only_standard_caches_are_in_the_format() -> None:
         )
         for own, ours in pairs:
             names = {type(own).__name__, type(ours).__name__}
-            assert names in ({"KVCache", "CodedCache"}, {type(own).__name__})
+            assert names in ({"KVCache", "QuantizedCache"}, {type(own).__name__})
 
 
 def test_names_are_told_apart() -> None:

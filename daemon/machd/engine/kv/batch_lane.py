@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.cache_marks import CacheMarks, can_be_marked, straighten
-from machd.engine.kv.format import PLAIN
-from machd.engine.kv.planes import KvFormat
-from machd.engine.kv.row_caches import PrefilledRow, held_bytes
-from machd.engine.kv.row_planes import format_of, innermost, planes_of
+from machd.engine.kv.formats import PLAIN
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import PrefilledRow, held_bytes
+from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_window
+from machd.engine.kv.row_caches import format_of, innermost, kv_arrays
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 
 
-class BatchCaches:
+class BatchLaneKv:
     """Any number of rows, computed together."""
 
     def __init__(self, max_rows: int) -> None:
@@ -29,8 +29,8 @@ class BatchCaches:
         self._max_rows = max_rows
         self._positions = RowPositions()
         self._layers: list[Cache] = []
-        self._marks: CacheMarks | None = None
-        self._marked_lengths: list[int] = []
+        self._checkpoint: CacheCheckpoint | None = None
+        self._checkpoint_lengths: list[int] = []
         self._padded: list[Cache] = []
 
     @property
@@ -44,31 +44,31 @@ class BatchCaches:
         return held_bytes(self._layers)
 
     @property
-    def takes_several(self) -> bool:
+    def takes_ragged_spans(self) -> bool:
         """Whether every layer has standard caches: what pads a row lies behind its end there."""
         return not self._others
 
     @property
-    def takes_drafts(self) -> bool:
+    def can_roll_back(self) -> bool:
         """Whether the rows can be brought back, in every layer that has no standard cache."""
         rows = len(self._positions.lengths)
-        return all(can_be_marked(cache, rows) for cache in self._others)
+        return all(supports_rollback(cache, rows) for cache in self._others)
 
-    def mark(self) -> None:
+    def checkpoint(self) -> None:
         """Remember where the rows are."""
-        assert self.takes_drafts, "there is a way back"
-        self._marked_lengths = list(self._positions.lengths)
+        assert self.can_roll_back, "there is a way back"
+        self._checkpoint_lengths = list(self._positions.lengths)
         for cache in self._others:
-            straighten(cache, self._marked_lengths[0])
-        self._marks = CacheMarks(self._others)
+            unroll_window(cache, self._checkpoint_lengths[0])
+        self._checkpoint = CacheCheckpoint(self._others)
 
-    def take_back(self, counts: Sequence[int]) -> bool:
+    def roll_back(self, counts: Sequence[int]) -> bool:
         """Take each row's last positions out again; not done where there is recurrent state."""
-        marks, self._marks = self._marks, None
-        assert marks is not None, "there is a mark"
-        marked = self._marked_lengths
+        checkpoint, self._checkpoint = self._checkpoint, None
+        assert checkpoint is not None, "there is a checkpoint"
+        marked = self._checkpoint_lengths
         added = [one - old for one, old in zip(self._positions.lengths, marked, strict=True)]
-        is_done = marks.take_back(counts, added)
+        is_done = checkpoint.roll_back(counts, added)
         if not is_done or any(counts):
             self._positions.cut(counts if is_done else added)
         return is_done
@@ -130,7 +130,7 @@ class BatchCaches:
         """Drop the batch."""
         self._positions = RowPositions()
         self._layers = []
-        self._marks = None
+        self._checkpoint = None
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's keys and values from a position on."""
@@ -151,14 +151,14 @@ class BatchCaches:
             inner = batch.caches if batch is not None else [None] * len(single.caches)
             pairs = zip(inner, single.caches, strict=True)
             return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
-        planes = planes_of(single)
-        if planes is not None:
+        arrays = kv_arrays(single)
+        if arrays is not None:
             slab = batch
             if slab is None:
                 slab = SlabCache(self._positions, self._max_rows, format_of(single))
-            if row.length and planes:
+            if row.length and arrays:
                 one = slice(row.index, row.index + 1)
-                slab.place(place, [plane[one, :, : row.length] for plane in planes])
+                slab.place(place, [array[one, :, : row.length] for array in arrays])
             else:
                 # Without positions there need not be arrays yet, and a layer may never have any.
                 slab.place_empty(place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd.engine.kv.affine import AffineFormat
-from machd.engine.kv.planes import KvFormat, PlainFormat
+from machd.engine.kv.kv_format import KvFormat, PlainFormat
 from machd.engine.kv.turboquant import TurboQuantFormat
 
 PLAIN = PlainFormat()
