@@ -8,13 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from machd.engine.backend.untyped import Cache
-from machd.engine.kv import slab
+from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kv import row_caches, slab
 from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
-from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step import mlx_engine
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,
@@ -222,17 +223,17 @@ def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
 
 def a_new_row_begins_in_an_old_state(patch: pytest.MonkeyPatch) -> None:
     """A prompt's states begin as those of the last prompt ended."""
-    right = MlxEngine._make_caches
+    right = row_caches.make_row_caches
     former: list[Cache] = []
 
-    def make_caches(self: MlxEngine) -> list[Cache]:
-        caches = right(self)
+    def make_row_caches(model: LanguageModel, kv_format: KvFormat) -> list[Cache]:
+        caches = right(model, kv_format)
         for cache, old in zip(_states(caches), _states(former), strict=False):
             cache.cache = list(old.cache)
         former[:] = caches
         return caches
 
-    patch.setattr(MlxEngine, "_make_caches", make_caches)
+    patch.setattr(mlx_engine, "make_row_caches", make_row_caches)
 
 
 def _states(caches: list[Cache]) -> list[Cache]:

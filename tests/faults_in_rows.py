@@ -9,17 +9,18 @@ import mlx.core as mx
 import pytest
 from faults_in_caches import Plant
 
+from machd.engine import assembly
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, mixed
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.protocol.step import PrefillChunk
-from machd.engine.step import decode_pass, decoder, mlx_engine, sampling
+from machd.engine.step import decoder, sampling
+from machd.engine.step import prefill as prefill_module
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import DecoderRow
-from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.prefill import Prefill
+from machd.engine.step.prefill import Prefill, Prefills
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd_probes import passes
 
@@ -93,13 +94,13 @@ def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
             cache.offset = positions
         return caches
 
-    patch.setattr(decode_pass, "mixed_caches", mixed_caches)
+    patch.setattr(assembly, "mixed_caches", mixed_caches)
 
 
 def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
     """Prompts of unequal length are computed together, padded at their ends, states and all."""
 
-    def can_share(_: MlxEngine, chunk: PrefillChunk) -> bool:
+    def can_share(_: Prefills, chunk: PrefillChunk) -> bool:
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
     def fill_together(
@@ -113,8 +114,8 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         for row, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
 
-    patch.setattr(MlxEngine, "_can_share", can_share)
-    patch.setattr(mlx_engine, "fill_together", fill_together)
+    patch.setattr(Prefills, "_can_share", can_share)
+    patch.setattr(prefill_module, "fill_together", fill_together)
 
 
 def _of_row(cache: Cache, row: int, length: int) -> Cache:

@@ -239,12 +239,12 @@ def test_prompt_logprobs_that_are_not_numbers_are_the_rows_fault(
     mlx_engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN in a prompt's logits ends its row and no other."""
-    forward = mlx_engine._forward
+    forward = mlx_engine._prefills._forward
     prompt = prompt_of(mlx_engine)[:30]
     (sound,) = chunks_of(prompt, GREEDY, 4096)
     (broken,) = chunks_of(prompt, SCORED, 4096, slot_index=1)
     monkeypatch.setattr(
-        mlx_engine,
+        mlx_engine._prefills,
         "_forward",
         lambda ids, caches: forward(ids, caches) * (float("nan") if ids.shape[1] > 1 else 1.0),
     )

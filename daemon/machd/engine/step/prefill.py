@@ -1,23 +1,25 @@
-"""Prompts on their way into caches: chunk by chunk alone, or whole ones together.
+"""Prefill: prompts computed into caches, chunk by chunk alone, or several whole ones together.
 
-The last token of a prompt with a completion is never prefilled: it is the input of the row's first
-decode step, which the batch computes anyway. So the output head runs over no prompt but those whose
-log-probabilities were asked for.
+The last token of a prompt with a completion is never prefilled: it is the first span of the row's decode.
+So the output head runs over no prompt but those whose log-probabilities were asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import mlx.core as mx
 
+from machd.capabilities.facts import KvCacheKind
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_lane import padded_caches
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.row_caches import CachedRow
-from machd.engine.protocol.step import PrefillChunk, PromptLogprob
-from machd.engine.step.decode_pass import Forward
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault
+from machd.engine.step.decode_pass import Chunk, Forward
+from machd.engine.step.ports import BlockTier
 from machd.engine.step.prompt_scores import PromptScores
 
 _PADDING_TOKENS = 16
@@ -31,15 +33,15 @@ class Prefill:
     """One prompt while it is computed.
 
     Attributes:
-        opening: The first chunk, which says how the row will decode.
+        opening: The first chunk; its parameters, lane and reservation are the row's.
         prompt: The tokens so far.
-        caches: Where they are; one for each cache of the model.
+        caches: One for each cache of the model.
     """
 
     def __init__(
         self, opening: PrefillChunk, caches: Sequence[Cache], vocabulary_tokens: int
     ) -> None:
-        """Begin with the model's own caches, which hold what the opening chunk reuses."""
+        """Begin with caches that hold the prefix that the opening chunk reuses."""
         assert opening.opens, "the first chunk opens the row"
         asked = opening.sampling.prompt_logprobs
         assert asked is None or opening.reused is None, "a scored prompt is computed whole"
@@ -58,17 +60,17 @@ class Prefill:
 
     @property
     def cached_row(self) -> CachedRow:
-        """How far it is: all that came is computed, until the last chunk."""
+        """The prompt's row: every token so far is computed, until the last chunk."""
         return CachedRow(self.caches, self._index, len(self.prompt), is_exact=True)
 
     def fill(self, forward: Forward, chunk: PrefillChunk) -> list[PromptLogprob]:
         """Compute a chunk, and wait for it.
 
         Returns:
-            The log-probabilities of the chunk's tokens, where they were asked for.
+            Log-probabilities of the chunk's tokens, if they were asked for.
 
         Raises:
-            FloatingPointError: They are not numbers.
+            FloatingPointError: The logits are not finite.
         """
         token_ids = self.take(chunk)
         if self._scores is not None:
@@ -79,23 +81,23 @@ class Prefill:
         return []
 
     def take(self, chunk: PrefillChunk) -> tuple[int, ...]:
-        """Note a chunk, and say which of its tokens are to be computed now."""
+        """Append a chunk, and return those of its tokens that are to be computed now."""
         assert chunk.start == len(self.prompt), "chunks come in order, without gaps"
         self.prompt.extend(chunk.token_ids)
         return chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
 
     def wait(self) -> None:
-        """Until what was begun is in the caches."""
+        """Wait until all dispatched tokens are in the caches."""
         mx.eval([cache.state for cache in self.caches])
 
     def adopt(self, caches: Sequence[Cache], index: int) -> None:
-        """Take the opening chunk, a whole prompt, as computed in a row of ``caches``."""
+        """Take the opening chunk, a whole prompt, as computed in row ``index`` of ``caches``."""
         self.prompt.extend(self.opening.token_ids)
         self.caches = caches
         self._index = index
 
     def finish(self) -> PrefilledRow:
-        """The whole prompt, ready to join."""
+        """Return the whole prompt, ready to join its lane."""
         return PrefilledRow(
             self.caches,
             length=len(self.prompt) - 1,
@@ -105,8 +107,123 @@ class Prefill:
         )
 
 
+class Prefills:
+    """All prompts that are being computed, by slot."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        make_caches: Callable[[], list[Cache]],
+        blocks: BlockTier,
+        model: ModelDescription,
+        kv_format: KvFormat,
+    ) -> None:
+        """Begin without prompts.
+
+        Args:
+            forward: The model.
+            make_caches: Makes empty caches of one row.
+            blocks: Blocks that prompts may begin with.
+            model: Description of the model.
+            kv_format: Format of keys and values.
+        """
+        self._forward = forward
+        self._make_caches = make_caches
+        self._blocks = blocks
+        self._model = model
+        self._kv_format = kv_format
+        self._open: dict[int, Prefill] = {}
+
+    def __bool__(self) -> bool:
+        """True while a prompt is being computed."""
+        return bool(self._open)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the prompts' caches hold."""
+        return sum(prefill.kv_bytes for prefill in self._open.values())
+
+    def cached_row(self, slot_index: int) -> CachedRow | None:
+        """Locate a slot's row; None if its prompt is not being computed."""
+        prefill = self._open.get(slot_index)
+        return None if prefill is None else prefill.cached_row
+
+    def open(self, chunk: PrefillChunk) -> Prefill:
+        """Return the chunk's prompt, which an opening chunk begins."""
+        if chunk.opens:
+            assert chunk.slot_index not in self._open, "a slot is freed before it is taken"
+            caches = self._make_caches()
+            if chunk.reused is not None:
+                self._blocks.fill(caches, chunk.reused)
+            prefill = Prefill(chunk, caches, self._model.vocabulary_tokens)
+            self._open[chunk.slot_index] = prefill
+        return self._open[chunk.slot_index]
+
+    def take(self, slot_index: int) -> Prefill:
+        """Remove and return a prompt."""
+        return self._open.pop(slot_index)
+
+    def drop(self, slot_indices: Collection[int]) -> None:
+        """Remove the prompts of these slots, if any."""
+        for slot_index in slot_indices:
+            self._open.pop(slot_index, None)
+
+    def clear(self) -> None:
+        """Remove all prompts."""
+        self._open.clear()
+
+    def beside(self, chunk: PrefillChunk) -> tuple[Prefill, Chunk | None]:
+        """Open a chunk that rides in the rows' pass; None if it has no token to compute."""
+        prefill = self.open(chunk)
+        token_ids = prefill.take(chunk)
+        return prefill, Chunk(token_ids, prefill.caches) if token_ids else None
+
+    def fill(
+        self, chunks: Sequence[PrefillChunk]
+    ) -> tuple[list[int], list[PromptLogprob], list[RowFault]]:
+        """Compute chunks, whole prompts of like length together.
+
+        Returns:
+            Slots whose prompt is whole now, log-probabilities that were asked for, and rows whose
+            logits are not finite.
+        """
+        prefills = [self.open(chunk) for chunk in chunks]
+        pairs = zip(chunks, prefills, strict=True)
+        groups = padded_groups([prefill for chunk, prefill in pairs if self._can_share(chunk)])
+        shared = [group for group in groups if len(group) > 1]
+        for group in shared:
+            fill_together(self._forward, group, len(self._model.cache.layers), self._kv_format)
+        filled = {prefill for group in shared for prefill in group}
+        logprobs: list[PromptLogprob] = []
+        faults: list[RowFault] = []
+        for chunk, prefill in zip(chunks, prefills, strict=True):
+            if prefill not in filled:
+                try:
+                    logprobs += prefill.fill(self._forward, chunk)
+                except FloatingPointError as cause:
+                    faults.append(RowFault(chunk.slot_index, cause))
+                    self.drop([chunk.slot_index])
+        whole = [one.slot_index for one in chunks if one.is_last and one.slot_index in self._open]
+        return whole, logprobs, faults
+
+    def _can_share(self, chunk: PrefillChunk) -> bool:
+        """Return True for a whole prompt that padding at its end cannot change.
+
+        Only attention with a standard cache is blind to tokens behind its own. A row of the serial
+        lane needs caches of its own. The logits of several scored prompts would take too much memory.
+        """
+        is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
+        is_plain = chunk.lane is Lane.BATCH and not is_scored(chunk)
+        return is_whole and is_plain and self._model.cache.kind is KvCacheKind.STANDARD
+
+
+def is_scored(chunk: PrefillChunk) -> bool:
+    """Return True if log-probabilities of the prompt were asked for."""
+    return chunk.sampling.prompt_logprobs is not None
+
+
 def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
-    """Whole prompts in groups of like lengths, so that padding stays cheaper than a call saved."""
+    """Group whole prompts by length, so that padding stays cheaper than a call of one's own."""
     groups: list[list[Prefill]] = []
     longest = 0
     for prefill in sorted(prefills, key=_opening_tokens, reverse=True):
@@ -126,9 +243,9 @@ def fill_together(
 
     Args:
         forward: The model.
-        prefills: Of two tokens or more each; nothing of them is computed yet.
+        prefills: Prompts of two tokens or more of which nothing is computed yet.
         layer_count: Caches that the model takes.
-        kv_format: How they keep keys and values.
+        kv_format: Format of keys and values.
     """
     prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
     caches, token_ids = padded_caches(prompts, layer_count, kv_format)
