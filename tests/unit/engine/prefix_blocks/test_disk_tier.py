@@ -630,17 +630,20 @@ def test_directory_that_another_daemon_has_made_again_is_left_to_it(
 
 
 class _SlowDirectory(KeyDirectory):
-    """A directory that ends a write when it is told to."""
+    """A directory that ends a write when it is told to, and may fail the first one."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir()
         super().__init__(os.open(path, os.O_RDONLY))
         self.begun = threading.Event()
         self.may_end = threading.Event()
+        self.failures: list[OSError] = []
 
     def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
         self.begun.set()
         assert self.may_end.wait(CEILING_S)
+        if self.failures:
+            raise self.failures.pop()
         return super().write(digest, pieces, used_unix_s)
 
 
@@ -772,6 +775,42 @@ def test_block_that_is_saved_again_while_it_is_written_is_written_once(
     assert writer.written == 3
     assert writer.has(saved)
     assert writer.file_bytes > 0
+
+
+@pytest.mark.parametrize("is_saved_again", [False, True])
+def test_failed_write_of_a_block_that_was_forgotten_meanwhile_is_not_unsaved(
+    slow: _SlowDirectory, *, is_saved_again: bool
+) -> None:
+    """The block is not wanted any more, or is written by a later write."""
+    writer = _writer(slow)
+    saved = saved_block(1)
+    slow.failures.append(OSError(errno.EIO, "Input/output error"))
+    writer.put(saved, content_of(saved))
+    assert slow.begun.wait(CEILING_S)
+    writer.forget([saved.digest])
+    if is_saved_again:
+        writer.put(saved, content_of(saved))
+    slow.may_end.set()
+    writer.close(10)
+
+    assert writer.dropped == 1
+    assert writer.take_unsaved() == ()
+    assert writer.has(saved) is is_saved_again
+
+
+def test_queued_block_is_replaced_by_one_with_another_start_or_state(slow: _SlowDirectory) -> None:
+    """The new block takes the room of the old one in the queue."""
+    writer = _writer(slow)
+    writer.put(saved_block(0), content_of(saved_block(0)))
+    assert slow.begun.wait(CEILING_S)
+    plain, stateful = saved_block(1), saved_block(1, has_state=True)
+
+    for saved in (plain, stateful):
+        writer.put(saved, _big(MAX_QUEUED_BYTES // 5 * 3))
+
+    assert writer.dropped == 0
+    assert (writer.has(plain), writer.has(stateful)) == (False, True)
+    writer.forget([stateful.digest])
 
 
 def test_damage_is_reported_at_most_once_a_minute(root: Path) -> None:
