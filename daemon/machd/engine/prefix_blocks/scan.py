@@ -201,6 +201,7 @@ def _rooted(seen: Iterable[_Seen]) -> tuple[list[_Seen], list[BlockFile]]:
         else:
             orphans.append(one.file)
     rooted = list(by_digest.values())
+    # A block counts as used when one that follows it was, however old its own file is.
     for one in reversed(rooted):
         parent = by_digest.get(one.head.parent)
         if one.head.start > 0 and parent is not None:
