@@ -1,8 +1,7 @@
-"""Prompts that ask a model for the text between a prefix and a suffix.
+"""Fill-in-the-middle prompts, which ask a model for the text between a prefix and a suffix.
 
-A model that was trained for it has marker tokens for the three places. Each family spells them in
-its own way; a tokenizer has a family's markers when each of them is one token of its vocabulary.
-The texts between the markers come from clients, so that they are encoded as plain text.
+A model that was trained for it has marker tokens, which each family spells in its own way. The texts
+between the markers are a client's, so they are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class FillTokens:
     """The ids of a model's fill-in-the-middle tokens.
 
     Attributes:
-        prefix: Before the prefix.
-        suffix: Before the suffix.
-        middle: Where the model begins to write; None where the last part's text ends the prompt.
+        prefix: The token before the prefix.
+        suffix: The token before the suffix.
+        middle: The token at which the model begins to write; None where a prompt ends without one.
         is_suffix_first: Whether the suffix stands before the prefix.
-        repository: Before the name of a repository; None without such a token.
-        file: Before the name of a file; None without such a token.
+        repository: The token before the name of a repository, where the model has it.
+        file: The token before the name of a file, where the model has it.
         ends: Tokens that end a fill when the model writes them.
     """
 
@@ -45,7 +44,7 @@ class FillTokens:
 
     @property
     def all_ids(self) -> frozenset[int]:
-        """Every token that a client's text must not become."""
+        """The tokens that a client's text must not be encoded to."""
         found = {self.prefix, self.suffix, self.middle, self.repository, self.file, *self.ends}
         return frozenset(one for one in found if one is not None)
 
@@ -77,11 +76,11 @@ _ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<EOT>", "<|endoft
 
 _REPOSITORY_NAME = "repository\n"
 _FILE_NAME = "file\n"
-"""What stands for the names that a request does not tell."""
+"""Names for a repository and a file that a request does not name."""
 
 
 def find_fill_tokens(vocabulary: Mapping[str, int]) -> FillTokens | None:
-    """The fill-in-the-middle tokens among a vocabulary's tokens; None where it has no such family."""
+    """Find a family's fill-in-the-middle tokens in a vocabulary; None where no family is whole."""
 
     def first(names: Sequence[str]) -> int | None:
         return next((vocabulary[one] for one in names if one in vocabulary), None)
@@ -103,7 +102,7 @@ def find_fill_tokens(vocabulary: Mapping[str, int]) -> FillTokens | None:
 
 
 class FillFormat:
-    """How a model is asked for the text in the middle."""
+    """The fill-in-the-middle prompts of one model."""
 
     def __init__(
         self,
@@ -111,19 +110,19 @@ class FillFormat:
         encode_plain: Callable[[str], list[int]],
         opening: Sequence[int] = (),
     ) -> None:
-        """Keep the parts.
+        """Take the model's tokens and encoder.
 
         Args:
             tokens: The model's markers.
             encode_plain: Encodes a text without special tokens, as plain text where it can.
-            opening: Tokens that begin every text, such as the begin-of-text token.
+            opening: Tokens that begin every prompt, such as the begin-of-text token.
         """
         self._tokens = tokens
         self._encode_plain = encode_plain
         self._opening = tuple(opening)
 
     def fits(self, vocabulary_tokens: int) -> bool:
-        """Whether a model of that width has a row for each marker; some tokenizers have more tokens."""
+        """Tell whether logits of this width hold each marker; some tokenizers have more tokens."""
         return max(self._tokens.all_ids) < vocabulary_tokens
 
     @property
@@ -134,7 +133,7 @@ class FillFormat:
     def prompt(
         self, prefix: str, suffix: str, context: Sequence[ContextFile] = ()
     ) -> tuple[int, ...]:
-        """Token ids that the model continues with the text between prefix and suffix.
+        """Make the token ids that the model continues with the text between prefix and suffix.
 
         Raises:
             InvalidRequestError: A text spells one of the model's tokens, and its tokenizer cannot
@@ -148,9 +147,9 @@ class FillFormat:
         return (*self._opening, *self._context(context), *parts[0], *parts[1], *middle)
 
     def _context(self, context: Sequence[ContextFile]) -> list[int]:
-        """Files before the prefix: Qwen2.5-Coder's repository pattern, or texts with a rule between.
+        """Encode the files before the prefix as llama.cpp does for ``input_extra``.
 
-        As llama.cpp writes them for ``input_extra``; the pattern is in arXiv:2409.12186.
+        The pattern is Qwen2.5-Coder's (arXiv:2409.12186), or texts with a rule between them.
         """
         if not context:
             return []

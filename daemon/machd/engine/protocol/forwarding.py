@@ -1,4 +1,4 @@
-"""An engine in front of another one, for those that change a verb of it and leave the rest."""
+"""An engine in front of another one; a subclass changes one verb."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from machd.engine.protocol.tokenizer import Tokenizer
 
 
 class ForwardingEngine:
-    """Does what the other engine does."""
+    """An engine that hands every call to another one."""
 
     def __init__(self, engine: Engine) -> None:
-        """Stand in front of ``engine``."""
+        """Take the engine to forward to."""
         self._engine = engine
 
     @property
     def model(self) -> ModelDescription:
-        """What is loaded."""
+        """The loaded model."""
         return self._engine.model
 
     @property
@@ -27,7 +27,7 @@ class ForwardingEngine:
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """The engine's own."""
+        """The engine's grammar compiler."""
         return self._engine.grammars
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -35,17 +35,17 @@ class ForwardingEngine:
         return self._engine.run(plan)
 
     def memory(self) -> MemoryReading:
-        """Bytes right now."""
+        """Read the memory in use."""
         return self._engine.memory()
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """The blocks of the disk tier."""
+        """List the blocks of the disk tier."""
         return self._engine.saved_blocks()
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every slot."""
+        """Drop every slot."""
         self._engine.reset(max_rows=max_rows)
 
     def close(self) -> None:
-        """Give back weights and caches."""
+        """Free weights and caches."""
         self._engine.close()

@@ -1,4 +1,4 @@
-"""What others ask of a tokenizer: text to token ids and back, safe from any thread."""
+"""A tokenizer: text to token ids and back, safe from any thread."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from machd.engine.protocol.chat_format import ChatFormat
 from machd.engine.protocol.fill_format import FillFormat
 
 ChatMessages = Sequence[dict[str, object]]
-"""Chat messages as a template sees them: ``role``, ``content`` and what else the template reads."""
+"""Chat messages as a template reads them: ``role``, ``content`` and further keys."""
 
 
 class Detokenizer(Protocol):
-    """Turns one completion's token ids into text as they come."""
+    """An incremental decoder of one completion."""
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; empty inside a multi-byte character."""
+        """Return the text that is known with this token; empty inside a multi-byte character."""
         ...
 
     def finish(self) -> str:
-        """The text still held back; incomplete bytes become U+FFFD."""
+        """Return the text that is still held back; incomplete bytes become U+FFFD."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """What a client needs to use the tokenizer from afar.
+    """A description of the tokenizer for clients.
 
     Attributes:
-        class_name: Of the library's class that reads the tokenizer.
+        class_name: Name of the library's class.
         special_tokens: Role, such as ``eos_token``, to the token's text.
         chat_template: Jinja source of the default template; None where there is none.
     """
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary_tokens(self) -> int:
-        """Ids that text can come from: 0 up to this number, not included."""
+        """The highest id that has a text, plus one."""
         ...
 
     @property
@@ -61,12 +61,12 @@ class Tokenizer(Protocol):
 
     @property
     def knows_token_bytes(self) -> bool:
-        """Whether :meth:`token_bytes` tells all: put together they are the text."""
+        """True if the :meth:`token_bytes` of a text's tokens, joined, are the text."""
         ...
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether :meth:`render_chat` can work."""
+        """True if :meth:`render_chat` can work."""
         ...
 
     @property
@@ -76,23 +76,23 @@ class Tokenizer(Protocol):
 
     @property
     def fill_format(self) -> FillFormat | None:
-        """How the model is asked for the text between two texts; None where it cannot be.
+        """The format of fill-in-the-middle prompts; None for a model without them.
 
-        Working it out may take a second the first time: ask on a worker thread.
+        The first access may take a second: use a worker thread.
         """
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
+        """Encode a text."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Decode token ids, special tokens left out."""
         ...
 
     @property
     def chat_format(self) -> ChatFormat:
-        """How the model writes thoughts and calls."""
+        """The format of the model's thoughts and calls."""
         ...
 
     def render_chat(
@@ -104,39 +104,39 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """The prompt text of a conversation.
+        """Render a conversation to prompt text.
 
         Args:
-            messages: As :class:`machd.api.conversation.Conversation` has them.
-            add_generation_prompt: End where the assistant's answer begins.
-            continue_final_message: End inside the last message, where its text stops; then
-                ``add_generation_prompt`` has to be false.
-            tools: As OpenAI's chat completions write them.
-            variables: What else the template reads, such as ``enable_thinking``.
+            messages: As in :class:`machd.api.conversation.Conversation`.
+            add_generation_prompt: Whether the prompt ends where the assistant's answer begins.
+            continue_final_message: Whether the prompt ends inside the last message, where its text
+                stops; then ``add_generation_prompt`` has to be false.
+            tools: As in OpenAI's chat completions.
+            variables: Further variables of the template, such as ``enable_thinking``.
 
         Raises:
             ChatTemplateMissingError: The model has no template.
-            InvalidRequestError: The template refuses the conversation, or takes too much of time,
+            InvalidRequestError: The template refuses the conversation, or takes too much time,
                 memory or text to render it.
         """
         ...
 
     def template_notes(self) -> tuple[str, ...]:
-        """What a person should know of the chat template before the first conversation comes."""
+        """Warn of a chat template that cannot be used."""
         ...
 
     def close(self) -> None:
-        """Let go of what renders the chat template."""
+        """Close the renderer of chat templates."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for, which need not be whole characters."""
+        """Return the bytes of a token, which need not be whole characters."""
         ...
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
-        """A fresh detokenizer for one completion.
+        """Make the detokenizer of one completion.
 
         Args:
-            keeps: Texts that come out even if they are special tokens, which others are left out.
+            keeps: Texts that are decoded even where special tokens stand for them, or for parts.
         """
         ...

@@ -1,7 +1,7 @@
-"""Text to token ids in which no special token is recognised.
+"""Encoding of text in which no special token is recognised.
 
 A tokenizer takes the spelling of a special token for the token. That is right for a rendered chat,
-and wrong for a client's text that stands between tokens of ours: the client would write tokens too.
+and wrong for a client's text between tokens of machd's: a client must not write such tokens.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from machd.engine.backend.untyped import Backend
 from machd.panics import panics_as_errors
 
 _Step: TypeAlias = dict[str, Any] | None
-"""One step of a tokenizer's pipeline, as its file writes it."""
+"""One step of a tokenizer's pipeline, as in ``tokenizer.json``."""
 
 
 class PlainTextEncoder:
-    """Encodes through a copy of a ``tokenizers.Tokenizer``, made at the first call.
+    """An encoder around a copy of a ``tokenizers.Tokenizer``, made at the first call.
 
-    The copy puts no space before a text either, which SentencePiece does where a text begins: here a
-    text begins in the middle.
+    The copy puts no space before a text, as SentencePiece does: these texts begin inside a prompt.
     """
 
     def __init__(self, backend: Backend, tokens: Collection[str]) -> None:
-        """Prepare to encode.
-
-        Args:
-            backend: What is copied.
-            tokens: Added tokens that are to be plain text besides those marked as special.
-        """
+        """Take the tokenizer to copy, and added tokens to read as plain text besides special ones."""
         self._backend = backend
         self._tokens = frozenset(tokens)
         self._copy: Backend | None = None
@@ -39,12 +33,12 @@ class PlainTextEncoder:
 
     @panics_as_errors("tokenizers")
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+        """Encode a text."""
         with self._lock:
             if self._copy is None:
                 self._copy = _plain_copy(self._backend, self._tokens)
             copy = self._copy
-        # A batch of one lets go of the GIL, as in MlxTokenizer.encode.
+        # A batch of one releases the GIL, as in MlxTokenizer.encode.
         (encoding,) = copy.encode_batch_fast([text], add_special_tokens=False)
         return list(encoding.ids)
 
@@ -54,7 +48,7 @@ def _plain_copy(backend: Backend, tokens: Collection[str]) -> Backend:
 
     state = json.loads(backend.to_str())
     for added in state["added_tokens"]:
-        # Only those that are marked as special can be switched off; ids stay as they are.
+        # Only tokens that are marked as special can be switched off.
         added["special"] = added["special"] or added["content"] in tokens
     state["normalizer"] = _without_prefix_space(state["normalizer"])
     state["pre_tokenizer"] = _without_prefix_space(state["pre_tokenizer"])
@@ -65,7 +59,7 @@ def _plain_copy(backend: Backend, tokens: Collection[str]) -> Backend:
 
 
 def _without_prefix_space(step: _Step) -> _Step:
-    """The state of a normalizer or a pre-tokenizer that leaves the beginning of a text alone."""
+    """Change the state of a normalizer or a pre-tokenizer to add nothing before a text."""
     match step:
         case None | {"type": "Prepend"}:
             return None

@@ -1,9 +1,7 @@
-"""``python -m machd.engine.tokenizer.template_child``: the process that renders a checkpoint's chat template.
+"""``python -m machd.engine.tokenizer.template_child``: the process that renders chat templates.
 
-A template is a program that a stranger wrote. A single expression of it can hold the interpreter's
-lock for minutes, so it runs where the lock belongs to nothing else. ``template_renderer`` starts this
-process, sends it requests over the socket that is its standard input, and kills it when it is late.
-This process imports neither mlx nor mlx-lm.
+``template_renderer`` starts this process, sends it requests over the socket that is its standard
+input, and kills it when it is late. It imports neither mlx nor mlx-lm.
 """
 
 from __future__ import annotations
@@ -26,30 +24,25 @@ from machd.engine.backend.model_files import shortened
 from machd.errors import ModelFormatError
 
 HEADER = struct.Struct(">cQ")
-"""Before each message: its kind, and the bytes that follow."""
+"""Header of a message: its kind, and the number of bytes that follow."""
 
 REQUEST, READY, RENDERED, REFUSED, TOO_MUCH, UNABLE = b"q", b"r", b"t", b"f", b"m", b"u"
 
 CANNOT_RENDER = "the model's chat template cannot render these messages"
 
 _MAX_MESSAGE_CHARS = 500
-"""Of a template's own words to a client."""
+"""Length of a template's own words to a client."""
 
 _FREE_CHARS = 1 << 20
 _CHARS_PER_SENT_BYTE = 8
-"""The longest prompt text: a template adds its own words, and may repeat and indent a conversation."""
+"""Bounds of a prompt text: a template adds its own words, and may repeat and indent a conversation."""
 
 _CPU_S = 30
 """Processor time of one request after which the kernel ends a process that its parent left behind."""
 
 
 class RenderRequest(TypedDict):
-    """What the parent sends, as JSON.
-
-    Attributes:
-        arguments: Of transformers' ``render_jinja_template``, template and conversation excepted.
-        max_chars: The longest text that may come out.
-    """
+    """The parent's request, sent as JSON; ``arguments`` are further ones for transformers."""
 
     template: str
     messages: Sequence[Mapping[str, object]]
@@ -63,8 +56,8 @@ def render_text(
     messages: Sequence[Mapping[str, object]],
     arguments: Mapping[str, object],
 ) -> str:
-    """The prompt text of a conversation, made by transformers in its sandbox."""
-    # Imports as little of transformers as there is: 1.5 s and 50 MiB.
+    """Render a conversation to prompt text in transformers' sandbox."""
+    # The smallest part of transformers that renders: 1.5 s and 50 MiB.
     from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
 
     texts, _ = render_jinja_template(
@@ -74,9 +67,9 @@ def render_text(
 
 
 def refusal_message(error: Exception, *, continues: bool) -> str | None:
-    """What a client is told of a template's failure; None for a failure that no template causes.
+    """Put a template's failure into words for a client; None for an error of no template.
 
-    A template is a program: content of a kind it does not expect fails anywhere in it.
+    A template is a program: content that it does not expect raises errors anywhere in it.
     """
     if isinstance(error, TemplateError):
         said = shortened(str(error.message or error), _MAX_MESSAGE_CHARS)
@@ -136,7 +129,7 @@ def main() -> None:
     with socket.socket(fileno=sys.stdin.fileno()) as channel:
         try:
             render_text("ready", [], {})
-        except Exception:  # noqa: BLE001 - a broken installation fails in any way, and the parent tells
+        except Exception:  # noqa: BLE001 - a broken installation; the parent reports it
             send_frame(channel, UNABLE, as_bytes(traceback.format_exc()))
             return
         send_frame(channel, READY, b"")
@@ -161,7 +154,7 @@ def _answer(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
         ):
             return _rendered(request, max_chars)
     except ModelFormatError as error:
-        gc.collect()  # what the template made refers to itself, and the next request needs the room
+        gc.collect()  # the template's objects are cyclic, and the next request needs their memory
         return TOO_MUCH, error.message
 
 
@@ -171,7 +164,7 @@ def _rendered(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
         text = render_text(request["template"], request["messages"], arguments)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a template raises is its own failure
+    except Exception as error:  # noqa: BLE001 - any error is the template's
         continues = bool(arguments.get("continue_final_message"))
         message = refusal_message(error, continues=continues)
         return REFUSED, message or f"{CANNOT_RENDER}: {type(error).__name__} in it"
@@ -184,7 +177,7 @@ def _rendered(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
 
 
 def _end_when_orphaned() -> None:
-    """Let the kernel end the process if one request takes far longer than the parent waits."""
+    """Let the kernel end the process after far more processor time than the parent waits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(used.ru_utime + used.ru_stime) + _CPU_S

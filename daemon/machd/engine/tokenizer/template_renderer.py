@@ -1,9 +1,9 @@
-"""Conversations to prompt text, by a checkpoint's chat template, with bounds.
+"""Rendering of a checkpoint's chat template: conversations to prompt text, within bounds.
 
-A template is a program of a stranger's. One that machd knows by its hash is rendered here; any other
-in a process of its own (:mod:`machd.engine.tokenizer.template_child`), because a single expression can hold the
-interpreter's lock, and with it every stream and ``/health``, for minutes. The process bounds its own
-time and memory where it can; this side kills it where it cannot.
+A template is a stranger's program. A template that machd knows by its hash is rendered here; any
+other in a process of its own (:mod:`machd.engine.tokenizer.template_child`), because one expression
+can hold the interpreter's lock, and with it every stream and ``/health``, for minutes. The process
+bounds its own time and memory where it can; this side kills it where it cannot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
@@ -44,19 +45,19 @@ _KNOWN_TEMPLATES = frozenset(
         "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
     }
 )
-"""SHA-256 of templates that were read and found to take time in proportion to the conversation."""
+"""SHA-256 of templates that were reviewed: their time is proportional to the conversation."""
 
 _START_LIMIT_S = 120.0
 """The process imports a part of transformers: 2 s on an idle machine."""
 
 _GRACE_S = 1.0
-"""For the process to say by itself that its time is up."""
+"""Time for the process to report by itself that its time is up."""
 
 _LOOK_S = 0.05
-"""How often a slow process's memory is looked at."""
+"""Interval at which a slow process's memory is read."""
 
 MARK = "zq7marker"
-"""A word that no template contains by itself."""
+"""A word that no template contains; found in a prompt, the template shows what held it."""
 
 SYSTEM: dict[str, object] = {"role": "system", "content": MARK}
 USER: dict[str, object] = {"role": "user", "content": "Hello"}
@@ -76,12 +77,7 @@ TOOL: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class RenderBounds:
-    """What rendering one conversation may take.
-
-    Attributes:
-        limit_s: Seconds of wall time.
-        memory_bytes: What it may add to its process.
-    """
+    """Limits of rendering one conversation: wall time, and memory that its process may gain."""
 
     limit_s: float = 5.0
     memory_bytes: int = 256 << 20
@@ -115,12 +111,12 @@ class TemplateRenderer:
         messages: Sequence[Mapping[str, object]],
         arguments: Mapping[str, object],
     ) -> str:
-        """The prompt text of a conversation.
+        """Render a conversation to prompt text.
 
         Args:
             template: Jinja source.
-            messages: What it iterates over.
-            arguments: Of transformers' ``render_jinja_template``.
+            messages: The conversation as the template reads it.
+            arguments: Further arguments of transformers' ``render_jinja_template``.
 
         Raises:
             InvalidRequestError: The template refuses the conversation; its own words are given.
@@ -129,7 +125,8 @@ class TemplateRenderer:
             RuntimeError: The process cannot start, or does not answer as it should.
         """
         if is_known_template(template):
-            return _rendered_here(template, messages, arguments)
+            with refusals_as_errors(arguments):
+                return render_text(template, messages, arguments)
         request = RenderRequest(
             template=template,
             messages=messages,
@@ -147,7 +144,7 @@ class TemplateRenderer:
         raise RuntimeError(f"the process for chat templates cannot work: {text}")
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the process."""
         with self._lock:
             self._end_child()
 
@@ -158,7 +155,7 @@ class TemplateRenderer:
                 child.wait_ready()
                 return child.ask(request, self._bounds)
             except BaseException:
-                # Its answer would be taken for that to the next request.
+                # A late answer would be taken for that to the next request.
                 self._end_child()
                 raise
 
@@ -197,7 +194,7 @@ class _Child:
         self._end = weakref.finalize(self, _end, self._process, self._channel)
 
     def is_usable(self, bounds: RenderBounds) -> bool:
-        """Whether the process is there, and has given back the memory of earlier requests."""
+        """Tell whether the process runs, and has given back the memory of earlier requests."""
         return (
             self._process.poll() is None
             and self._memory_bytes() <= self._ready_bytes + bounds.memory_bytes
@@ -208,10 +205,10 @@ class _Child:
         self._end()
 
     def wait_ready(self) -> None:
-        """Wait until it has imported what it needs.
+        """Wait until the process has finished its imports.
 
         Raises:
-            RuntimeError: It could not, or took too long.
+            RuntimeError: They failed, or took too long.
         """
         if self._is_ready:
             return
@@ -228,7 +225,7 @@ class _Child:
         """Send a request and wait for the answer.
 
         Raises:
-            TemplateLimitError: The process had to be given up; it is to be ended.
+            TemplateLimitError: The process is beyond its bounds, and has to be ended.
         """
         try:
             self._channel.settimeout(bounds.limit_s + _GRACE_S)
@@ -269,7 +266,7 @@ class _Child:
         try:
             return int(psutil.Process(self._process.pid).memory_info().rss)
         except psutil.Error:
-            return 0  # it has just ended; the socket tells
+            return 0  # it has just ended, which the socket reports
 
 
 def _started(ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -287,16 +284,16 @@ def _started(ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[byt
 
 
 def is_known_template(template: str) -> bool:
-    """Whether a template is one that machd renders in its own process."""
+    """Tell whether machd renders a template in its own process."""
     digest = hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest()
     return digest in _KNOWN_TEMPLATES
 
 
-def _rendered_here(
-    template: str, messages: Sequence[Mapping[str, object]], arguments: Mapping[str, object]
-) -> str:
+@contextmanager
+def refusals_as_errors(arguments: Mapping[str, object]) -> Iterator[None]:
+    """Turn what a template raises into InvalidRequestError; other errors pass."""
     try:
-        return render_text(template, messages, arguments)
+        yield
     except Exception as error:
         continues = bool(arguments.get("continue_final_message"))
         message = refusal_message(error, continues=continues)

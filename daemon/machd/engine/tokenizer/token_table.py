@@ -1,4 +1,4 @@
-"""What each token id stands for, in bytes."""
+"""The bytes of each token."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenForm(Enum):
-    """How a vocabulary writes its tokens."""
+    """A spelling of tokens in a vocabulary."""
 
     BYTE_LEVEL = "byte_level"
     """Each character stands for one byte (GPT-2's table)."""
     SENTENCE_PIECE = "sentence_piece"
     """U+2581 is a space, ``<0xNN>`` a byte."""
     OTHER = "other"
-    """Text whose joints only the tokenizer's own decoder knows."""
+    """Text that only the tokenizer's own decoder can join."""
 
 
 class TokenTable:
-    """Token ids to bytes, for a ``tokenizers.Tokenizer``. Worked out once for each id asked for.
+    """Token ids to bytes, for a ``tokenizers.Tokenizer``; decoded once for each id.
 
     Attributes:
-        form: Read from the tokenizer's decoder.
+        form: As of the tokenizer's decoder.
         strips_first_space: Whether decoding drops one space at the very start.
-        size_tokens: One more than the highest id.
+        size_tokens: The highest id, plus one.
+        special_token_ids: Tokens that are left out of decoded text.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -41,24 +42,15 @@ class TokenTable:
         self.size_tokens = max(vocabulary.values(), default=-1) + 1
         self._token_of = {index: token for token, index in vocabulary.items()}
         added = backend.get_added_tokens_decoder()
-        self._special: frozenset[int] = frozenset(
+        self.special_token_ids: frozenset[int] = frozenset(
             index for index, token in added.items() if token.special
         )
         self._byte_of = _byte_of_character()
-        # Only ever filled with the one value that an id can have, so threads may race here.
+        # An id has one value only, so threads may write it twice.
         self._bytes_of: dict[int, bytes] = {}
 
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        """Tokens that are left out of decoded text."""
-        return self._special
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is left out of decoded text."""
-        return token_id in self._special
-
     def bytes_of(self, token_id: int) -> bytes:
-        """The token's bytes; a special token's are those of its name, an unknown id has none."""
+        """Return a token's bytes; a special token's are those of its name, an unknown id has none."""
         known = self._bytes_of.get(token_id)
         if known is None:
             token = self._token_of.get(token_id)
@@ -67,7 +59,7 @@ class TokenTable:
         return known
 
     def _decoded(self, token: str, token_id: int) -> bytes:
-        if self.is_special(token_id) or self.form is TokenForm.OTHER:
+        if token_id in self.special_token_ids or self.form is TokenForm.OTHER:
             return token.encode("utf-8")
         if self.form is TokenForm.SENTENCE_PIECE:
             match = _BYTE_TOKEN.fullmatch(token)
@@ -77,7 +69,7 @@ class TokenTable:
         try:
             return bytes([self._byte_of[character] for character in token])
         except KeyError:
-            # An added token that is written as plain text.
+            # An added token, which is spelled as plain text.
             return token.encode("utf-8")
 
 
@@ -85,23 +77,19 @@ def _decoder_steps(backend: Backend) -> list[dict[str, object]]:
     if backend.decoder is None:
         return []
     state = json.loads(backend.decoder.__getstate__())
-    steps = state.get("decoders", [state])
-    return list(steps)
+    return list(state.get("decoders", [state]))
 
 
 def _form(kinds: list[str]) -> TokenForm:
     if kinds == ["ByteLevel"]:
         return TokenForm.BYTE_LEVEL
-    if kinds in (
-        ["Replace", "ByteFallback", "Fuse"],
-        ["Replace", "ByteFallback", "Fuse", "Strip"],
-    ):
+    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and kinds[3:] in ([], ["Strip"]):
         return TokenForm.SENTENCE_PIECE
     return TokenForm.OTHER
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 stands for itself, the rest is shifted to U+0100 and up."""
+    """Make GPT-2's table: printable Latin-1 stands for itself, other bytes for U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     table = {chr(byte): byte for byte in printable}

@@ -14,13 +14,13 @@ from machd.engine.protocol.tokenizer import ChatMessages, Detokenizer, Tokenizer
 from machd.engine.tokenizer.chat_format import MarkedChatFormat, read_chat_format
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
-from machd.engine.tokenizer.template_child import refusal_message
 from machd.engine.tokenizer.template_renderer import (
     MARK,
     TOOL,
     USER,
     TemplateRenderer,
     is_known_template,
+    refusals_as_errors,
 )
 from machd.engine.tokenizer.token_table import TokenForm, TokenTable
 from machd.errors import (
@@ -33,20 +33,14 @@ from machd.panics import panics_as_errors
 
 
 class MlxTokenizer:
-    """Wraps mlx-lm's ``TokenizerWrapper`` around a transformers tokenizer.
+    """A transformers tokenizer in mlx-lm's ``TokenizerWrapper``.
 
     A fast tokenizer is used through its Rust object, which threads may share; the Python layer
     around it raises "Already borrowed" when they do. A slow tokenizer is used under a lock.
-
-    Args:
-        wrapped: An ``mlx_lm.tokenizer_utils.TokenizerWrapper``.
-        chat: Whether chat templates are served at all.
-
-    Attributes:
-        wrapped: The same object, for tool and reasoning formats.
     """
 
     def __init__(self, wrapped: WrappedTokenizer, *, chat: bool = True) -> None:
+        """Wrap a tokenizer; ``chat`` tells whether its chat templates are served."""
         self.wrapped = wrapped
         self._has_chat = chat and bool(wrapped.has_chat_template)
         self._renderer = TemplateRenderer()
@@ -54,8 +48,8 @@ class MlxTokenizer:
         self._lock = threading.Lock()
         self._backend = _shared_backend(wrapped)
         if self._backend is not None:
-            # Settings of the file that transformers switches off for each call, as most are of a use
-            # other than this: texts would be cut, or filled up, without a word.
+            # Settings of the file that transformers switches off for each call: texts would be
+            # truncated or padded in silence.
             self._backend.no_truncation()
             self._backend.no_padding()
         self._table = None if self._backend is None else TokenTable(self._backend)
@@ -63,7 +57,7 @@ class MlxTokenizer:
 
     @property
     def vocabulary_tokens(self) -> int:
-        """One more than the highest id that has a text."""
+        """The highest id that has a text, plus one."""
         return self._size_tokens
 
     @property
@@ -91,17 +85,17 @@ class MlxTokenizer:
 
     @property
     def knows_token_bytes(self) -> bool:
-        """Whether :meth:`token_bytes` tells all: put together they are the text."""
+        """True if the :meth:`token_bytes` of a text's tokens, joined, are the text."""
         return self._table is not None and self._table.form is not TokenForm.OTHER
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether :meth:`render_chat` can work."""
+        """True if :meth:`render_chat` can work."""
         return self._has_chat
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source of conversations; None without one, or where a library's code renders them."""
+        """The template's Jinja source; None without one, or where a library's code renders."""
         templates = self.wrapped.chat_template if self._has_chat else None
         if templates is None or _has_own_renderer(self.wrapped):
             return None
@@ -110,7 +104,7 @@ class MlxTokenizer:
 
     @functools.cached_property
     def fill_format(self) -> FillFormat | None:
-        """How the model is asked for the text in the middle; None where it has no tokens for that."""
+        """The format of fill-in-the-middle prompts; None for a model without tokens for them."""
         added = self._added_tokens()
         tokens = find_fill_tokens(added)
         if tokens is None:
@@ -121,13 +115,13 @@ class MlxTokenizer:
         if self._backend is not None:
             names = [name for name, token_id in added.items() if token_id in tokens.all_ids]
             encode = PlainTextEncoder(self._backend, names).encode
-        # Of what stands around an empty text, only a begin-of-text token opens a prompt.
+        # Of the special tokens around an empty text, only a begin-of-text token opens a prompt.
         around = self.encode("", add_special_tokens=True)
         bos = self.wrapped.bos_token_id
         return FillFormat(tokens, encode, around[:1] if around[:1] == [bos] else ())
 
     def _added_tokens(self) -> dict[str, int]:
-        """The tokens that are recognised as a whole in a text, and their ids."""
+        """List the tokens that are recognised as a whole in a text, with their ids."""
         if self._backend is not None:
             decoder = self._backend.get_added_tokens_decoder()
         else:
@@ -142,13 +136,10 @@ class MlxTokenizer:
 
     @panics_as_errors("tokenizers")
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text.
-
-        A rendered chat already holds its special tokens: encode it without adding them.
-        """
+        """Encode a text. A rendered chat holds its special tokens already: do not add them."""
         if self._backend is not None:
-            # A batch of one: unlike `encode` it lets go of the GIL, and it works out no offsets.
-            # A megabyte would otherwise stop every stream for half a second.
+            # A batch of one: unlike `encode` it releases the GIL, and computes no offsets. A megabyte
+            # would otherwise stop every stream for half a second.
             (encoding,) = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -157,14 +148,14 @@ class MlxTokenizer:
             return list(self.wrapped.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Decode token ids, special tokens left out."""
         if self._table is not None and self.knows_token_bytes:
             return decode_bytes(self._table, token_ids)
         return self._decode_whole(token_ids)
 
     @functools.cached_property
     def chat_format(self) -> MarkedChatFormat:
-        """How the model writes thoughts and calls; a few words are rendered to find out."""
+        """The format of thoughts and calls; found by rendering a few words the first time."""
         shown = self._rendered_quietly(tools=[TOOL])
         thinking = self._rendered_quietly(variables={"enable_thinking": True})
         return read_chat_format(
@@ -182,7 +173,7 @@ class MlxTokenizer:
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str | None:
         if self._template_problem is not None:
-            return None  # once is long enough
+            return None  # a second attempt would take as long
         try:
             return self.render_chat([USER], tools=tools, variables=variables)
         except TemplateLimitError as error:
@@ -192,7 +183,7 @@ class MlxTokenizer:
         return None
 
     def start_renderer(self) -> None:
-        """Start what renders the chat template, so that it is ready when it is first needed.
+        """Start the process that renders the chat template, so that it is ready for the first one.
 
         Raises:
             OverloadedError: The system has no room for its process.
@@ -201,14 +192,14 @@ class MlxTokenizer:
             self._renderer.start()
 
     def template_notes(self) -> tuple[str, ...]:
-        """What a person should know of the chat template; renders a few words to find out."""
+        """Warn of a chat template that cannot be used; renders a few words to find out."""
         _ = self.chat_format
         if self._template_problem is None:
             return ()
         return (f"conversations are refused, completions are served: {self._template_problem}",)
 
     def close(self) -> None:
-        """End the process that renders the chat template, where there is one."""
+        """End the process that renders the chat template."""
         self._renderer.close()
 
     def render_chat(
@@ -220,7 +211,7 @@ class MlxTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """The prompt text of a conversation, rendered in transformers' sandbox and within bounds.
+        """Render a conversation in transformers' sandbox and within bounds.
 
         Raises:
             ChatTemplateMissingError: There is no template, or chat is switched off.
@@ -238,16 +229,12 @@ class MlxTokenizer:
             read["tools"] = [dict(tool) for tool in tools]
         if continue_final_message:
             read["continue_final_message"] = True
-        if _has_own_renderer(self.wrapped):
-            return self._rendered_by_library(
-                messages, add_generation_prompt=add_generation_prompt, **read
-            )
-        return self._rendered_by_template(
-            messages, add_generation_prompt=add_generation_prompt, **read
-        )
+        has_own = _has_own_renderer(self.wrapped)
+        render = self._rendered_by_library if has_own else self._rendered_by_template
+        return render(messages, add_generation_prompt=add_generation_prompt, **read)
 
     def _rendered_by_template(self, messages: ChatMessages, **arguments: object) -> str:
-        """What ``apply_chat_template`` of mlx-lm and transformers gives, without running it here."""
+        """Do the work of ``apply_chat_template`` of mlx-lm and transformers in the renderer."""
         if not messages:
             raise InvalidRequestError("there is no message to render", param="messages")
         inner = self.wrapped._tokenizer  # noqa: SLF001 - mlx-lm has no other name for it
@@ -266,27 +253,16 @@ class MlxTokenizer:
         return self._renderer.render(template, given, {**inner.special_tokens_map, **arguments})
 
     def _rendered_by_library(self, messages: ChatMessages, **arguments: object) -> str:
-        """The text that a renderer in Python makes: code of a dependency's, not of a checkpoint's."""
-        try:
-            text = self.wrapped.apply_chat_template(
-                self._as_rendered(messages), tokenize=False, **arguments
-            )
-        except Exception as error:
-            continues = "continue_final_message" in arguments
-            message = refusal_message(error, continues=continues)
-            if message is None:
-                raise
-            raise InvalidRequestError(message, param="messages") from error
-        return str(text)
-
-    def _as_rendered(self, messages: ChatMessages) -> list[dict[str, object]]:
-        """Templates read the arguments of calls as objects; mlx-lm's own renderers, as JSON text."""
-        if getattr(self.wrapped, "_chat_template", None) is None:
-            return list(messages)
-        return [_with_arguments_as_text(message) for message in messages]
+        """Render with Python code of a dependency's; no code of a checkpoint's runs."""
+        given = list(messages)
+        if getattr(self.wrapped, "_chat_template", None) is not None:
+            # Templates read the arguments of calls as objects; mlx-lm's own renderers, as JSON text.
+            given = [_with_arguments_as_text(message) for message in messages]
+        with refusals_as_errors(arguments):
+            return str(self.wrapped.apply_chat_template(given, tokenize=False, **arguments))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; a special token's are those of its name."""
+        """Return the bytes of a token; a special token's are those of its name."""
         if self._table is not None:
             return self._table.bytes_of(token_id)
         with self._lock, panics_as_errors("tokenizers"):
@@ -294,11 +270,7 @@ class MlxTokenizer:
         return b"" if token is None else str(token).encode("utf-8")
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
-        """A fresh detokenizer for one completion.
-
-        Args:
-            keeps: Texts that come out even where special tokens stand for them, or for parts.
-        """
+        """Make the detokenizer of one completion; see :class:`Tokenizer` of the protocol."""
         used = {one for text in keeps for one in self.encode(text, add_special_tokens=False)}
         kept = self.special_token_ids & used
         if self._table is not None and self.knows_token_bytes:
@@ -311,7 +283,7 @@ class MlxTokenizer:
         return self._decode(token_ids, skip_special_tokens=True)
 
     def _decode_keeping(self, kept: frozenset[int], token_ids: Sequence[int]) -> str:
-        """The library drops all special tokens or none, so the others are taken out before."""
+        """Decode with some special tokens kept: the library drops all of them or none."""
         dropped = self.special_token_ids - kept
         return self._decode(
             [one for one in token_ids if one not in dropped], skip_special_tokens=False
@@ -328,7 +300,7 @@ class MlxTokenizer:
 
 
 def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:
-    """Whether a library's code renders conversations, and no template of the checkpoint's."""
+    """Tell whether a library's code renders conversations, and no template of the checkpoint's."""
     from transformers import PreTrainedTokenizerBase  # noqa: PLC0415 - imported by the loader
 
     inner = getattr(wrapped, "_tokenizer", wrapped)
@@ -340,7 +312,7 @@ def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:
 
 
 def _templates(wrapped: WrappedTokenizer) -> list[str]:
-    """The Jinja sources that conversations may be rendered with."""
+    """List the Jinja sources that conversations may be rendered with."""
     if _has_own_renderer(wrapped):
         return []
     templates = wrapped.chat_template
@@ -366,7 +338,7 @@ def _call_as_text(call: object) -> object:
 
 
 def _shared_backend(wrapped: WrappedTokenizer) -> Backend | None:
-    """The Rust tokenizer, or None where Python code stands between it and the text."""
+    """Find the Rust tokenizer; None where Python code changes the text before it."""
     from mlx_lm.tokenizer_utils import NewlineTokenizer  # noqa: PLC0415 - imported by the loader
 
     inner = getattr(wrapped, "_tokenizer", wrapped)

@@ -73,7 +73,7 @@ def test_hostile_template_is_stopped(
     def render_here(*_: object) -> str:
         raise AssertionError("rendered in this process, whose threads would all wait")
 
-    monkeypatch.setattr("machd.engine.tokenizer.template_renderer._rendered_here", render_here)
+    monkeypatch.setattr("machd.engine.tokenizer.template_renderer.render_text", render_here)
     own = psutil.Process()
     before_bytes = own.memory_info().rss
     with _strict(renderer), pytest.raises(TemplateLimitError, match="chat template"):
