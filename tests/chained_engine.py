@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from machd.engine.fake.engine import Guesses
+from machd.engine.fake.engine import DraftScript
 from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
@@ -117,7 +117,7 @@ class ChainedEngine:
         self.unsaved: list[bytes] = []
         self.makes_changes: int | None = None
         self.failing_slots: set[int] = set()
-        self.guesses: Guesses = lambda _position, _max_tokens: (0, 0)
+        self.draft_script: DraftScript = lambda _position, _max_tokens: (0, 0)
         self._verified: list[DraftOutcome] = []
         self._alphabet = alphabet
         self._is_late = is_late
@@ -273,7 +273,7 @@ class ChainedEngine:
         max_tokens = min(decode.max_draft_tokens, row.tokens_left - 1)
         drafted = accepted = 0
         if max_tokens > 0 and slot_index not in self.failing_slots:
-            drafted, accepted = self.guesses(len(row.texts), max_tokens)
+            drafted, accepted = self.draft_script(len(row.texts), max_tokens)
         assert accepted <= drafted <= max(max_tokens, 0), "a script of guesses keeps to its bounds"
         if drafted:
             self._verified.append(DraftOutcome(slot_index, drafted, accepted))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from constrained_rows import schema_grammar
 from oracle import Oracle, WatchedEngine
-from scripted_guesses import guesses_by
+from scripted_drafts import drafts_by
 from tiny_engines import alone, loaded
 from tiny_models import TinyKind
 
@@ -41,7 +41,7 @@ def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param.startswith("fake"):
         engine = FakeEngine()
         numbers = {"fake": 7, "fake, all right": 1, "fake, all wrong": 2}
-        engine.guesses = guesses_by(numbers[request.param])
+        engine.draft_script = drafts_by(numbers[request.param])
     else:
         kind = TinyKind.STANDARD
         answers = {
@@ -176,7 +176,7 @@ def test_scripted_guessing_fails_where_it_is_to() -> None:
     engine = FakeEngine(faults=faults)
     rows = dict(enumerate(ROWS[:2]))
     plain, _ = run(engine, rows, 0)
-    engine.guesses = lambda position, most: (most, 1 if position == 1 else 0)
+    engine.draft_script = lambda position, most: (most, 1 if position == 1 else 0)
 
     said, steps = run(engine, rows, 2)
 
@@ -195,7 +195,7 @@ def test_a_scripted_row_that_fails_among_guesses_has_what_comes_before() -> None
     """A guess ends before the position that fails, whose fault the next step tells."""
     faults = FakeFaults(row_errors={(0, 4): ValueError("planted")})
     engine = FakeEngine(faults=faults)
-    engine.guesses = guesses_by(1)
+    engine.draft_script = drafts_by(1)
     engine.run(StepPlan(prefill=(whole(ROWS[0]),)))
 
     first = engine.run(StepPlan(decode=(DecodeRow(0, 9),)))

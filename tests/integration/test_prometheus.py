@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guessing_engine import guessing_engine
+from drafting_engine import drafting_engine
 from installed_programs import needs_programs
 from mixed_load import MixedLoad
 from polling import wait_until
@@ -50,7 +50,7 @@ class _Faults(dict[int, Exception]):
 
 
 def _engine() -> FakeEngine:
-    return guessing_engine(
+    return drafting_engine(
         faults=FakeFaults(step_errors=_Faults()), before_step=lambda _plan: time.sleep(_STEP_S)
     )
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from admin_daemon import AdminDaemon, sse_events
 from dialogue import chat, told
-from guessing_engine import guessing_engine
+from drafting_engine import drafting_engine
 from polling import wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
@@ -34,7 +34,7 @@ def _slowly(_plan: StepPlan) -> None:
 
 @pytest.fixture(name="daemon")
 def _daemon(tmp_path: Path) -> Iterator[AdminDaemon]:
-    with AdminDaemon(tmp_path, partial(guessing_engine, told)) as running:
+    with AdminDaemon(tmp_path, partial(drafting_engine, told)) as running:
         yield running
 
 
@@ -121,7 +121,7 @@ def _is_under_way(event: tuple[str, dict[str, Any]]) -> bool:
 
 def test_a_hand_over_shows(tmp_path: Path) -> None:
     """Speculative alone, batched together, speculative again: in metrics, events and headers."""
-    engine = partial(guessing_engine, before_step=_slowly)
+    engine = partial(drafting_engine, before_step=_slowly)
     with (
         AdminDaemon(tmp_path, engine, _BATCHED) as daemon,
         daemon.admin.stream("GET", "/admin/events") as stream,
@@ -153,7 +153,7 @@ def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
     """Its answer is the same without guesses; who operates is told, once a sequence."""
     with (
         capture_logs() as lines,
-        AdminDaemon(tmp_path, partial(guessing_engine, told, fails=True)) as daemon,
+        AdminDaemon(tmp_path, partial(drafting_engine, told, fails=True)) as daemon,
     ):
         content = _answer(daemon).json()["choices"][0]["message"]["content"]
         assert content == "abcdefghij"
@@ -176,7 +176,7 @@ def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
 )
 def test_the_start_says_who_guesses(mode: str, guesses: bool, level: str, active: str) -> None:  # noqa: FBT001
     """A warning where somebody was asked for by name and it is another, or nobody."""
-    engine = guessing_engine if guesses else FakeEngine
+    engine = drafting_engine if guesses else FakeEngine
     with capture_logs() as lines, RunningDaemon(engine, {"speculation.mode": mode}):
         pass
     (line,) = [one for one in lines if one["event"] == "speculation.decided"]

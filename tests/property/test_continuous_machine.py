@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scripted_guesses import guesses_by
+from scripted_drafts import drafts_by
 from sequence_samples import LateFirstToken
 
 from machd.clock import ManualClock
@@ -193,7 +193,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         """Any configuration, and an engine that is early or late with first tokens."""
         self.batching, self.drafts = batching, drafts
         self.engine = engine_class(faults=self.faults, before_step=self._before_step)
-        self.engine.guesses = guesses_by(guesses)
+        self.engine.draft_script = drafts_by(guesses)
         self._start(LIMITS)
 
     def _start(self, limits: QueueLimits) -> None:

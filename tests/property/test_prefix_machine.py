@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scripted_guesses import guesses_by
+from scripted_drafts import drafts_by
 from sequence_samples import batching_of
 
 from machd.engine.protocol.blocks import (
@@ -154,7 +154,7 @@ class PrefixMachine(RuleBasedStateMachine):
     ) -> None:
         """Any configuration."""
         self.stop_tokens = frozenset(stop_tokens)
-        self.moved, self.drafts, self.guesses = moved, drafts, guesses_by(guesses)
+        self.moved, self.drafts, self.guesses = moved, drafts, drafts_by(guesses)
         self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
         state_bytes = expected_state_bytes if self.is_stateful else 0
         costs = BlockCosts(TOKEN_BYTES, state_bytes, *least)
@@ -174,7 +174,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.engine = ChainedEngine(
             is_stateful=self.is_stateful, alphabet=self.alphabet, **self.engine_parts
         )
-        self.engine.disk, self.engine.guesses = disk, self.guesses
+        self.engine.disk, self.engine.draft_script = disk, self.guesses
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
         self.cache = self.cache_class(self.shape, self.limits)
         if self.kept_class is not KeptBlocks or self.tree_class is not BlockTree:

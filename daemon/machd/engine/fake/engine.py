@@ -1,8 +1,8 @@
 """A scripted engine: no model, no tensors, the same answer every time, faults on request.
 
-It keeps the rules of :mod:`machd.engine.protocol.engine`, which the contract suite proves by running the
-same tests on it and on MLX. What it generates depends on the row's prompt, parameters and
-position alone, so isolation can be checked without a model.
+It keeps the rules of :mod:`machd.engine.protocol.engine`: the contract suite runs the same tests on
+it and on MLX. Its tokens depend on the row's prompt, parameters and position alone, so isolation can
+be checked without a model.
 """
 
 from __future__ import annotations
@@ -41,41 +41,40 @@ from machd.engine.protocol.step import (
 )
 
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
-"""What a row says where its grammar does not allow what the script says."""
+"""Tokens to try where a row's grammar does not allow the script's token."""
 
 Script = Callable[[tuple[int, ...], SamplingParams, int], int]
 """Prompt, parameters and position to the token id there."""
 
-Guesses = Callable[[int, int], tuple[int, int]]
-"""A row's position and the most that may be guessed there to how many tokens are, and how many of them
-are right."""
+DraftScript = Callable[[int, int], tuple[int, int]]
+"""A row's position and the limit on draft tokens there to the counts of drafted and accepted ones."""
 
 
 def lettered(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
-    """The default script: lower-case letters that look random and never end by themselves."""
+    """Say lower-case letters that look random, without an end: the default script."""
     seed = sampling.seed if sampling.temperature > 0 else 0
     digest = hashlib.blake2b(repr((prompt, seed, position)).encode(), digest_size=2).digest()
     return ord("a") + int.from_bytes(digest, "little") % 26
 
 
 def spelled(text: str) -> Script:
-    """A script that says ``text`` and ends."""
+    """Make a script that says ``text`` and ends."""
     data = text.encode()
     return lambda _prompt, _sampling, position: (*data, END_OF_TEXT)[min(position, len(data))]
 
 
 @dataclass(slots=True)
 class FakeFaults:
-    """Faults to inject; each step is counted from 0 and release-only steps do not count.
+    """Faults to inject; steps are counted from 0, release-only steps left out.
 
     Attributes:
-        step_errors: Step number to what ``run`` raises there.
+        step_errors: Step number to the error that ``run`` raises there.
         row_errors: (slot index, position) to the row's fault there.
-        draft_errors: The same for guessing, of which the row has none from there on.
-        reset_error: What ``reset`` raises.
-        memory_error: What ``memory`` raises.
+        draft_errors: (slot index, position) to the draft fault there; the row has no drafts after it.
+        reset_error: The error that ``reset`` raises.
+        memory_error: The error that ``memory`` raises.
         lost_loads: Digests of blocks that the disk tier has and cannot read.
-        dropped_saves: Digests of blocks that it does not write; the next step's result says so.
+        dropped_saves: Digests of blocks that it does not write; the next step's result names them.
     """
 
     step_errors: dict[int, Exception] = field(default_factory=dict)
@@ -96,11 +95,11 @@ class _Row:
     completion: list[int] = field(default_factory=list)
     position: int = 0
     computed_tokens: int = 0
-    is_guessed_for: bool = True
+    is_drafted: bool = True
 
     @property
     def computed(self) -> tuple[int, ...]:
-        """The tokens that went through the made-up model: of the last result those guessed alone."""
+        """The tokens whose KV a model would hold: all but the last one."""
         return (*self.prompt, *self.completion)[: self.computed_tokens]
 
     @property
@@ -112,7 +111,7 @@ class FakeEngine:
     """Rows that follow a script.
 
     Attributes:
-        guesses: How much of it is guessed ahead where a plan allows that; nobody guesses for None.
+        draft_script: Drafts for the rows of plans that allow them; None for no drafts.
         memory_bytes: Memory for rows and blocks together; None for no limit. A step that does not fit
             raises StepMemoryError.
     """
@@ -130,18 +129,18 @@ class FakeEngine:
         """Start with no rows.
 
         Args:
-            script: What rows say.
-            faults: What goes wrong, and when.
-            before_step: Called at the start of every ``run``; sleeping here is a slow model.
+            script: The tokens of rows.
+            faults: Faults to inject.
+            before_step: Called at the start of every ``run``; it sleeps for a slow model.
             context_tokens: Positions that prompt and completion share.
-            is_stateful: Whether the model has state besides positions, so that a row can only be
-                opened where a block has it.
-            disk: The disk tier of blocks; what an engine leaves in it, another one finds.
+            is_stateful: Whether the model has recurrent state, so that a row can only be opened where
+                a block holds it.
+            disk: The disk tier of blocks, which several engines may use in turn.
         """
         self._script = script
-        self.guesses: Guesses | None = None
+        self.draft_script: DraftScript | None = None
         self._verified: list[DraftOutcome] = []
-        self._unguessed: list[DraftFault] = []
+        self._draft_faults: list[DraftFault] = []
         self._faults = faults or FakeFaults()
         self._before_step = before_step
         self.memory_bytes: int | None = None
@@ -158,9 +157,9 @@ class FakeEngine:
     @property
     def model(self) -> ModelDescription:
         """A made-up model of 257 tokens: the bytes and an end."""
-        if self.guesses is None:
+        if self.draft_script is None:
             return self._model
-        reason = "there is a script of guesses"
+        reason = "there is a script of drafts"
         return replace(self._model, proposer=ProposerKind.NGRAM, proposer_reason=reason)
 
     @property
@@ -170,11 +169,11 @@ class FakeEngine:
 
     @property
     def grammars(self) -> LlguidanceCompiler:
-        """The real thing, for a vocabulary of bytes."""
+        """Llguidance's compiler, for a vocabulary of bytes."""
         return self._grammars
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Change blocks, free, prefill, decode, as the script says and grammars allow.
+        """Apply block changes, release, prefill and decode, with the script's tokens under grammars.
 
         Raises:
             StepMemoryError: There is a limit, and the plan does not fit.
@@ -191,7 +190,7 @@ class FakeEngine:
         step, self._step = self._step, self._step + 1
         if step in self._faults.step_errors:
             raise self._faults.step_errors[step]
-        self._verified, self._unguessed = [], []
+        self._verified, self._draft_faults = [], []
         prompt_logprobs = [one for chunk in plan.prefill for one in _scored(chunk)]
         outcomes = [one for chunk in plan.prefill for one in self._prefill(chunk)]
         outcomes += [one for row in plan.decode for one in self._decode(row)]
@@ -202,12 +201,12 @@ class FakeEngine:
             blocks.lost,
             blocks.unsaved,
             tuple(self._verified),
-            tuple(self._unguessed),
+            tuple(self._draft_faults),
             prompt_logprobs=tuple(prompt_logprobs),
         )
 
     def memory(self) -> MemoryReading:
-        """A kibibyte a token."""
+        """Count a kibibyte a token."""
         if self._faults.memory_error is not None:
             raise self._faults.memory_error
         left_bytes = self._left_bytes
@@ -222,18 +221,18 @@ class FakeEngine:
         )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
-        """The blocks that the disk tier has."""
+        """List the blocks of the disk tier."""
         return self._blocks.saved()
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every row; blocks stay."""
+        """Drop every row; blocks stay."""
         del max_rows  # its rows take no room
         if self._faults.reset_error is not None:
             raise self._faults.reset_error
         self._rows.clear()
 
     def close(self) -> None:
-        """Forget every row and every block in memory."""
+        """Drop every row, and every block in memory."""
         self._rows.clear()
         self._blocks.close()
 
@@ -246,9 +245,8 @@ class FakeEngine:
     @property
     def _left_bytes(self) -> int | None:
         """Bytes that neither rows nor blocks hold; None without a limit."""
-        if self.memory_bytes is None:
-            return None
-        return max(0, self.memory_bytes - self._used_bytes - self._blocks.nbytes)
+        limit = self.memory_bytes
+        return None if limit is None else max(0, limit - self._used_bytes - self._blocks.nbytes)
 
     def _check_memory(self, plan: StepPlan) -> None:
         left_bytes = self._left_bytes
@@ -278,33 +276,33 @@ class FakeEngine:
 
     def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
         slot_index, row = decode.slot_index, self._rows[decode.slot_index]
-        drafted, accepted = self._guess(slot_index, row, decode.max_draft_tokens)
+        drafted, accepted = self._draft(slot_index, row, decode.max_draft_tokens)
         said = self._next(slot_index, row, accepted)
         if drafted and not isinstance(said[0], RowFault):
             self._verified.append(DraftOutcome(slot_index, drafted, accepted))
         return said
 
-    def _guess(self, slot_index: int, row: _Row, max_tokens: int) -> tuple[int, int]:
-        """How many tokens are guessed, and how many are right, none of which is one that fails."""
-        # After its guesses a row says one token more.
+    def _draft(self, slot_index: int, row: _Row, max_tokens: int) -> tuple[int, int]:
+        """Count drafted and accepted tokens; a position with a fault to inject is not accepted."""
+        # One more token follows the drafts.
         max_tokens = min(max_tokens, row.room_tokens - 1)
-        if self.guesses is None or not row.is_guessed_for or max_tokens < 1:
+        if self.draft_script is None or not row.is_drafted or max_tokens < 1:
             return 0, 0
         fault = self._faults.draft_errors.get((slot_index, row.position))
         if fault is not None:
-            row.is_guessed_for = False
-            self._unguessed.append(DraftFault(slot_index, fault))
+            row.is_drafted = False
+            self._draft_faults.append(DraftFault(slot_index, fault))
             return 0, 0
-        drafted, right = self.guesses(row.position, max_tokens)
-        assert 0 <= right <= drafted <= max_tokens, "a script of guesses keeps to its bounds"
-        sound = range(row.position + 1, row.position + 1 + right)
-        failing = (at - sound.start for at in sound if (slot_index, at) in self._faults.row_errors)
-        return drafted, next(failing, right)
+        drafted, accepted = self.draft_script(row.position, max_tokens)
+        assert 0 <= accepted <= drafted <= max_tokens, "a script of drafts keeps to its bounds"
+        start = row.position + 1
+        failing = (n for n in range(accepted) if (slot_index, start + n) in self._faults.row_errors)
+        return drafted, next(failing, accepted)
 
     def _next(
-        self, slot_index: int, row: _Row, guessed_tokens: int = 0
+        self, slot_index: int, row: _Row, accepted_tokens: int = 0
     ) -> list[SampledToken | RowFault]:
-        """The tokens of a step: accepted drafts, forced tokens, and one token more."""
+        """Choose the tokens of a step: accepted drafts, forced tokens, and one token more."""
         fault = self._faults.row_errors.get((slot_index, row.position))
         row.computed_tokens = 0
         if fault is not None:
@@ -312,7 +310,7 @@ class FakeEngine:
         tokens: list[SampledToken | RowFault] = []
         try:
             tokens += [
-                self._token(slot_index, row, self._choose_one(row)) for _ in range(guessed_tokens)
+                self._token(slot_index, row, self._choose_one(row)) for _ in range(accepted_tokens)
             ]
             tokens += [self._token(slot_index, row, one) for one in self._choose(row)]
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
@@ -321,12 +319,12 @@ class FakeEngine:
         return tokens
 
     def _choose(self, row: _Row) -> list[int]:
-        """The forced tokens, then the script's token or the one nearest to it."""
+        """Take the forced tokens, then the script's token or one that the grammar allows."""
         forced = [] if row.matcher is None else row.matcher.take_forced(row.room_tokens - 1)
         return [*forced, self._choose_one(row)]
 
     def _choose_one(self, row: _Row) -> int:
-        """What comes next, which a matcher may have decided."""
+        """Take the forced token, or the script's, or one that the grammar allows."""
         matcher = row.matcher
         if matcher is not None and matcher.forced:
             return matcher.take_forced(1)[0]
@@ -350,7 +348,7 @@ class FakeEngine:
 
 
 def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
-    """Made-up log-probabilities of a chunk's tokens, by position alone; the first has none."""
+    """Make up log-probabilities of a chunk's tokens, by position alone; the first has none."""
     asked = chunk.sampling.prompt_logprobs
     if asked is None:
         return []
@@ -373,7 +371,7 @@ def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
 
 
 def _nearest(wanted: int, matcher: Matcher) -> int:
-    """What is wanted, else what ends a text soonest, else anything that begins no thoughts."""
+    """Choose the wanted token, else one that ends a text soon, else one that opens no thoughts."""
     allowed = matcher.allowed()
     others = sorted(allowed - {matcher.thought_opening}) or sorted(allowed)
     return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)

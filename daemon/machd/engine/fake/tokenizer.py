@@ -47,12 +47,12 @@ class FakeTokenizer:
 
     @property
     def knows_token_bytes(self) -> bool:
-        """Always."""
+        """True: a token is a byte."""
         return True
 
     @property
     def has_chat_template(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     @property
@@ -65,12 +65,12 @@ class FakeTokenizer:
         return FillFormat(FAKE_FILL_TOKENS, lambda text: list(text.encode()))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """UTF-8 bytes; there is nothing special to add."""
+        """Encode to UTF-8 bytes; there is no special token to add."""
         del add_special_tokens
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of those bytes."""
+        """Decode UTF-8 bytes."""
         return bytes(one for one in token_ids if one < END_OF_TEXT).decode("utf-8", "replace")
 
     @property
@@ -87,7 +87,7 @@ class FakeTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """A line for the tools, for each variable, and for each message and call."""
+        """Write a line for the tools, for each variable, and for each message and call."""
         read = {**({"tools": list(tools)} if tools else {}), **variables}
         thinks = read.pop("enable_thinking", None)
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in read.items()]
@@ -99,18 +99,18 @@ class FakeTokenizer:
         return text + (opening if add_generation_prompt else "")
 
     def template_notes(self) -> tuple[str, ...]:
-        """None: its template is code of ours."""
+        """Return no warning: the template is code."""
         return ()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The byte itself."""
+        """Return the byte."""
         return bytes([token_id]) if token_id < END_OF_TEXT else b"<end>"
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> _FakeDetokenizer:
-        """A fresh one."""
+        """Make a UTF-8 decoder."""
         del keeps
         return _FakeDetokenizer()
 

@@ -1,4 +1,4 @@
-"""A fake engine that guesses two tokens ahead wherever it may, of which the first is right."""
+"""A fake engine that drafts two tokens where a plan allows it; the first is accepted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def _first_is_right(position: int, max_tokens: int) -> tuple[int, int]:
     return min(2, max_tokens), 1
 
 
-def guessing_engine(*arguments: Any, fails: bool = False, **options: Any) -> FakeEngine:
-    """Like a fake engine; with ``fails`` guessing fails for the row of the first slot, once."""
+def drafting_engine(*arguments: Any, fails: bool = False, **options: Any) -> FakeEngine:
+    """Make a fake engine; with ``fails`` the proposer fails for the row of the first slot, once."""
     if fails:
         error = RuntimeError("it was to fail")
         options["faults"] = FakeFaults(draft_errors={(0, place): error for place in range(4)})
     engine = FakeEngine(*arguments, **options)
-    engine.guesses = _first_is_right
+    engine.draft_script = _first_is_right
     return engine
