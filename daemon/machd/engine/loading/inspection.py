@@ -22,8 +22,8 @@ from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import shortened
 from machd.engine.kernels.batchable import make_batchable
-from machd.engine.kv.cache_facts import trace_model
 from machd.engine.loading.architecture import architecture_name, check_architecture
+from machd.engine.loading.cache_facts import trace_model
 from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
 from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
 from machd.engine.loading.gguf_header import read_gguf_header

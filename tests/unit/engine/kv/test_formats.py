@@ -12,7 +12,6 @@ from tiny_models import TinyKind
 
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.cache_facts import measure_model
 from machd.engine.kv.formats import PLAIN, kv_format_named
 from machd.engine.kv.kv_format import KvFormat, KvWidths
 from machd.engine.kv.lane_kv import PrefilledRow
@@ -20,6 +19,7 @@ from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_caches import fill_kv_arrays, kv_arrays, make_row_caches
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
+from machd.engine.loading.cache_facts import measure_model
 
 _CODED = ("affine8", "affine4", "turboquant")
 _EVERY = ("none", *_CODED)

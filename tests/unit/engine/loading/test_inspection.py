@@ -24,8 +24,8 @@ from unit.engine.tiny_llama import CONFIG, TinyLlama
 
 from machd.engine.backend.inspection_bounds import bounded
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.kv.cache_facts import measure_model, trace_model
 from machd.engine.loading.architecture import import_architecture
+from machd.engine.loading.cache_facts import measure_model, trace_model
 from machd.engine.loading.inspection import ModelInspection, inspect_model, native_modes
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind

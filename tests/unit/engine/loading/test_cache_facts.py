@@ -11,7 +11,7 @@ from mlx.nn.layers.embedding import Embedding
 
 from machd.capabilities.facts import KvCacheKind
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.kv.cache_facts import cache_facts
+from machd.engine.loading.cache_facts import cache_facts
 
 import_mlx_lm()
 
