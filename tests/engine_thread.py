@@ -18,7 +18,7 @@ from machd.errors import DrainDeadlineError, MachdError
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import Event, SequenceFinished
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.subscriber import SequenceRequest
 from machd.serving.inbox import Abort, Submit
 from machd.serving.loop import EngineLoop
 from machd.serving.startup_guard import Probe

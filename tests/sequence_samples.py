@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection as Items
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import TypeVar
 
@@ -12,10 +12,10 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToken
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
-from machd.scheduler.decode import Decode
 from machd.scheduler.events import Event
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
+from machd.scheduler.sequence import Sequence
+from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits
 
 END_OF_TEXT = 256
@@ -55,22 +55,22 @@ def request_of(
     )
 
 
-def sequence_of(
+def subscriber_of(
     sequence_id: str = "a",
     *,
     prompt_tokens: int = 4,
     max_tokens: int = 4,
     arrived_s: float = 0.0,
-) -> Sequence:
+) -> Subscriber:
     """A waiting sequence."""
-    return Sequence(
+    return Subscriber(
         request_of(
             sequence_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens, arrived_s=arrived_s
         )
     )
 
 
-def decode_of(
+def sequence_of(
     sequence_id: str = "a",
     *,
     number: int | None = None,
@@ -78,8 +78,8 @@ def decode_of(
     max_tokens: int = 4,
     arrived_s: float = 0.0,
     priority: Priority = Priority.NORMAL,
-) -> Decode:
-    """A waiting decode with one reader; without a number, the letter's."""
+) -> Sequence:
+    """A waiting sequence with one subscriber; without a number, the letter's."""
     request = request_of(
         sequence_id,
         prompt_tokens=prompt_tokens,
@@ -88,7 +88,7 @@ def decode_of(
         priority=priority,
     )
     number = ord(sequence_id[0]) if number is None else number
-    return Decode(Sequence(request), number=number, submitted_s=arrived_s, keeps_tokens=True)
+    return Sequence(Subscriber(request), number=number, submitted_s=arrived_s, keeps_tokens=True)
 
 
 def running_decode_of(
@@ -98,11 +98,11 @@ def running_decode_of(
     lane: Lane = Lane.BATCH,
     prompt_tokens: int = 4,
     max_tokens: int = 4,
-) -> Decode:
+) -> Sequence:
     """The same, in a slot."""
-    decode = decode_of(sequence_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-    decode.admit(slot_index, lane, now_s=0.0)
-    return decode
+    sequence = sequence_of(sequence_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    sequence.admit(slot_index, lane, now_s=0.0)
+    return sequence
 
 
 def batching_of(
@@ -120,7 +120,7 @@ def batching_of(
 
 
 class LateFirstToken(FakeEngine):
-    """An engine that gives a row's first token with its first decode, not with its last chunk."""
+    """An engine that gives a row's first token with its first sequence, not with its last chunk."""
 
     def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
         return super()._prefill(replace(chunk, is_last=False))

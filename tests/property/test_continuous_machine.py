@@ -48,7 +48,6 @@ from machd.errors import (
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
 from machd.scheduler.config import NO_DRAFTS, Arrangement, DraftPolicy, continuous, single_flight
-from machd.scheduler.decode import Decode
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import (
     DecodeMode,
@@ -68,7 +67,8 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import Priority, Sequence, SequenceRequest
+from machd.scheduler.sequence import Sequence
+from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 LIMITS = QueueLimits(max_queue=5, max_queue_tokens=40, queue_timeout_s=10.0, request_timeout_s=25.0)
@@ -91,7 +91,7 @@ class Record:
 
     number: int
     request: SequenceRequest
-    work: int = -1  # the number of the one whose decode it reads
+    work: int = -1  # the number of the one whose sequence it reads
     is_queued: bool = False
     admitted: SequenceAdmitted | None = None
     started: SequenceStarted | None = None
@@ -111,7 +111,7 @@ class Record:
 
     @property
     def reserved_tokens(self) -> int:
-        """What its decode is promised."""
+        """What its sequence is promised."""
         return len(self.request.prompt) + self.request.max_tokens
 
     @property
@@ -306,13 +306,13 @@ class ContinuousMachine(RuleBasedStateMachine):
         """Whichever token the slot would get in this step, its row fails instead."""
         cause = ValueError("planted")
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
-        readers = self._readers(slot_index)
-        others = [one for one in self._running() if one not in readers]
+        subscribers = self._readers(slot_index)
+        others = [one for one in self._running() if one not in subscribers]
         self.faults.row_errors = {(slot_index, position): cause for position in range(20)}
         self._step()
         self.faults.row_errors = {}
-        is_hit = [isinstance(_error(one), RowFaultError) for one in readers]
-        assert len(set(is_hit)) <= 1, "all readers of a row or none"
+        is_hit = [isinstance(_error(one), RowFaultError) for one in subscribers]
+        assert len(set(is_hit)) <= 1, "all subscribers of a row or none"
         assert not any(isinstance(_error(one), RowFaultError) for one in others)
 
     @rule(slot_index=st.integers(0, 3))
@@ -465,10 +465,10 @@ class ContinuousMachine(RuleBasedStateMachine):
     def readers_of_a_slot_are_alike(self) -> None:
         """Whoever shares a slot asked for the same and has the same, and came to share it."""
         for slot_index in range(self.batching.max_b):
-            readers = self._readers(slot_index)
-            assert len({key_of(one.request) for one in readers}) <= 1
-            assert len({tuple(one.tokens) for one in readers}) <= 1
-            assert len({one.work for one in readers}) <= 1
+            subscribers = self._readers(slot_index)
+            assert len({key_of(one.request) for one in subscribers}) <= 1
+            assert len({tuple(one.tokens) for one in subscribers}) <= 1
+            assert len({one.work for one in subscribers}) <= 1
 
     @invariant()
     def reservations_add_up(self) -> None:
@@ -512,9 +512,9 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.verified += [(one.drafted_tokens, one.accepted_tokens) for one in result.drafts]
         self.fallbacks += len(result.draft_faults)
         mode = self._mode_of(self.scheduler.active_loops)
-        readers = {one.slot_index: self._readers(one.slot_index) for one in result.tokens}
+        subscribers = {one.slot_index: self._readers(one.slot_index) for one in result.tokens}
         unstarted = {
-            slot: [one for one in some if not one.tokens] for slot, some in readers.items()
+            slot: [one for one in some if not one.tokens] for slot, some in subscribers.items()
         }
         self._note(self.scheduler.commit(plan, result, now_s, duration_s=0.01))
         assert self.mode is mode, "a change of mode is told with the first step that it is of"
@@ -525,7 +525,7 @@ class ContinuousMachine(RuleBasedStateMachine):
                     assert record.started.decode_mode is self._mode_in(slot_index, mode)
 
     def _mode_of(self, loops: int) -> DecodeMode:
-        """How a step of so many decodes makes tokens."""
+        """How a step of so many sequences makes tokens."""
         if loops <= 1 and self.drafts.max_draft_tokens:
             return DecodeMode.SPECULATIVE
         return DecodeMode.SINGLE if self.batching is ALONE else DecodeMode.BATCHED
@@ -581,8 +581,8 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _is_whole(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk is a whole prompt."""
-        decode = self.scheduler._slots.at(chunk.slot_index)
-        return decode is not None and chunk.token_ids == decode.request.prompt
+        sequence = self.scheduler._slots.at(chunk.slot_index)
+        return sequence is not None and chunk.token_ids == sequence.request.prompt
 
     # The record
 
@@ -636,8 +636,8 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _bytes_of(self, batch: list[int], serial: list[int]) -> int:
         rows = slab_rows(len(batch), self.batching.max_b) if batch else 0
         positions = rows * max(batch, default=0) + sum(serial)
-        sequences = len(batch) + len(serial)
-        return positions * self.batching.kv.bytes_per_token + sequences * PER_SEQUENCE_BYTES
+        subscribers = len(batch) + len(serial)
+        return positions * self.batching.kv.bytes_per_token + subscribers * PER_SEQUENCE_BYTES
 
     def _promised_tokens(self) -> tuple[list[int], list[int]]:
         """From what the events said: who has which slot, in which lane."""
@@ -651,8 +651,8 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _is_batch(self, record: Record) -> bool:
         admission = _admission(record)
         if admission.decode_mode is DecodeMode.SPECULATIVE:  # that is in either lane
-            decode = self.scheduler._slots.at(admission.slot_index)
-            return decode is not None and decode.lane is Lane.BATCH
+            sequence = self.scheduler._slots.at(admission.slot_index)
+            return sequence is not None and sequence.lane is Lane.BATCH
         return admission.decode_mode is DecodeMode.BATCHED
 
     def _refusal(self, requests: tuple[SequenceRequest, ...]) -> type[MachdError] | None:
@@ -679,7 +679,7 @@ class ContinuousMachine(RuleBasedStateMachine):
             return None
         if not self._all_fit([], [], needs):
             return KvBudgetExceededError
-        before = [decode.reserved_tokens for decode in self.scheduler._waiting]
+        before = [sequence.reserved_tokens for sequence in self.scheduler._waiting]
         batch, serial = self._promised_tokens()
         return None if self._all_fit(batch, serial, [*before, *needs]) else KvBudgetSpentError
 
@@ -731,9 +731,9 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert 0 <= position <= len(self._waiting_groups()) + 2, "siblings come in one go"
 
     def _note_admitted(self, record: Record, event: SequenceAdmitted) -> None:
-        readers = self._readers(event.slot_index)
-        if readers:
-            leader = readers[0].request
+        subscribers = self._readers(event.slot_index)
+        if subscribers:
+            leader = subscribers[0].request
             is_sibling = leader.group_id == record.request.group_id
             assert event.coalesced_with == (None if is_sibling else leader.request_id)
             assert key_of(leader) == key_of(record.request)
@@ -854,8 +854,8 @@ class ForgetsToGiveBack(Scheduler):
 
 
 class _IgnoresPadding(Reservations):
-    def lane_for(self, decode: Decode) -> Lane | None:
-        lane = super().lane_for(decode)
+    def lane_for(self, sequence: Sequence) -> Lane | None:
+        lane = super().lane_for(sequence)
         return Lane.BATCH if lane is Lane.SERIAL else lane
 
 
@@ -872,7 +872,7 @@ class ForgetsThePadding(Scheduler):
 
 class _TurnedAround(WaitingQueue):
     @property
-    def first(self) -> Decode:
+    def first(self) -> Sequence:
         return list(iter(self))[-1]
 
 
@@ -886,13 +886,13 @@ class LastComeFirstServed(Scheduler):
 
 
 class _Careless(CoalescingIndex):
-    def find(self, request: SequenceRequest, *, readers: int) -> Decode | None:
-        del request, readers
+    def find(self, request: SequenceRequest, *, subscribers: int) -> Sequence | None:
+        del request, subscribers
         return next(iter(self._decodes.values()), None)
 
 
 class SharesWithAnybody(Scheduler):
-    """Lets a sequence read a decode of something else."""
+    """Lets a sequence read a sequence of something else."""
 
     def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
@@ -901,15 +901,15 @@ class SharesWithAnybody(Scheduler):
 
 
 class _NeverForgets(CoalescingIndex):
-    def add(self, decode: Decode) -> None:
-        self._decodes.setdefault(key_of(decode.request), decode)
+    def add(self, sequence: Sequence) -> None:
+        self._decodes.setdefault(key_of(sequence.request), sequence)
 
-    def remove(self, decode: Decode) -> None:
-        del decode
+    def remove(self, sequence: Sequence) -> None:
+        del sequence
 
 
 class LetsJoinTheDead(Scheduler):
-    """A decode that has ended can still be joined."""
+    """A sequence that has ended can still be joined."""
 
     def __init__(self, arrangement: Arrangement) -> None:
         """Start idle."""
@@ -920,8 +920,8 @@ class LetsJoinTheDead(Scheduler):
 class ForgetsToReplay(Scheduler):
     """Who joins late never hears what it missed."""
 
-    def _taken_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
-        return super()._taken_in(sequence, decode, now_s)[:1]
+    def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:
+        return super()._taken_in(subscriber, sequence, now_s)[:1]
 
 
 class LeaderTakesAllAlong(Scheduler):
@@ -929,7 +929,7 @@ class LeaderTakesAllAlong(Scheduler):
 
     def _end(
         self,
-        sequence: Sequence,
+        subscriber: Subscriber,
         reason: FinishReason,
         now_s: float,
         error: MachdError | None = None,
@@ -937,12 +937,12 @@ class LeaderTakesAllAlong(Scheduler):
         is_sound: bool = True,
         stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
-        decode = self._open[sequence.sequence_id]
-        if reason is FinishReason.ABORT and sequence is decode.readers[0]:
-            for follower in decode.readers[1:]:
+        sequence = self._open[subscriber.sequence_id]
+        if reason is FinishReason.ABORT and subscriber is sequence.subscribers[0]:
+            for follower in sequence.subscribers[1:]:
                 super()._end(follower, reason, now_s, error)
         return super()._end(
-            sequence, reason, now_s, error, is_sound=is_sound, stop_token=stop_token
+            subscriber, reason, now_s, error, is_sound=is_sound, stop_token=stop_token
         )
 
 
@@ -967,7 +967,7 @@ class DecodesHalfABatch(Scheduler):
 class QueuesWithoutBounds(Scheduler):
     """Takes in everything."""
 
-    def _check_room(self, new: tuple[Decode, ...]) -> None:
+    def _check_room(self, new: tuple[Sequence, ...]) -> None:
         del new
 
 
@@ -997,8 +997,8 @@ class HoldsForGood(Scheduler):
 class KeepsTheUnfit(Scheduler):
     """One that can never run goes on standing before all others."""
 
-    def _end_unfit(self, decode: Decode, now_s: float) -> list[SequenceFinished]:
-        del decode, now_s
+    def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
+        del sequence, now_s
         return []
 
 
@@ -1008,9 +1008,9 @@ class TurnsAwayAtASwitch(Scheduler):
     def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
         """End those at the end of the queue."""
         events = super().rearrange(arrangement, now_s)
-        for decode in list(self._waiting)[arrangement.limits.max_queue :]:
+        for sequence in list(self._waiting)[arrangement.limits.max_queue :]:
             error = QueueFullError("too many")
-            events += self._end_decode(decode, FinishReason.ERROR, now_s, error)
+            events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
         return events
 
 
@@ -1020,8 +1020,8 @@ class ReordersAtASwitch(Scheduler):
     def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
         """Turn the queue around."""
         turned = _TurnedAround(arrangement.limits)
-        for decode in self._waiting:
-            turned.add(decode)
+        for sequence in self._waiting:
+            turned.add(sequence)
         self._waiting = turned
         return super().rearrange(arrangement, now_s)
 
@@ -1051,7 +1051,7 @@ class KeepsTheOldSlots(Scheduler):
 
 
 class GuessesForAll(Scheduler):
-    """Whoever decodes is guessed for, however many others do."""
+    """Whoever sequences is guessed for, however many others do."""
 
     def plan(self) -> StepPlan:
         """Allow guesses."""
@@ -1092,10 +1092,10 @@ class GoesOnBehindTheEnd(Scheduler):
     def _take(self, token: SampledToken, now_s: float) -> list[Event]:
         if token.token_id not in STOP_TOKENS:
             return super()._take(token, now_s)
-        decode = self._running(token.slot_index)
-        readers = [reader.sequence_id for reader in decode.readers]
+        sequence = self._running(token.slot_index)
+        subscribers = [subscriber.sequence_id for subscriber in sequence.subscribers]
         events = super()._take(token, now_s)
-        return [*events, *(TokenGenerated(one, token, now_s) for one in readers)]
+        return [*events, *(TokenGenerated(one, token, now_s) for one in subscribers)]
 
 
 class CountsNoGuesses(Scheduler):
@@ -1121,8 +1121,10 @@ class StartsInSilence(Scheduler):
 class StartsInAnotherMode(Scheduler):
     """The mode at the first token is that of a step with those who are left after it."""
 
-    def _started(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceStarted:
-        return SequenceStarted(reader.sequence_id, self._mode_of(decode, self.step_mode), now_s)
+    def _started(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> SequenceStarted:
+        return SequenceStarted(
+            subscriber.sequence_id, self._mode_of(sequence, self.step_mode), now_s
+        )
 
 
 class ChangesInSilence(Scheduler):

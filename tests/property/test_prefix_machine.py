@@ -42,7 +42,6 @@ from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.config import NO_DRAFTS, Arrangement, DraftPolicy, continuous
-from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     Event,
     FinishReason,
@@ -56,7 +55,8 @@ from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixShape, _Row
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.sequence import Sequence
+from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 
 Text = tuple[int, ...]
@@ -312,7 +312,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(missing_bytes=st.sampled_from([1, 40, 1000]), times=st.integers(1, 3), is_now=SELDOM)
     def lack_memory(self, missing_bytes: int, times: int, *, is_now: bool) -> None:
-        """Steps lack memory: blocks are evicted, then decodes leave their slots."""
+        """Steps lack memory: blocks are evicted, then sequences leave their slots."""
         self._note(self.core.admit(self.now_s))
         for _ in range(times if is_now else 0):
             if self.core.active_loops:
@@ -399,7 +399,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert not self.is_lossless or row.pinned in self.cache._kept, (
                 "rows keep what they hold"
             )
-            assert row.leader is None or not row.leader.decode.is_prefilled, "that one is done"
+            assert row.leader is None or not row.leader.sequence.is_prefilled, "that one is done"
         assert reading.blocks >= reading.entries >= (1 if reading.blocks else 0)
 
     @invariant()
@@ -521,32 +521,32 @@ class PrefixMachine(RuleBasedStateMachine):
     def _check_opening(self, plan: StepPlan) -> None:
         """What is reused was computed in the namespace, and is not the whole prompt."""
         for chunk in plan.prefill:
-            decode = self.core._slots.at(chunk.slot_index)
-            assert decode is not None
+            sequence = self.core._slots.at(chunk.slot_index)
+            assert sequence is not None
             if chunk.reused is None:
                 continue
-            assert not decode.asks_prompt_logprobs, "a scored prompt is computed whole"
-            prompt, namespace = decode.request.prompt, decode.request.cache_namespace
+            assert not sequence.asks_prompt_logprobs, "a scored prompt is computed whole"
+            prompt, namespace = sequence.request.prompt, sequence.request.cache_namespace
             reused = chunk.reused.token_ids
             assert 0 < len(reused) < len(prompt)
             assert reused == prompt[: len(reused)]
             assert reused in self.made.get(namespace, set()), "nobody there has computed that"
 
     def _remember_computed(self) -> None:
-        for decode in self.core._slots:
-            assert decode.slot_index is not None
-            row = self.engine.rows.get(decode.slot_index)
+        for sequence in self.core._slots:
+            assert sequence.slot_index is not None
+            row = self.engine.rows.get(sequence.slot_index)
             if row is not None:
-                self.made.setdefault(decode.request.cache_namespace, set()).update(row.texts)
+                self.made.setdefault(sequence.request.cache_namespace, set()).update(row.texts)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         for chunk in plan.prefill:
             if chunk.opens:
-                decode = self.core._slots.at(chunk.slot_index)
-                assert decode is not None
+                sequence = self.core._slots.at(chunk.slot_index)
+                assert sequence is not None
                 self.opened += 1
                 if chunk.reused is not None:
-                    is_whole = chunk.start == decode.prompt_tokens - 1
+                    is_whole = chunk.start == sequence.prompt_tokens - 1
                     self.hits, self.prefix_hits = (
                         self.hits + is_whole,
                         self.prefix_hits + (not is_whole),
@@ -584,11 +584,11 @@ class PrefixMachine(RuleBasedStateMachine):
                     pass
 
     def _forget_reuse_of_waiting(self) -> None:
-        """A decode that was queued again looks its prompt up again."""
+        """A sequence that was queued again looks its prompt up again."""
         records = {one.request.sequence_id: one for one in self.records}
-        for decode in self.core._waiting:
-            for reader in decode.readers:
-                records[reader.sequence_id].cached_tokens = 0
+        for sequence in self.core._waiting:
+            for subscriber in sequence.subscribers:
+                records[subscriber.sequence_id].cached_tokens = 0
 
     def _check_cached(self, record: Record) -> None:
         prompt = record.request.prompt
@@ -781,18 +781,18 @@ class StoresAhead(PrefixCache):
     """Takes what is not computed yet for computed."""
 
     def _keep_prompt(self, row: _Row) -> None:
-        upto = min(row.decode.prefilled_tokens + 1, row.decode.prompt_tokens)
-        self._extend(row, row.decode.request.prompt, upto, position=None, is_end=True)
+        upto = min(row.sequence.prefilled_tokens + 1, row.sequence.prompt_tokens)
+        self._extend(row, row.sequence.request.prompt, upto, position=None, is_end=True)
 
 
 class ReusesAll(PrefixCache):
     """Leaves no token of a prompt to compute."""
 
-    def enter(self, decode: Decode) -> None:
+    def enter(self, sequence: Sequence) -> None:
         """Look the whole prompt up."""
-        super().enter(decode)
-        row = self._rows[decode.slot_index or 0]
-        row.beginning = decode.request.prompt
+        super().enter(sequence)
+        row = self._rows[sequence.slot_index or 0]
+        row.beginning = sequence.request.prompt
         self._look_up(row)
 
 
@@ -820,25 +820,25 @@ class NeedsNoState(PrefixCache):
 class BeginsTooSoon(PrefixCache):
     """Does not wait for blocks that are on their way."""
 
-    def is_ready(self, decode: Decode) -> bool:
+    def is_ready(self, sequence: Sequence) -> bool:
         """Always."""
-        del decode
+        del sequence
         return True
 
 
-def _settled_with(more: int) -> Callable[[Decode, int], None]:
+def _settled_with(more: int) -> Callable[[Sequence, int], None]:
     """Tokens that the caches are believed to hold besides."""
 
-    def settle(decode: Decode, accepted_tokens: int) -> None:
-        decode.settled_tokens = decode.completion_tokens + accepted_tokens + more
+    def settle(sequence: Sequence, accepted_tokens: int) -> None:
+        sequence.settled_tokens = sequence.completion_tokens + accepted_tokens + more
 
     return settle
 
 
-def _settled_plainly(decode: Decode, accepted_tokens: int) -> None:
+def _settled_plainly(sequence: Sequence, accepted_tokens: int) -> None:
     """What was guessed rightly is not believed to be in the caches."""
     del accepted_tokens
-    decode.settled_tokens = decode.completion_tokens
+    sequence.settled_tokens = sequence.completion_tokens
 
 
 class KeepsStateOfMore(PrefixCache):
@@ -897,11 +897,11 @@ def test_the_machine_notices_a_broken_cache(
 )
 def test_the_machine_notices_a_wrong_count_of_what_is_computed(
     machine: type[PrefixMachine],
-    settle: Callable[[Decode, int], None],
+    settle: Callable[[Sequence, int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is believed to be in the caches after guesses has to be what is there."""
-    monkeypatch.setattr(Decode, "settle", settle)
+    monkeypatch.setattr(Sequence, "settle", settle)
     _check_that_it_fails(machine)
 
 

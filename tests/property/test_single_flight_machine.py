@@ -34,7 +34,6 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.config import Arrangement, single_flight
-from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -46,8 +45,9 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
+from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 LIMITS = QueueLimits(max_queue=4, max_queue_tokens=30, queue_timeout_s=10.0, request_timeout_s=25.0)
@@ -203,7 +203,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
     def engine_rows_are_the_slots(self) -> None:
         """Every row is of an occupied slot, or of one that the next plan frees."""
         slots = self.scheduler._slots
-        occupied = {decode.slot_index for decode in slots}
+        occupied = {sequence.slot_index for sequence in slots}
         assert set(self.engine._rows) == occupied | set(slots.released)
 
     def teardown(self) -> None:
@@ -257,7 +257,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         return next((one for one in self.records.values() if one.is_running), None)
 
     def _token_is_due(self, running: Record) -> bool:
-        """Whether the next step yields a token: a decode, or the prompt's last chunk."""
+        """Whether the next step yields a token: a sequence, or the prompt's last chunk."""
         plan = self.scheduler.plan()
         assert len(plan.prefill) + len(plan.decode) == 1, f"{running} runs, so it is in the plan"
         return bool(plan.decode) or plan.prefill[0].is_last
@@ -376,11 +376,11 @@ class ForgetsToRelease(Scheduler):
 
 
 class KeepsFinishedInSlot(Scheduler):
-    """A decode that nobody reads goes on holding its slot."""
+    """A sequence that nobody reads goes on holding its slot."""
 
-    def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
-        if not decode.is_running:
-            super()._retire(decode, now_s, is_sound=is_sound)
+    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
+        if not sequence.is_running:
+            super()._retire(sequence, now_s, is_sound=is_sound)
 
 
 class LosesWhoIsAbortedWhileWaiting(Scheduler):
@@ -390,16 +390,16 @@ class LosesWhoIsAbortedWhileWaiting(Scheduler):
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
     ) -> list[Event]:
         """Drop the sequence and say nothing."""
-        for decode in self._waiting:
-            if decode.request.sequence_id in sequence_ids:
-                self._waiting.remove(decode)
-                del self._open[decode.request.sequence_id]
+        for sequence in self._waiting:
+            if sequence.request.sequence_id in sequence_ids:
+                self._waiting.remove(sequence)
+                del self._open[sequence.request.sequence_id]
         return super().abort(sequence_ids, error, now_s)
 
 
 class _TurnedAround(WaitingQueue):
     @property
-    def first(self) -> Decode:
+    def first(self) -> Sequence:
         return list(iter(self))[-1]
 
 
@@ -464,7 +464,7 @@ class FailsInSilence(Scheduler):
 class QueuesWithoutBounds(Scheduler):
     """Takes in everything."""
 
-    def _check_room(self, new: tuple[Decode, ...]) -> None:
+    def _check_room(self, new: tuple[Sequence, ...]) -> None:
         del new
 
 

@@ -46,8 +46,8 @@ class Batching:
     Attributes:
         max_b: Sequences that run together.
         window_s: How long an idle scheduler waits for company before it starts.
-        prefill_chunk_tokens: Prompt tokens in one step beside rows that decode; None measures.
-        coalesce: Whether identical deterministic sequences share one decode.
+        prefill_chunk_tokens: Prompt tokens in one step beside rows that sequence; None measures.
+        coalesce: Whether identical deterministic sequences share one sequence.
     """
 
     max_b: int
@@ -80,7 +80,7 @@ class Promised:
         return batch_bytes + sum(kv.reservation_bytes(one) for one in self.serial)
 
     def lane_for(self, kv: KvBudget, tokens: int) -> Lane | None:
-        """Where a decode of ``tokens`` positions fits beside the others, or None for nowhere yet.
+        """Where a sequence of ``tokens`` positions fits beside the others, or None for nowhere yet.
 
         One that would make the slab too large may still fit alone, without padding.
         There is one serial row at a time, because each of them costs all others a turn.
@@ -118,14 +118,14 @@ def check_budget(
     waiting: Iterable[int],
     retry_after_s: int,
 ) -> None:
-    """Refuse a request whose decodes can never have what they need, or not now under ``reject``.
+    """Refuse a request whose sequences can never have what they need, or not now under ``reject``.
 
-    Under ``reject`` as many decodes of a request as can run together have to fit together, beside
+    Under ``reject`` as many sequences of a request as can run together have to fit together, beside
     all who came before: none of them is to wait for KV cache.
 
     Args:
         kv: What there is.
-        tokens: Positions that each of the request's decodes is to be promised.
+        tokens: Positions that each of the request's sequences is to be promised.
         running: What was promised.
         waiting: Positions that are to be promised before, in order.
         retry_after_s: When to come back.

@@ -1,4 +1,4 @@
-"""Which sequences are the same work: one decode serves them all."""
+"""Which sequences are the same work: one sequence serves them all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from machd.engine.protocol.sampling import SamplingParams
-from machd.scheduler.decode import Decode
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.sequence import Sequence
+from machd.scheduler.subscriber import SequenceRequest
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -50,39 +50,39 @@ def is_shareable(request: SequenceRequest) -> bool:
 
 
 class CoalescingIndex:
-    """The decodes that wait or run, by what they compute. Switched off, it never finds any."""
+    """The sequences that wait or run, by what they compute. Switched off, it never finds any."""
 
     def __init__(self, *, is_on: bool) -> None:
         """Start empty."""
         self.is_on = is_on
-        self._decodes: dict[CoalescingKey, Decode] = {}
+        self._decodes: dict[CoalescingKey, Sequence] = {}
         # By number: a key hashes the whole prompt, which is not for every token.
         self._keys: dict[int, CoalescingKey] = {}
 
-    def find(self, request: SequenceRequest, *, readers: int) -> Decode | None:
-        """The decode that computes just this, unless ``readers`` more would miss too much of it.
+    def find(self, request: SequenceRequest, *, subscribers: int) -> Sequence | None:
+        """The sequence that computes just this, unless ``subscribers`` more would miss too much of it.
 
         Then the next one to compute it is the one to be found.
         """
-        decode = self._decodes.get(key_of(request)) if self._decodes else None
-        if decode is not None and not decode.can_replay_to(readers):
-            self.remove(decode)
+        sequence = self._decodes.get(key_of(request)) if self._decodes else None
+        if sequence is not None and not sequence.can_replay(subscribers):
+            self.remove(sequence)
             return None
-        return decode
+        return sequence
 
-    def add(self, decode: Decode) -> None:
+    def add(self, sequence: Sequence) -> None:
         """Let others find it."""
-        if self.is_on and is_shareable(decode.request):
-            key = self._keys[decode.number] = key_of(decode.request)
-            before = self._decodes.setdefault(key, decode)
-            assert before is decode, "identical work is done once"
+        if self.is_on and is_shareable(sequence.request):
+            key = self._keys[sequence.number] = key_of(sequence.request)
+            before = self._decodes.setdefault(key, sequence)
+            assert before is sequence, "identical work is done once"
 
-    def remove(self, decode: Decode) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """It takes nobody in any more; that it did not before is no fault."""
-        key = self._keys.pop(decode.number, None)
+        key = self._keys.pop(sequence.number, None)
         if key is not None:
             del self._decodes[key]
-            decode.take_no_more_readers()
+            sequence.close_to_subscribers()
 
     def switch(self, *, is_on: bool) -> None:
         """Share from now on, or no longer: nobody joins what waits then.
@@ -91,10 +91,10 @@ class CoalescingIndex:
         """
         self.is_on = is_on
         if not is_on:
-            for decode in tuple(self._decodes.values()):
-                self.remove(decode)
+            for sequence in tuple(self._decodes.values()):
+                self.remove(sequence)
 
-    def check_invariants(self, decodes: Iterable[Decode]) -> None:
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Assert that it holds exactly these."""
-        expected = {key_of(one.request): one for one in decodes if one.takes_readers}
+        expected = {key_of(one.request): one for one in sequences if one.takes_subscribers}
         assert self._decodes == expected, "the coalescing index names who waits and runs"

@@ -20,7 +20,7 @@ class DraftPolicy:
     measures that this makes more still.
 
     Attributes:
-        max_draft_tokens: For a decode that runs alone; 0 for never.
+        max_draft_tokens: For a sequence that runs alone; 0 for never.
         is_batched: Whether rows that run together may have as many.
     """
 
@@ -28,11 +28,11 @@ class DraftPolicy:
     is_batched: bool = False
 
     def tokens_for(self, running: int) -> int:
-        """For each row, while so many decodes have slots."""
+        """For each row, while so many sequences have slots."""
         return self.max_draft_tokens if running == 1 or self.is_batched else 0
 
     def is_speculative(self, running: int) -> bool:
-        """Whether a step of so many decodes is one that guesses for a lonely one."""
+        """Whether a step of so many sequences is one that guesses for a lonely one."""
         return running <= 1 and self.max_draft_tokens > 0
 
 
@@ -45,8 +45,8 @@ class CoreShape:
 
     Attributes:
         window_s: How long an idle scheduler waits for company before it starts.
-        coalesce: Whether identical sequences share a decode.
-        kv: What running decodes may take together; None where they run alone, without limit.
+        coalesce: Whether identical sequences share a sequence.
+        kv: What running sequences may take together; None where they run alone, without limit.
         drafts: When tokens are guessed ahead.
     """
 
@@ -70,7 +70,7 @@ class Arrangement:
 def continuous(
     limits: QueueLimits, batching: Batching, drafts: DraftPolicy = NO_DRAFTS
 ) -> Arrangement:
-    """As many slots as ``max_b``, a KV budget, and one decode for identical sequences."""
+    """As many slots as ``max_b``, a KV budget, and one sequence for identical sequences."""
     shape = CoreShape(
         DecodeMode.BATCHED,
         slot_count=batching.max_b,

@@ -36,19 +36,19 @@ class SequenceQueued:
 
 @dataclass(frozen=True, slots=True)
 class SequenceAdmitted:
-    """A sequence got a slot, or joined the decode of an identical one.
+    """A sequence got a slot, or joined the sequence of an identical one.
 
     Attributes:
-        active_loops: Generation loops now running: the sequences that decode, each once however
+        active_loops: Generation loops now running: the sequences that sequence, each once however
             many clients read it.
         at_s: On the monotonic clock, as in every event.
-        coalesced_with: The request id of the sequence whose decode is shared; None for a
+        coalesced_with: The request id of the sequence whose sequence is shared; None for a
             sequence that decodes itself, or that shares with one of its own request.
         request_id: Of the request that the sequence belongs to.
         prompt_tokens: Length of the prompt.
         max_tokens: Tokens that the completion may have.
         active_limit: Sequences that may decode at once.
-        fanout: Sequences that read this decode, this one included.
+        fanout: Sequences that read this sequence, this one included.
     """
 
     sequence_id: str

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy
-from machd.scheduler.decode import Decode
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
 
 
@@ -49,13 +49,13 @@ def plan_step(
     return StepPlan(
         slots.released,
         chunks,
-        tuple(decode.next_row(max_draft_tokens) for decode in rows),
+        tuple(sequence.next_row(max_draft_tokens) for sequence in rows),
         changes,
         pace.span_cost(lane, len(rows)),
     )
 
 
-def _in_turn(slots: Slots, token_s: float) -> list[Decode]:
+def _in_turn(slots: Slots, token_s: float) -> list[Sequence]:
     """Prompts that are not computed yet, in the order in which they are.
 
     By their place in the queue, and a prompt stands back for as long as its own rest takes: a short
@@ -63,27 +63,27 @@ def _in_turn(slots: Slots, token_s: float) -> list[Decode]:
     a time that nobody can put off, is late by its own length at the most.
     """
 
-    def due_s(decode: Decode) -> tuple[float, int]:
-        due_s, number = decode.place
-        return due_s + (decode.prompt_tokens - decode.prefilled_tokens) * token_s, number
+    def due_s(sequence: Sequence) -> tuple[float, int]:
+        due_s, number = sequence.place
+        return due_s + (sequence.prompt_tokens - sequence.prefilled_tokens) * token_s, number
 
-    return sorted((decode for decode in slots if not decode.is_prefilled), key=due_s)
+    return sorted((sequence for sequence in slots if not sequence.is_prefilled), key=due_s)
 
 
-def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Decode]]:
-    ready = [decode for decode in slots if decode.is_prefilled]
+def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Sequence]]:
+    ready = [sequence for sequence in slots if sequence.is_prefilled]
     if not ready:
         return None, []
-    lane = turn if any(decode.lane is turn for decode in ready) else ready[0].lane
-    return lane, [decode for decode in ready if decode.lane is lane]
+    lane = turn if any(sequence.lane is turn for sequence in ready) else ready[0].lane
+    return lane, [sequence for sequence in ready if sequence.lane is lane]
 
 
 class _Prompts:
     """Prompts whose turn it is, and what of them can be computed now."""
 
-    def __init__(self, decodes: Sequence[Decode], prefixes: PrefixCache | None) -> None:
+    def __init__(self, sequences: Collection[Sequence], prefixes: PrefixCache | None) -> None:
         self._prefixes = prefixes
-        self._decodes = [one for one in decodes if prefixes is None or prefixes.is_ready(one)]
+        self._decodes = [one for one in sequences if prefixes is None or prefixes.is_ready(one)]
 
     @property
     def context_tokens(self) -> int:
@@ -93,27 +93,27 @@ class _Prompts:
     def whole(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
         """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""
         chunks: list[PrefillChunk] = []
-        for decode in self._decodes:
-            rest = decode.prompt_tokens - decode.prefilled_tokens
-            if decode.is_opened or rest > budget_tokens:
+        for sequence in self._decodes:
+            rest = sequence.prompt_tokens - sequence.prefilled_tokens
+            if sequence.is_opened or rest > budget_tokens:
                 break
-            chunks.append(self._chunk(decode, rest))
+            chunks.append(self._chunk(sequence, rest))
             budget_tokens -= rest
         return tuple(chunks)
 
     def chunks(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
         """What one prompt leaves of the budget goes to the next."""
         chunks: list[PrefillChunk] = []
-        for decode in self._decodes:
+        for sequence in self._decodes:
             if budget_tokens > 0:
-                chunk = self._chunk(decode, budget_tokens)
+                chunk = self._chunk(sequence, budget_tokens)
                 chunks.append(chunk)
                 budget_tokens -= len(chunk.token_ids)
         return tuple(chunks)
 
-    def _chunk(self, decode: Decode, max_tokens: int) -> PrefillChunk:
-        stop = min(decode.prefilled_tokens + max_tokens, decode.prompt_tokens)
+    def _chunk(self, sequence: Sequence, max_tokens: int) -> PrefillChunk:
+        stop = min(sequence.prefilled_tokens + max_tokens, sequence.prompt_tokens)
         if self._prefixes is None:
-            return decode.next_chunk(stop)
-        stop = self._prefixes.stop_before(decode, stop)
-        return decode.next_chunk(stop, self._prefixes.reused(decode))
+            return sequence.next_chunk(stop)
+        stop = self._prefixes.stop_before(sequence, stop)
+        return sequence.next_chunk(stop, self._prefixes.reused(sequence))

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
-from machd.scheduler.decode import Decode
 from machd.scheduler.kept_blocks import KeptBlocks, RowStand
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.sequence import Sequence
 
 _MIN_GAIN_TOKENS = 16
 
@@ -51,7 +51,7 @@ class PrefixShape:
 
 
 class _Row:
-    """A running decode, and how far its text is in the tree.
+    """A running sequence, and how far its text is in the tree.
 
     Attributes:
         beginning: What of its prompt could be reused: all but the last token, and nothing where the
@@ -72,7 +72,6 @@ class _Row:
     __slots__ = (
         "beginning",
         "common_tokens",
-        "decode",
         "found_tokens",
         "is_compared",
         "is_loading",
@@ -84,12 +83,13 @@ class _Row:
         "parting",
         "pinned",
         "root",
+        "sequence",
         "tip",
     )
 
-    def __init__(self, decode: Decode, root: Block) -> None:
-        self.decode = decode
-        self.beginning = () if decode.asks_prompt_logprobs else decode.request.prompt[:-1]
+    def __init__(self, sequence: Sequence, root: Block) -> None:
+        self.sequence = sequence
+        self.beginning = () if sequence.asks_prompt_logprobs else sequence.request.prompt[:-1]
         self.root = self.known = self.tip = self.pinned = root
         self.common_tokens: dict[_Row, int] = {}
         self.nearest: _Row | None = None
@@ -167,21 +167,21 @@ class PrefixCache:
         """Forget what no running row needs; returns how many blocks that were."""
         return self._kept.clear(is_disk_included=is_disk_included)
 
-    def enter(self, decode: Decode) -> None:
+    def enter(self, sequence: Sequence) -> None:
         """Look a prompt up, for a row that has just got its slot."""
-        assert decode.slot_index is not None, "a row has a slot"
-        root = self._tree.root(decode.request.cache_namespace)
-        row = self._rows[decode.slot_index] = _Row(decode, root)
+        assert sequence.slot_index is not None, "a row has a slot"
+        root = self._tree.root(sequence.request.cache_namespace)
+        row = self._rows[sequence.slot_index] = _Row(sequence, root)
         self._kept.pin(root)  # for as long as it runs, whatever it holds besides
         self._kept.pin(row.pinned)
         self._look_up(row)
 
-    def leave(self, decode: Decode, *, keeps: bool) -> None:
+    def leave(self, sequence: Sequence, *, keeps: bool) -> None:
         """A row ends: keep what it has computed, unless something is wrong with it."""
-        assert decode.slot_index is not None, "a row has a slot"
-        row = self._rows.pop(decode.slot_index)
+        assert sequence.slot_index is not None, "a row has a slot"
+        row = self._rows.pop(sequence.slot_index)
         if keeps and row.is_open:
-            position, text = decode.computed_tokens, decode.text
+            position, text = sequence.computed_tokens, sequence.text
             # Of a text that ended among guesses, the row has computed more than there is.
             is_exact = position <= len(text)
             is_end = is_exact or not self._is_stateful
@@ -212,7 +212,7 @@ class PrefixCache:
             row = self._rows[chunk.slot_index]
             if not row.is_open:
                 row.is_open = True
-                row.decode.reused_tokens = row.found_tokens
+                row.sequence.reused_tokens = row.found_tokens
                 self._count(row)
                 self._kept.use(row.pinned.path())
 
@@ -223,18 +223,18 @@ class PrefixCache:
         self._rows.clear()
         self._kept.lose_memory()
 
-    def is_ready(self, decode: Decode) -> bool:
+    def is_ready(self, sequence: Sequence) -> bool:
         """Whether a row may begin: it has, or nothing that is worth waiting for is on its way."""
-        assert decode.slot_index is not None, "a row has a slot"
-        row = self._rows[decode.slot_index]
+        assert sequence.slot_index is not None, "a row has a slot"
+        row = self._rows[sequence.slot_index]
         if row.is_open or row.leader is not None or row.is_loading:
             return row.is_open
         return all(block.is_held for block in row.pinned.path())
 
-    def reused(self, decode: Decode) -> ReusedPrefix | None:
+    def reused(self, sequence: Sequence) -> ReusedPrefix | None:
         """What a row begins from; None if it has begun, or has to begin with nothing."""
-        assert decode.slot_index is not None, "a row has a slot"
-        row = self._rows[decode.slot_index]
+        assert sequence.slot_index is not None, "a row has a slot"
+        row = self._rows[sequence.slot_index]
         if row.is_open or not row.found_tokens:
             return None
         return ReusedPrefix(
@@ -242,25 +242,25 @@ class PrefixCache:
             tuple(block.block_id for block in row.pinned.path()),
         )
 
-    def stop_before(self, decode: Decode, stop: int) -> int:
+    def stop_before(self, sequence: Sequence, stop: int) -> int:
         """Where a chunk that could go on to ``stop`` ends, so that state can be kept there."""
-        assert decode.slot_index is not None, "a row has a slot"
+        assert sequence.slot_index is not None, "a row has a slot"
         if not self._is_stateful:
             return stop
-        row = self._rows[decode.slot_index]
-        wanted = {row.parting, decode.prompt_tokens - 1, *self._partings_behind(row)}
-        return min([stop, *(one for one in wanted if decode.prefilled_tokens < one < stop)])
+        row = self._rows[sequence.slot_index]
+        wanted = {row.parting, sequence.prompt_tokens - 1, *self._partings_behind(row)}
+        return min([stop, *(one for one in wanted if sequence.prefilled_tokens < one < stop)])
 
-    def check_invariants(self, decodes: Iterable[Decode], *, is_whole: bool = True) -> None:
+    def check_invariants(self, sequences: Iterable[Sequence], *, is_whole: bool = True) -> None:
         """Assert that blocks, pins and running rows agree.
 
         Args:
-            decodes: Those that run.
+            sequences: Those that run.
             is_whole: Whether to look at every block, unless there are very many, and not only at
                 those that running rows hold.
         """
-        running = {decode.slot_index: decode for decode in decodes}
-        assert {slot: row.decode for slot, row in self._rows.items()} == running, "rows are those"
+        running = {sequence.slot_index: sequence for sequence in sequences}
+        assert {slot: row.sequence for slot, row in self._rows.items()} == running, "rows are those"
         pins: dict[int, int] = {}
         for row in self._rows.values():
             pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
@@ -280,14 +280,14 @@ class PrefixCache:
         self._queries += 1
         if not row.found_tokens:
             return
-        if row.found_tokens == row.decode.prompt_tokens - 1:
+        if row.found_tokens == row.sequence.prompt_tokens - 1:
             self._hits += 1
         else:
             self._prefix_hits += 1
 
     def _look_up(self, row: _Row) -> None:
         """Find what a row can begin from, now or soon."""
-        decode = row.decode
+        sequence = row.sequence
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         row.known = walk.whole_block
         block = tip = self._usable(walk.block, walk.tokens)
@@ -299,7 +299,7 @@ class PrefixCache:
         tokens = min(block.stop, walk.tokens)
         row.parting = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
         self._find_leader(row, tokens)
-        row.found_tokens = decode.prefilled_tokens = tokens
+        row.found_tokens = sequence.prefilled_tokens = tokens
         # What is on its way to it stays, although it may have no use without what is not there yet.
         self._hold(row, tip if row.is_loading else block)
         row.tip = block if block.stop <= tokens else block.before
@@ -332,7 +332,7 @@ class PrefixCache:
                 break  # those that got their slots later may wait for this one
             if other.root is not row.root or not self._is_leading(other):
                 continue
-            if other.decode.place > row.decode.place:
+            if other.sequence.place > row.sequence.place:
                 continue  # its turn comes later, whatever slot it has
             common = self._common_tokens(row, other)
             is_more = common > max(best_tokens, self._kept_tokens(other))
@@ -345,7 +345,7 @@ class PrefixCache:
         leader = row.leader
         if leader is None or row.pinned not in self._kept or not self._is_leading(leader):
             return False
-        if leader.decode.place > row.decode.place:
+        if leader.sequence.place > row.sequence.place:
             return False  # its turn comes later now
         if row.leader_tokens <= self._kept_tokens(leader):
             return False
@@ -375,7 +375,7 @@ class PrefixCache:
 
         State is only kept where a row stands; a block without it some time after that.
         """
-        return row.decode.prefilled_tokens if self._is_stateful else row.tip.stop
+        return row.sequence.prefilled_tokens if self._is_stateful else row.tip.stop
 
     def _common_tokens(self, row: _Row, other: _Row) -> int:
         """How many tokens two prompts begin with that are the same; compared once."""
@@ -399,10 +399,10 @@ class PrefixCache:
 
     def _is_leading(self, row: _Row) -> bool:
         """Whether a row computes its prompt, and what it computes is kept: there was room so far."""
-        if row.decode.is_prefilled or row.tip not in self._kept:
+        if row.sequence.is_prefilled or row.tip not in self._kept:
             return False
         boundary = (row.tip.stop // self._block_tokens + 1) * self._block_tokens
-        return row.decode.prefilled_tokens < boundary
+        return row.sequence.prefilled_tokens < boundary
 
     def _let_go(self, row: _Row) -> None:
         self._kept.unpin(row.pinned)
@@ -416,16 +416,16 @@ class PrefixCache:
 
     def _keep_prompt(self, row: _Row) -> None:
         """Keep what was computed of a prompt; its end, too, although no block is full there."""
-        decode = row.decode
-        if decode.is_prefilled and not self._is_stateful:
-            upto = decode.computed_tokens
-            self._extend(row, decode.request.prompt, upto, position=None, is_end=True)
+        sequence = row.sequence
+        if sequence.is_prefilled and not self._is_stateful:
+            upto = sequence.computed_tokens
+            self._extend(row, sequence.request.prompt, upto, position=None, is_end=True)
             return
-        position = decode.prefilled_tokens
-        ends = {row.parting, decode.prompt_tokens - 1, *self._partings_behind(row)}
-        if not decode.is_prefilled:
+        position = sequence.prefilled_tokens
+        ends = {row.parting, sequence.prompt_tokens - 1, *self._partings_behind(row)}
+        if not sequence.is_prefilled:
             is_end = position in ends
-            self._extend(row, decode.request.prompt, position, position=position, is_end=is_end)
+            self._extend(row, sequence.request.prompt, position, position=position, is_end=is_end)
 
     def _extend(
         self, row: _Row, text: tuple[int, ...], upto: int, *, position: int | None, is_end: bool
@@ -490,8 +490,8 @@ class PrefixCache:
         return stand.position == block.stop and not block.has_state
 
     def _slot_of(self, row: _Row) -> int:
-        assert row.decode.slot_index is not None, "a row has a slot"
-        return row.decode.slot_index
+        assert row.sequence.slot_index is not None, "a row has a slot"
+        return row.sequence.slot_index
 
 
 def _missing(block: Block) -> list[Block]:

@@ -1,4 +1,4 @@
-"""What of the KV budget running decodes were promised, and in which lane."""
+"""What of the KV budget running sequences were promised, and in which lane."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from machd.engine.protocol.step import Lane
 from machd.scheduler.admission import KvBudget, Promised, check_budget
-from machd.scheduler.decode import Decode
+from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
 
 
@@ -18,7 +18,7 @@ class Reservations:
         """Start with nothing promised.
 
         Args:
-            kv: The budget; None where decodes run alone, which needs none.
+            kv: The budget; None where sequences run alone, which needs none.
             max_rows: The most rows that the batch lane can have.
         """
         self._kv = kv
@@ -38,8 +38,10 @@ class Reservations:
             return 0
         return self._promised.bytes_of(self._kv)
 
-    def check(self, new: tuple[Decode, ...], waiting: Iterable[Decode], retry_after_s: int) -> None:
-        """Refuse a request's decodes that can never run, or that may not wait under ``reject``.
+    def check(
+        self, new: tuple[Sequence, ...], waiting: Iterable[Sequence], retry_after_s: int
+    ) -> None:
+        """Refuse a request's sequences that can never run, or that may not wait under ``reject``.
 
         Raises:
             KvBudgetExceededError: They can never run.
@@ -49,24 +51,24 @@ class Reservations:
             return
         check_budget(
             self._kv,
-            [decode.reserved_tokens for decode in new],
+            [sequence.reserved_tokens for sequence in new],
             running=self._promised,
-            waiting=(decode.reserved_tokens for decode in waiting),
+            waiting=(sequence.reserved_tokens for sequence in waiting),
             retry_after_s=retry_after_s,
         )
 
     def observe(self, room_bytes: int | None) -> None:
-        """Note what running decodes may hold together, as far as the memory that is left goes.
+        """Note what running sequences may hold together, as far as the memory that is left goes.
 
         Args:
             room_bytes: What they hold now and what they can still take; None where that is unknown.
         """
         self._room_bytes = room_bytes
 
-    def lane_for(self, decode: Decode) -> Lane | None:
-        """The lane in which a decode could run now; None while it does not fit.
+    def lane_for(self, sequence: Sequence) -> Lane | None:
+        """The lane in which a sequence could run now; None while it does not fit.
 
-        Beside others it has to fit into the memory that is left as well. A decode that would run
+        Beside others it has to fit into the memory that is left as well. A sequence that would run
         alone is let in: only the engine knows what its steps take.
         """
         if self._kv is None:
@@ -74,10 +76,10 @@ class Reservations:
         kv = self._kv
         if self._entries and self._room_bytes is not None:
             kv = replace(kv, budget_bytes=min(kv.budget_bytes, self._room_bytes))
-        return self._promised.lane_for(kv, decode.reserved_tokens)
+        return self._promised.lane_for(kv, sequence.reserved_tokens)
 
     def reserve(self, slot_index: int, lane: Lane, tokens: int) -> None:
-        """Promise the decode of a slot its positions."""
+        """Promise the sequence of a slot its positions."""
         assert slot_index not in self._entries, "a slot is promised once"
         self._entries[slot_index] = (lane, tokens)
 
@@ -86,7 +88,7 @@ class Reservations:
         del self._entries[slot_index]
 
     def check_invariants(self, slots: Slots) -> None:
-        """Assert that every running decode, and nobody else, holds what it was promised."""
+        """Assert that every running sequence, and nobody else, holds what it was promised."""
         expected = {one.slot_index: (one.lane, one.reserved_tokens) for one in slots}
         assert self._entries == expected, (
             f"KV reservations do not add up: promised {self._entries}, running {expected}"

@@ -1,4 +1,4 @@
-"""What the readers of a row that failed are told."""
+"""What the subscribers of a row that failed are told."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from machd.errors import (
 )
 from machd.scheduler.coalesce import CoalescingIndex, is_shareable
 from machd.scheduler.config import Arrangement
-from machd.scheduler.decode import Decode
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
     DecodeMode,
@@ -48,8 +47,9 @@ from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.row_fault import error_of
-from machd.scheduler.sequence import Sequence, SequenceRequest
+from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
+from machd.scheduler.subscriber import SequenceRequest, Subscriber
 from machd.scheduler.timeouts import overdue
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
@@ -63,14 +63,14 @@ class MemoryYield(StrEnum):
     """Blocks of the prefix cache."""
 
     REQUEUED = "requeued"
-    """A decode without a token, which waits again."""
+    """A sequence without a token, which waits again."""
 
     ENDED = "ended"
-    """A decode, whose subscribers got OverloadedError."""
+    """A sequence, whose subscribers got OverloadedError."""
 
 
 class Scheduler:
-    """A queue of decodes, slots they run in, and sequences that read them.
+    """A queue of sequences, slots they run in, and sequences that read them.
 
     Changed only by its verbs; time comes in as ``now_s``. One step is ``admit``, ``plan``, the
     engine's ``run``, ``commit``. ``plan`` changes nothing, so a run that fails leaves the state it
@@ -90,7 +90,7 @@ class Scheduler:
         self._drafts = DraftCounts()
         self._waiting = WaitingQueue(arrangement.limits, slot_count=self.slot_count)
         self._index = CoalescingIndex(is_on=arrangement.shape.coalesce)
-        self._open: dict[str, Decode] = {}
+        self._open: dict[str, Sequence] = {}
         self._next_number = 0
         self._is_held = False
 
@@ -113,18 +113,18 @@ class Scheduler:
 
     @property
     def slot_count(self) -> int:
-        """Decodes that can run together."""
+        """Sequences that can run together."""
         return self._slots.count
 
     @property
     def running_count(self) -> int:
-        """Sequences that are being answered, those that share a decode included."""
-        return sum(len(decode.readers) for decode in self._slots)
+        """Sequences that are being answered, those that share a sequence included."""
+        return sum(len(sequence.subscribers) for sequence in self._slots)
 
     @property
     def waiting_count(self) -> int:
-        """Sequences that wait for a slot, those that share a decode included."""
-        return self._waiting.reader_count
+        """Sequences that wait for a slot, those that share a sequence included."""
+        return self._waiting.subscriber_count
 
     @property
     def active_loops(self) -> int:
@@ -142,7 +142,7 @@ class Scheduler:
 
     @property
     def kv_budget_bytes(self) -> int | None:
-        """What running decodes may take of the KV cache together; None for no limit."""
+        """What running sequences may take of the KV cache together; None for no limit."""
         return self._reservations.budget_bytes
 
     @property
@@ -169,9 +169,9 @@ class Scheduler:
         """Give memory back for a step that lacks ``missing_bytes``.
 
         The next plan frees it. Each call gives something, so that calls come to an end.
-        Blocks of the prefix cache go first. Where there are none, the youngest decode leaves its
+        Blocks of the prefix cache go first. Where there are none, the youngest sequence leaves its
         slot. Without a token and beside others it is queued again, else it ends with
-        OverloadedError. One decode fewer runs from then on; each that finishes allows one more.
+        OverloadedError. One sequence fewer runs from then on; each that finishes allows one more.
         """
         if self._prefixes is not None and self._prefixes.yield_bytes(missing_bytes):
             return MemoryYield.BLOCKS, []
@@ -187,7 +187,7 @@ class Scheduler:
             retry_after_s=self._waiting.retry_after_s(),
         )
         return MemoryYield.ENDED, [
-            *self._end_decode(youngest, FinishReason.ERROR, now_s, error, is_sound=False)
+            *self._end_sequence(youngest, FinishReason.ERROR, now_s, error, is_sound=False)
         ]
 
     def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
@@ -213,27 +213,34 @@ class Scheduler:
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
         """Queue all sequences of one request, or none: then each finishes with the error.
 
-        One that joins a running decode is admitted here and now, and told what it has missed.
+        One that joins a running sequence is admitted here and now, and told what it has missed.
         """
-        sequences = [Sequence(request) for request in requests]
-        decodes = {
-            sequence: self._decode_for(sequence, len(sequences), now_s) for sequence in sequences
+        subscribers = [Subscriber(request) for request in requests]
+        sequences = {
+            subscriber: self._sequence_for(subscriber, len(subscribers), now_s)
+            for subscriber in subscribers
         }
-        new = tuple(decode for sequence, decode in decodes.items() if decode.readers[0] is sequence)
+        new = tuple(
+            sequence
+            for subscriber, sequence in sequences.items()
+            if sequence.subscribers[0] is subscriber
+        )
         try:
             self._check_room(new)
         except (RequestError, UnavailableError) as error:
-            for decode in new:
-                self._index.remove(decode)
-            return [sequence.finish(FinishReason.ERROR, now_s, error) for sequence in sequences]
-        for decode in new:
-            self._waiting.add(decode)
-        for sequence, decode in decodes.items():
-            self._open[sequence.sequence_id] = decode
-            if sequence is not decode.readers[0]:
-                decode.join(sequence)
+            for sequence in new:
+                self._index.remove(sequence)
+            return [
+                subscriber.finish(FinishReason.ERROR, now_s, error) for subscriber in subscribers
+            ]
+        for sequence in new:
+            self._waiting.add(sequence)
+        for subscriber, sequence in sequences.items():
+            self._open[subscriber.sequence_id] = sequence
+            if subscriber is not sequence.subscribers[0]:
+                sequence.join(subscriber)
         # After all have joined: one that is answered at once has to find its siblings waiting.
-        return [event for one in decodes.items() for event in self._taken_in(*one, now_s)]
+        return [event for one in sequences.items() for event in self._taken_in(*one, now_s)]
 
     def abort(
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
@@ -241,10 +248,12 @@ class Scheduler:
         """End sequences wherever they are. Ids that are unknown or finished are no fault."""
         events: list[Event] = []
         for sequence_id in sequence_ids:
-            decode = self._open.get(sequence_id)
-            if decode is not None:
-                sequence = next(one for one in decode.readers if one.sequence_id == sequence_id)
-                events.append(self._end(sequence, FinishReason.ABORT, now_s, error))
+            sequence = self._open.get(sequence_id)
+            if sequence is not None:
+                subscriber = next(
+                    one for one in sequence.subscribers if one.sequence_id == sequence_id
+                )
+                events.append(self._end(subscriber, FinishReason.ABORT, now_s, error))
         return events
 
     def admit(self, now_s: float) -> list[Event]:
@@ -253,16 +262,18 @@ class Scheduler:
         if self._is_held or now_s < self._window_end_s():
             return events
         while self._waiting and self._slots.free_count and len(self._slots) < self._max_running:
-            decode = self._waiting.first
-            lane = self._reservations.lane_for(decode)
+            sequence = self._waiting.first
+            lane = self._reservations.lane_for(sequence)
             if lane is None:
                 break  # nobody overtakes: who is behind would take what the first one waits for
-            self._waiting.remove(decode)
-            slot_index = self._slots.occupy(decode, lane, now_s)
-            self._reservations.reserve(slot_index, lane, decode.reserved_tokens)
+            self._waiting.remove(sequence)
+            slot_index = self._slots.occupy(sequence, lane, now_s)
+            self._reservations.reserve(slot_index, lane, sequence.reserved_tokens)
             if self._prefixes is not None:
-                self._prefixes.enter(decode)
-            events += [self._admitted(reader, decode, now_s) for reader in decode.readers]
+                self._prefixes.enter(sequence)
+            events += [
+                self._admitted(subscriber, sequence, now_s) for subscriber in sequence.subscribers
+            ]
         return events
 
     def wait_s(self, now_s: float) -> float | None:
@@ -294,7 +305,7 @@ class Scheduler:
             self._prefixes.commit(plan, result)
         self._drafts.observe(result)
         events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
-        events += [one for decode in whole for one in self._scored(decode)]
+        events += [one for sequence in whole for one in self._scored(sequence)]
         events += self._changed_mode()
         for slot_index, tokens in Counter(one.slot_index for one in result.tokens).items():
             self._running(slot_index).settle(tokens)
@@ -304,11 +315,11 @@ class Scheduler:
                 events.extend(self._take(token, now_s))
         for fault in result.faults:
             error = error_of(fault)
-            decode = self._running(fault.slot_index)
-            events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=False)
-        without_completion = [decode for decode in whole if not decode.has_completion]
-        for decode in without_completion:
-            events += self._end_decode(decode, FinishReason.LENGTH, now_s)
+            sequence = self._running(fault.slot_index)
+            events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error, is_sound=False)
+        without_completion = [sequence for sequence in whole if not sequence.has_completion]
+        for sequence in without_completion:
+            events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
         return events
 
     def fail(
@@ -336,7 +347,7 @@ class Scheduler:
         """From now on nobody is given a slot, so that what runs comes to an end.
 
         All else goes on: sequences are queued, aborted, turned away when they have waited too long,
-        and may still join a decode that runs.
+        and may still join a sequence that runs.
         """
         self._is_held = True
 
@@ -391,53 +402,55 @@ class Scheduler:
         self._reservations = Reservations(self._shape.kv, max_rows=self.slot_count)
         self._turn = Lane.BATCH
 
-    def _end_unfit(self, decode: Decode, now_s: float) -> list[SequenceFinished]:
-        """End a decode that could never run: it would come to stand before all others for good."""
+    def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
+        """End a sequence that could never run: it would come to stand before all others for good."""
         try:
-            self._reservations.check((decode,), (), self._waiting.retry_after_s())
+            self._reservations.check((sequence,), (), self._waiting.retry_after_s())
         except KvBudgetExceededError as error:
-            return self._end_decode(decode, FinishReason.ERROR, now_s, error)
+            return self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
         return []
 
-    def _decode_for(self, sequence: Sequence, siblings: int, now_s: float) -> Decode:
+    def _sequence_for(self, subscriber: Subscriber, siblings: int, now_s: float) -> Sequence:
         """One that computes the same already, or a new one."""
-        decode = self._index.find(sequence.request, readers=siblings)
-        return decode if decode is not None else self._new_decode(sequence, now_s)
+        sequence = self._index.find(subscriber.request, subscribers=siblings)
+        return sequence if sequence is not None else self._new_sequence(subscriber, now_s)
 
-    def _new_decode(self, leader: Sequence, now_s: float) -> Decode:
+    def _new_sequence(self, leader: Subscriber, now_s: float) -> Sequence:
         number, self._next_number = self._next_number, self._next_number + 1
-        decode = Decode(
+        sequence = Sequence(
             leader,
             number=number,
             submitted_s=now_s,
             keeps_tokens=self._shape.coalesce and is_shareable(leader.request),
         )
-        self._index.add(decode)
-        return decode
+        self._index.add(sequence)
+        return sequence
 
-    def _check_room(self, new: tuple[Decode, ...]) -> None:
+    def _check_room(self, new: tuple[Sequence, ...]) -> None:
         self._reservations.check(new, self._waiting, self._waiting.retry_after_s())
         self._waiting.check_room(new, free_slots=self._slots.free_count)
 
-    def _taken_in(self, sequence: Sequence, decode: Decode, now_s: float) -> list[Event]:
+    def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:
         """Tell a sequence that it waits, or that it reads along and what it has missed."""
-        if not decode.is_running:
-            return [SequenceQueued(sequence.sequence_id, self._waiting.position(decode))]
-        reused = decode.reused_tokens
-        known = [PromptReused(sequence.sequence_id, reused)] if reused else []
-        missed = [TokenGenerated(sequence.sequence_id, token, now_s) for token in decode.tokens]
-        started = [self._started(sequence, decode, now_s)] if decode.completion_tokens else []
-        return [self._admitted(sequence, decode, now_s), *known, *started, *missed]
+        if not sequence.is_running:
+            return [SequenceQueued(subscriber.sequence_id, self._waiting.position(sequence))]
+        reused = sequence.reused_tokens
+        known = [PromptReused(subscriber.sequence_id, reused)] if reused else []
+        missed = [TokenGenerated(subscriber.sequence_id, token, now_s) for token in sequence.tokens]
+        started = [self._started(subscriber, sequence, now_s)] if sequence.completion_tokens else []
+        return [self._admitted(subscriber, sequence, now_s), *known, *started, *missed]
 
-    def _admitted(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceAdmitted:
-        assert decode.slot_index is not None, "it has a slot"
-        assert decode.lane is not None, "it has a lane"
-        leader, request = decode.readers[0].request, reader.request
+    def _admitted(
+        self, subscriber: Subscriber, sequence: Sequence, now_s: float
+    ) -> SequenceAdmitted:
+        assert sequence.slot_index is not None, "it has a slot"
+        assert sequence.lane is not None, "it has a lane"
+        leader, request = sequence.subscribers[0].request, subscriber.request
         self._waiting.start_group(request.group_id)
         return SequenceAdmitted(
-            reader.sequence_id,
-            decode.slot_index,
-            self._mode_of(decode, self.step_mode),
+            subscriber.sequence_id,
+            sequence.slot_index,
+            self._mode_of(sequence, self.step_mode),
             self.active_loops,
             now_s,
             coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
@@ -445,18 +458,20 @@ class Scheduler:
             prompt_tokens=len(request.prompt),
             max_tokens=request.max_tokens,
             active_limit=self._max_running,
-            fanout=len(decode.readers),
+            fanout=len(sequence.subscribers),
         )
 
-    def _started(self, reader: Sequence, decode: Decode, now_s: float) -> SequenceStarted:
+    def _started(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> SequenceStarted:
         # Of the last step, whoever has ended with it.
-        return SequenceStarted(reader.sequence_id, self._mode_of(decode, self._step_mode), now_s)
+        return SequenceStarted(
+            subscriber.sequence_id, self._mode_of(sequence, self._step_mode), now_s
+        )
 
-    def _mode_of(self, decode: Decode, step_mode: DecodeMode) -> DecodeMode:
-        """How a running decode's tokens are made by a step."""
-        assert decode.lane is not None, "it has a lane"
+    def _mode_of(self, sequence: Sequence, step_mode: DecodeMode) -> DecodeMode:
+        """How a running sequence's tokens are made by a step."""
+        assert sequence.lane is not None, "it has a lane"
         is_speculative = step_mode is DecodeMode.SPECULATIVE
-        return step_mode if is_speculative else _MODES[decode.lane]
+        return step_mode if is_speculative else _MODES[sequence.lane]
 
     def _changed_mode(self) -> list[DecodeModeChanged]:
         previous, self._step_mode = self._step_mode, self.step_mode
@@ -464,33 +479,38 @@ class Scheduler:
         return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
     def _reused(self, chunk: PrefillChunk) -> list[PromptReused]:
-        """Tell a row's readers what of their prompt need not be computed, as it begins."""
+        """Tell a row's subscribers what of their prompt need not be computed, as it begins."""
         if chunk.reused is None:
             return []
-        decode = self._running(chunk.slot_index)
-        return [PromptReused(reader.sequence_id, decode.reused_tokens) for reader in decode.readers]
+        sequence = self._running(chunk.slot_index)
+        return [
+            PromptReused(subscriber.sequence_id, sequence.reused_tokens)
+            for subscriber in sequence.subscribers
+        ]
 
-    def _take_prompts(self, plan: StepPlan, result: StepResult) -> list[Decode]:
+    def _take_prompts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Count the prompt tokens of a step, and keep their log-probabilities.
 
         Returns:
             Those whose prompt is whole now and did not fail.
         """
-        decodes = [self._running(chunk.slot_index) for chunk in plan.prefill]
-        for decode, chunk in zip(decodes, plan.prefill, strict=True):
-            decode.is_opened = True
-            decode.prefilled_tokens += len(chunk.token_ids)
+        sequences = [self._running(chunk.slot_index) for chunk in plan.prefill]
+        for sequence, chunk in zip(sequences, plan.prefill, strict=True):
+            sequence.is_opened = True
+            sequence.prefilled_tokens += len(chunk.token_ids)
         for logprob in result.prompt_logprobs:
             self._running(logprob.slot_index).add_prompt_logprob(logprob)
         faulty = {fault.slot_index for fault in result.faults}
-        return [one for one in decodes if one.is_prefilled and one.slot_index not in faulty]
+        return [one for one in sequences if one.is_prefilled and one.slot_index not in faulty]
 
-    def _scored(self, decode: Decode) -> list[PromptScored]:
-        """Tell a row's readers the log-probabilities of their prompt, if they asked."""
-        if not decode.asks_prompt_logprobs:
+    def _scored(self, sequence: Sequence) -> list[PromptScored]:
+        """Tell a row's subscribers the log-probabilities of their prompt, if they asked."""
+        if not sequence.asks_prompt_logprobs:
             return []
-        logprobs, decode.prompt_logprobs = tuple(decode.prompt_logprobs), []
-        return [PromptScored(reader.sequence_id, logprobs) for reader in decode.readers]
+        logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+        return [
+            PromptScored(subscriber.sequence_id, logprobs) for subscriber in sequence.subscribers
+        ]
 
     def _observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         lane = self._running(plan.decode[0].slot_index).lane if plan.decode else None
@@ -514,26 +534,31 @@ class Scheduler:
             self._turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
 
     def _take(self, token: SampledToken, now_s: float) -> list[Event]:
-        decode = self._running(token.slot_index)
-        is_stop = token.token_id in decode.request.stop_token_ids
-        decode.count_token(token)
-        if decode.is_far_ahead:
-            self._index.remove(decode)
+        sequence = self._running(token.slot_index)
+        is_stop = token.token_id in sequence.request.stop_token_ids
+        sequence.count_token(token)
+        if sequence.is_closed_to_subscribers:
+            self._index.remove(sequence)
         events: list[Event] = []
-        if decode.completion_tokens == 1:
-            events += [self._started(reader, decode, now_s) for reader in decode.readers]
+        if sequence.completion_tokens == 1:
+            events += [
+                self._started(subscriber, sequence, now_s) for subscriber in sequence.subscribers
+            ]
         if is_stop:
-            ended = self._end_decode(decode, FinishReason.STOP, now_s, stop_token=token)
+            ended = self._end_sequence(sequence, FinishReason.STOP, now_s, stop_token=token)
             return [*events, *ended]
-        events += [TokenGenerated(reader.sequence_id, token, now_s) for reader in decode.readers]
-        if decode.completion_tokens == decode.request.max_tokens:
-            events += self._end_decode(decode, FinishReason.LENGTH, now_s)
+        events += [
+            TokenGenerated(subscriber.sequence_id, token, now_s)
+            for subscriber in sequence.subscribers
+        ]
+        if sequence.completion_tokens == sequence.request.max_tokens:
+            events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
         return events
 
-    def _running(self, slot_index: int) -> Decode:
-        decode = self._slots.at(slot_index)
-        assert decode is not None, "chunks, tokens and faults belong to a running row"
-        return decode
+    def _running(self, slot_index: int) -> Sequence:
+        sequence = self._slots.at(slot_index)
+        assert sequence is not None, "chunks, tokens and faults belong to a running row"
+        return sequence
 
     def _window_end_s(self) -> float:
         """When an idle scheduler stops waiting for company."""
@@ -546,29 +571,16 @@ class Scheduler:
         return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
 
     def _end_with(
-        self, error: MachdError, decodes: Iterable[Decode], now_s: float, *, is_sound: bool
+        self, error: MachdError, sequences: Iterable[Sequence], now_s: float, *, is_sound: bool
     ) -> list[Event]:
         events: list[Event] = []
-        for decode in decodes:
-            events += self._end_decode(decode, FinishReason.ERROR, now_s, error, is_sound=is_sound)
+        for sequence in sequences:
+            events += self._end_sequence(
+                sequence, FinishReason.ERROR, now_s, error, is_sound=is_sound
+            )
         return events
 
-    def _end_decode(
-        self,
-        decode: Decode,
-        reason: FinishReason,
-        now_s: float,
-        error: MachdError | None = None,
-        *,
-        is_sound: bool = True,
-        stop_token: SampledToken | None = None,
-    ) -> list[SequenceFinished]:
-        return [
-            self._end(reader, reason, now_s, error, is_sound=is_sound, stop_token=stop_token)
-            for reader in tuple(decode.readers)
-        ]
-
-    def _end(
+    def _end_sequence(
         self,
         sequence: Sequence,
         reason: FinishReason,
@@ -577,37 +589,52 @@ class Scheduler:
         *,
         is_sound: bool = True,
         stop_token: SampledToken | None = None,
+    ) -> list[SequenceFinished]:
+        return [
+            self._end(subscriber, reason, now_s, error, is_sound=is_sound, stop_token=stop_token)
+            for subscriber in tuple(sequence.subscribers)
+        ]
+
+    def _end(
+        self,
+        subscriber: Subscriber,
+        reason: FinishReason,
+        now_s: float,
+        error: MachdError | None = None,
+        *,
+        is_sound: bool = True,
+        stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
-        """End one sequence; the decode goes on as long as somebody reads it."""
-        decode = self._open.pop(sequence.sequence_id)
-        decode.readers.remove(sequence)
-        if not decode.readers:
-            self._retire(decode, now_s, is_sound=is_sound)
-        return sequence.finish(
-            reason, now_s, error, cached_tokens=decode.reused_tokens, stop_token=stop_token
+        """End one sequence; the sequence goes on as long as somebody reads it."""
+        sequence = self._open.pop(subscriber.sequence_id)
+        sequence.subscribers.remove(subscriber)
+        if not sequence.subscribers:
+            self._retire(sequence, now_s, is_sound=is_sound)
+        return subscriber.finish(
+            reason, now_s, error, cached_tokens=sequence.reused_tokens, stop_token=stop_token
         )
 
-    def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
-        """Give back what a decode that nobody reads any more holds.
+    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
+        """Free the slot and reservation of a sequence without subscribers.
 
         Args:
-            decode: It.
-            now_s: When.
-            is_sound: Whether what it has computed may serve others.
+            sequence: Waiting or running.
+            now_s: Time on the monotonic clock.
+            is_sound: What was computed may serve other sequences.
         """
-        self._index.remove(decode)
-        if decode.slot_index is None:
-            self._waiting.remove(decode)
+        self._index.remove(sequence)
+        if sequence.slot_index is None:
+            self._waiting.remove(sequence)
             return
-        assert decode.admitted_s is not None, "a running decode was admitted"
-        self._leave_slot(decode, is_sound=is_sound)
-        self._waiting.record_service_time(now_s - decode.admitted_s)
+        assert sequence.admitted_s is not None, "a running sequence was admitted"
+        self._leave_slot(sequence, is_sound=is_sound)
+        self._waiting.record_service_time(now_s - sequence.admitted_s)
         if is_sound:
             self._max_running = min(self._max_running + 1, self._slots.count)
 
-    def _leave_slot(self, decode: Decode, *, is_sound: bool) -> None:
-        assert decode.slot_index is not None, "a running decode has a slot"
+    def _leave_slot(self, sequence: Sequence, *, is_sound: bool) -> None:
+        assert sequence.slot_index is not None, "a running sequence has a slot"
         if self._prefixes is not None:
-            self._prefixes.leave(decode, keeps=is_sound)
-        self._slots.leave(decode.slot_index)
-        self._reservations.release(decode.slot_index)
+            self._prefixes.leave(sequence, keeps=is_sound)
+        self._slots.leave(sequence.slot_index)
+        self._reservations.release(sequence.slot_index)

@@ -1,11 +1,11 @@
-"""The running decodes: who sits where, and what the engine still has to free."""
+"""The running sequences: who sits where, and what the engine still has to free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from machd.engine.protocol.step import Lane
-from machd.scheduler.decode import Decode
+from machd.scheduler.sequence import Sequence
 
 
 class Slots:
@@ -15,12 +15,12 @@ class Slots:
         """Start with every slot free."""
         assert count >= 1, "there is at least one slot"
         self._count = count
-        self._occupied: dict[int, Decode] = {}
+        self._occupied: dict[int, Sequence] = {}
         self._released: set[int] = set()
 
-    def __iter__(self) -> Iterator[Decode]:
-        """Running decodes by slot index."""
-        return iter([decode for _, decode in sorted(self._occupied.items())])
+    def __iter__(self) -> Iterator[Sequence]:
+        """Running sequences by slot index."""
+        return iter([sequence for _, sequence in sorted(self._occupied.items())])
 
     def __len__(self) -> int:
         """Occupied slots."""
@@ -33,7 +33,7 @@ class Slots:
 
     @property
     def free_count(self) -> int:
-        """Slots that a decode could take."""
+        """Slots that a sequence could take."""
         return self._count - len(self._occupied)
 
     @property
@@ -41,16 +41,16 @@ class Slots:
         """Slots that were left and that the engine has not freed yet."""
         return tuple(sorted(self._released))
 
-    def at(self, slot_index: int) -> Decode | None:
+    def at(self, slot_index: int) -> Sequence | None:
         """Who sits there now."""
         return self._occupied.get(slot_index)
 
-    def occupy(self, decode: Decode, lane: Lane, now_s: float) -> int:
-        """Seat a decode; returns its slot index."""
+    def occupy(self, sequence: Sequence, lane: Lane, now_s: float) -> int:
+        """Seat a sequence; returns its slot index."""
         assert self.free_count > 0, "no slot is free"
         slot_index = next(index for index in range(self._count) if index not in self._occupied)
-        decode.admit(slot_index, lane, now_s)
-        self._occupied[slot_index] = decode
+        sequence.admit(slot_index, lane, now_s)
+        self._occupied[slot_index] = sequence
         return slot_index
 
     def leave(self, slot_index: int) -> None:

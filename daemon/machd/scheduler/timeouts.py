@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from machd.errors import MachdError, QueueTimeoutError, RequestTimeoutError
-from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
+from machd.scheduler.subscriber import Subscriber
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 
 def overdue(
     limits: QueueLimits, waiting: WaitingQueue, slots: Slots, now_s: float
-) -> list[tuple[Sequence, MachdError]]:
+) -> list[tuple[Subscriber, MachdError]]:
     """Sequences whose time is over, those that wait first, in order."""
     late = [
         (one, _request_timeout(limits))
@@ -20,10 +20,10 @@ def overdue(
     ]
     oldest_s = now_s - limits.request_timeout_s
     late += [
-        (reader, _request_timeout(limits))
-        for decode in slots
-        for reader in decode.readers
-        if reader.request.arrived_s <= oldest_s
+        (subscriber, _request_timeout(limits))
+        for sequence in slots
+        for subscriber in sequence.subscribers
+        if subscriber.request.arrived_s <= oldest_s
     ]
     return late
 

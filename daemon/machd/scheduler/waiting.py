@@ -1,4 +1,4 @@
-"""The bounded queue of decodes that wait for a slot, by the time they count as having come."""
+"""The bounded queue of sequences that wait for a slot, by the time they count as having come."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from machd.errors import QueueFullError
-from machd.scheduler.decode import Decode
 from machd.scheduler.sequence import Sequence
+from machd.scheduler.subscriber import Subscriber
 
 _MAX_RETRY_AFTER_S = 600
 _SERVICE_TIME_WEIGHT = 0.2
@@ -20,7 +20,7 @@ class QueueLimits:
     """What may wait, and for how long.
 
     Attributes:
-        max_queue: Decodes; sequences that share one count once.
+        max_queue: Sequences; sequences that share one count once.
         max_queue_tokens: Their prompt tokens, together.
         queue_timeout_s: Seconds until a waiting sequence is turned away.
         request_timeout_s: Seconds from arrival until a running sequence is ended.
@@ -39,7 +39,7 @@ class WaitingQueue:
         """Start empty, in front of so many slots."""
         self._limits = limits
         self._slot_count = slot_count
-        self._decodes: dict[int, Decode] = {}
+        self._decodes: dict[int, Sequence] = {}
         self._prompt_tokens = 0
         self._service_time_s = 0.0
 
@@ -53,16 +53,16 @@ class WaitingQueue:
         self._slot_count = slot_count
 
     def __len__(self) -> int:
-        """Decodes that wait."""
+        """Sequences that wait."""
         return len(self._decodes)
 
-    def __iter__(self) -> Iterator[Decode]:
+    def __iter__(self) -> Iterator[Sequence]:
         """Who is next first."""
-        return iter(sorted(self._decodes.values(), key=lambda decode: decode.place))
+        return iter(sorted(self._decodes.values(), key=lambda sequence: sequence.place))
 
-    def __contains__(self, decode: Decode) -> bool:
-        """Whether that decode waits."""
-        return decode.number in self._decodes
+    def __contains__(self, sequence: Sequence) -> bool:
+        """Whether that sequence waits."""
+        return sequence.number in self._decodes
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,36 +70,36 @@ class WaitingQueue:
         return self._prompt_tokens
 
     @property
-    def reader_count(self) -> int:
-        """Sequences that wait, those that share a decode included."""
-        return sum(len(decode.readers) for decode in self._decodes.values())
+    def subscriber_count(self) -> int:
+        """Sequences that wait, those that share a sequence included."""
+        return sum(len(sequence.subscribers) for sequence in self._decodes.values())
 
     @property
-    def first(self) -> Decode:
+    def first(self) -> Sequence:
         """Who is next."""
-        return min(self._decodes.values(), key=lambda decode: decode.place)
+        return min(self._decodes.values(), key=lambda sequence: sequence.place)
 
     @property
     def oldest_s(self) -> float:
         """When the one that is here longest was submitted."""
-        return min(decode.submitted_s for decode in self._decodes.values())
+        return min(sequence.submitted_s for sequence in self._decodes.values())
 
-    def check_room(self, decodes: tuple[Decode, ...], *, free_slots: int) -> None:
-        """Refuse a request's decodes unless all of them fit; free slots do not count as queue.
+    def check_room(self, sequences: tuple[Sequence, ...], *, free_slots: int) -> None:
+        """Refuse a request's sequences unless all of them fit; free slots do not count as queue.
 
         Raises:
             QueueFullError: With the seconds after which room is likely.
         """
-        if not decodes:
+        if not sequences:
             return
-        waiting = len(self) + len(decodes) - free_slots
+        waiting = len(self) + len(sequences) - free_slots
         if waiting > self._limits.max_queue:
             raise QueueFullError(
                 f"{len(self)} completions are waiting and limits.max_queue is "
                 f"{self._limits.max_queue}; try again later",
                 retry_after_s=self.retry_after_s(),
             )
-        prompt_tokens = sum(decode.prompt_tokens for decode in decodes)
+        prompt_tokens = sum(sequence.prompt_tokens for sequence in sequences)
         if waiting > 0 and self._prompt_tokens + prompt_tokens > self._limits.max_queue_tokens:
             raise QueueFullError(
                 f"{self._prompt_tokens} prompt tokens are waiting and limits.max_queue_tokens is "
@@ -107,28 +107,31 @@ class WaitingQueue:
                 retry_after_s=self.retry_after_s(),
             )
 
-    def add(self, decode: Decode) -> None:
-        """Queue a decode."""
-        assert decode not in self, "a decode queues once"
-        self._decodes[decode.number] = decode
-        self._prompt_tokens += decode.prompt_tokens
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        assert sequence not in self, "a sequence queues once"
+        self._decodes[sequence.number] = sequence
+        self._prompt_tokens += sequence.prompt_tokens
 
-    def position(self, decode: Decode) -> int:
+    def position(self, sequence: Sequence) -> int:
         """How many are in front of it."""
-        place = decode.place
+        place = sequence.place
         return sum(other.place < place for other in self._decodes.values())
 
-    def remove(self, decode: Decode) -> None:
-        """Take a decode out, wherever it stands."""
-        del self._decodes[decode.number]
-        self._prompt_tokens -= decode.prompt_tokens
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it stands."""
+        del self._decodes[sequence.number]
+        self._prompt_tokens -= sequence.prompt_tokens
 
-    def expired(self, now_s: float) -> tuple[Sequence, ...]:
+    def expired(self, now_s: float) -> tuple[Subscriber, ...]:
         """Those that have waited too long to be worth starting, in order."""
         if not any(self._expires_s(one) <= now_s for one in self._sequences()):
             return ()  # sorting is for the rare case
         return tuple(
-            one for decode in self for one in decode.readers if self._expires_s(one) <= now_s
+            one
+            for sequence in self
+            for one in sequence.subscribers
+            if self._expires_s(one) <= now_s
         )
 
     def next_expiry_s(self) -> float:
@@ -137,12 +140,12 @@ class WaitingQueue:
 
     def start_group(self, group_id: str) -> None:
         """Note that a request's first sequence has been admitted."""
-        for sequence in self._sequences():
-            if sequence.request.group_id == group_id:
-                sequence.is_group_started = True
+        for subscriber in self._sequences():
+            if subscriber.request.group_id == group_id:
+                subscriber.is_group_started = True
 
     def record_service_time(self, seconds_s: float) -> None:
-        """Learn how long a decode keeps a slot, for :meth:`retry_after_s`."""
+        """Learn how long a sequence keeps a slot, for :meth:`retry_after_s`."""
         if self._service_time_s == 0.0:
             self._service_time_s = seconds_s
         self._service_time_s += _SERVICE_TIME_WEIGHT * (seconds_s - self._service_time_s)
@@ -155,13 +158,13 @@ class WaitingQueue:
         seconds_s = self._service_time_s / self._slot_count
         return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))
 
-    def _sequences(self) -> Iterator[Sequence]:
-        return (one for decode in self._decodes.values() for one in decode.readers)
+    def _sequences(self) -> Iterator[Subscriber]:
+        return (one for sequence in self._decodes.values() for one in sequence.subscribers)
 
-    def _expires_s(self, sequence: Sequence) -> float:
+    def _expires_s(self, subscriber: Subscriber) -> float:
         """A request whose first sequence was admitted no longer waits in the queue's sense."""
         limits = self._limits
         patience_s = limits.request_timeout_s
-        if not sequence.is_group_started:
+        if not subscriber.is_group_started:
             patience_s = min(patience_s, limits.queue_timeout_s)
-        return sequence.request.arrived_s + patience_s
+        return subscriber.request.arrived_s + patience_s

@@ -12,7 +12,7 @@ from machd.engine.protocol.engine import Engine
 from machd.errors import MachdError
 from machd.scheduler.config import Arrangement
 from machd.scheduler.prefix_limits import PrefixLimits
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 
 

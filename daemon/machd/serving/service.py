@@ -29,7 +29,7 @@ from machd.errors import (
     MachdError,
     OverloadedError,
 )
-from machd.scheduler.sequence import Priority, SequenceRequest
+from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity

@@ -1,4 +1,4 @@
-"""One decode for identical sequences: who shares, what each is told, and who may leave."""
+"""One sequence for identical sequences: who shares, what each is told, and who may leave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import Priority, SequenceRequest
+from machd.scheduler.subscriber import Priority, SequenceRequest
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -147,7 +147,7 @@ def test_switched_off_nobody_shares() -> None:
     events = run_step(scheduler, FakeEngine(), 0.0)
     assert scheduler.active_loops == 2
     assert [one.coalesced_with for one in only(SequenceAdmitted, events)] == [None, None]
-    assert not any(decode.tokens for decode in scheduler._slots)
+    assert not any(sequence.tokens for sequence in scheduler._slots)
 
 
 # What each is told
@@ -162,7 +162,7 @@ def test_who_joins_a_running_decode_is_told_what_it_missed(steps: int) -> None:
     admitted = only(SequenceAdmitted, joined)[0]
     assert joined[0] == admitted
     assert (admitted.sequence_id, admitted.slot_index, admitted.at_s) == ("b", 0, 7.0)
-    assert (admitted.active_loops, admitted.fanout) == (1, 2), "two read one decode"
+    assert (admitted.active_loops, admitted.fanout) == (1, 2), "two read one sequence"
     assert (admitted.request_id, admitted.coalesced_with) == ("req-b", "req-a")
     assert _tokens(joined, "b") == _script(steps)
     assert (scheduler.running_count, scheduler.active_loops) == (2, 1)
@@ -205,7 +205,7 @@ def test_who_joins_a_waiting_decode_is_admitted_with_it() -> None:
 
 
 def test_siblings_share_without_a_word() -> None:
-    """The greedy choices of one request are one decode; none of them has another request to name."""
+    """The greedy choices of one request are one sequence; none of them has another request to name."""
     scheduler, engine = _scheduler(), FakeEngine()
     queued = scheduler.submit(tuple(_request(f"a/{one}", group_id="a") for one in range(3)), 0.0)
     assert len(queued) == 3
@@ -275,7 +275,7 @@ def test_the_next_follower_is_led_by_who_took_over() -> None:
 
 
 def test_the_last_reader_frees_the_slot() -> None:
-    """A decode that nobody reads ends, whoever was its leader."""
+    """A sequence that nobody reads ends, whoever was its leader."""
     scheduler, _ = _running()
     scheduler.submit((_request("b"),), 0.0)
     assert len(scheduler.abort(("a", "b"), None, 0.0)) == 2
@@ -316,7 +316,7 @@ def test_timeouts_are_each_readers_own() -> None:
 
 
 def test_faults_end_every_reader() -> None:
-    """A row's fault is each reader's, an engine fault as well."""
+    """A row's fault is each subscriber's, an engine fault as well."""
     scheduler = _scheduler()
     engine = FakeEngine(faults=FakeFaults(row_errors={(0, 2): ValueError("planted")}))
     for name in "ab":
@@ -345,17 +345,17 @@ def test_siblings_of_one_that_is_answered_at_once_wait_patiently() -> None:
     assert not _ends(run_step(scheduler, engine, late_s))
 
 
-@pytest.mark.parametrize("readers", [1, 2])
-def test_who_has_missed_too_much_is_computed_anew(readers: int) -> None:
-    """All sequences of a request count, and those who come later join the new decode."""
+@pytest.mark.parametrize("subscribers", [1, 2])
+def test_who_has_missed_too_much_is_computed_anew(subscribers: int) -> None:
+    """All sequences of a request count, and those who come later join the new sequence."""
     scheduler, engine = _scheduler(max_b=2), FakeEngine()
     scheduler.submit((_request("a", max_tokens=5000),), 0.0)
-    while scheduler._open["a"].completion_tokens * readers < 4096:
+    while scheduler._open["a"].completion_tokens * subscribers < 4096:
         run_step(scheduler, engine, 0.0)
-    late = [_request(f"b{number}", group_id="b", max_tokens=5000) for number in range(readers)]
+    late = [_request(f"b{number}", group_id="b", max_tokens=5000) for number in range(subscribers)]
     events = scheduler.submit(tuple(late), 0.0)
     assert not only(TokenGenerated, events), "nothing is replayed"
-    assert scheduler.waiting_count == readers
+    assert scheduler.waiting_count == subscribers
     scheduler.check_invariants()
     scheduler.submit((_request("c", max_tokens=5000),), 0.0)
     assert scheduler._open["c"] is scheduler._open["b0"]

@@ -32,7 +32,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import Priority, SequenceRequest
+from machd.scheduler.subscriber import Priority, SequenceRequest
 
 
 def _submit(scheduler: Scheduler, *requests: SequenceRequest, now_s: float = 0.0) -> list[Event]:
@@ -345,7 +345,7 @@ def test_a_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.Mon
 
 
 def test_a_sequence_that_nobody_computes_is_noticed() -> None:
-    """A decode that is lost between queue and slots would be a client that waits for ever."""
+    """A sequence that is lost between queue and slots would be a client that waits for ever."""
     scheduler = Scheduler(continuous(LIMITS, batching_of()))
     _submit(scheduler, request_of("a"))
     scheduler._waiting.remove(scheduler._waiting.first)

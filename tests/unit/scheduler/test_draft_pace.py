@@ -80,7 +80,7 @@ def bait(row: Row, drafted: int) -> int:
 
 @dataclass
 class Run:
-    """Rows that decode together on a machine, and the time they took."""
+    """Rows that sequence together on a machine, and the time they took."""
 
     machine: Machine
     pace: StepPace

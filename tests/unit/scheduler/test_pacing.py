@@ -23,7 +23,7 @@ from machd.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a step takes: a decode, and for a chunk a fixed part and one a token."""
+    """What a step takes: a sequence, and for a chunk a fixed part and one a token."""
 
     decode_s: float
     chunk_s: float
@@ -60,7 +60,7 @@ def _settle(pace: StepPace, cost_s: Callable[[int], float], *, idle_s: float) ->
 
 
 def test_without_anybody_to_disturb_chunks_are_long() -> None:
-    """Nothing decodes, so the only bound is how soon an abort is heard."""
+    """Nothing sequences, so the only bound is how soon an abort is heard."""
     assert StepPace(beside_decode=None).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
     assert StepPace(beside_decode=16).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
 
@@ -219,7 +219,7 @@ class _Attending:
 
 
 def _alone_steps(pace: StepPace, start: int, stop: int) -> list[tuple[int, float]]:
-    """Tokens and seconds of the steps of a prompt that nobody decodes beside."""
+    """Tokens and seconds of the steps of a prompt that nobody sequences beside."""
     steps = []
     while start < stop:
         tokens = min(pace.prefill_tokens(None, 0, context_tokens=start), stop - start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import decode_of
+from sequence_samples import sequence_of
 
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.scheduler.pacing import StepPace
@@ -21,31 +21,31 @@ def _plan(slots: Slots, chunk_tokens: int, *, turn: Lane = Lane.BATCH) -> StepPl
 def test_chunks_cover_the_prompt_once_and_in_order(prompt_tokens: int, chunk_tokens: int) -> None:
     """Put together, the chunks are the prompt; only the last one says so; none is too long."""
     slots = Slots(1)
-    decode = decode_of(prompt_tokens=prompt_tokens)
-    slots.occupy(decode, Lane.BATCH, now_s=0.0)
+    sequence = sequence_of(prompt_tokens=prompt_tokens)
+    slots.occupy(sequence, Lane.BATCH, now_s=0.0)
     chunks: list[PrefillChunk] = []
-    while not decode.is_prefilled:
+    while not sequence.is_prefilled:
         plan = _plan(slots, chunk_tokens)
         assert plan.decode == ()
         (chunk,) = plan.prefill
-        assert chunk.start == decode.prefilled_tokens
+        assert chunk.start == sequence.prefilled_tokens
         chunks.append(chunk)
-        decode.prefilled_tokens += len(chunk.token_ids)
+        sequence.prefilled_tokens += len(chunk.token_ids)
 
-    assert sum((chunk.token_ids for chunk in chunks), ()) == decode.request.prompt
+    assert sum((chunk.token_ids for chunk in chunks), ()) == sequence.request.prompt
     assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert max(len(chunk.token_ids) for chunk in chunks) <= chunk_tokens
     assert len(chunks) == -(-prompt_tokens // chunk_tokens), "no chunk is shorter than it must be"
-    assert {chunk.reserved_tokens for chunk in chunks} == {decode.reserved_tokens}
+    assert {chunk.reserved_tokens for chunk in chunks} == {sequence.reserved_tokens}
 
 
 def test_prefilled_rows_decode_and_the_others_prefill() -> None:
     """Every running sequence is in the plan exactly once, under its slot."""
     slots = Slots(4)
-    decodes = [decode_of(name) for name in "abc"]
-    for decode in decodes:
-        slots.occupy(decode, Lane.BATCH, now_s=0.0)
-    decodes[1].prefilled_tokens = 4
+    sequences = [sequence_of(name) for name in "abc"]
+    for sequence in sequences:
+        slots.occupy(sequence, Lane.BATCH, now_s=0.0)
+    sequences[1].prefilled_tokens = 4
 
     plan = _plan(slots, 8)
 
@@ -58,9 +58,9 @@ def test_prompts_share_a_step_in_the_order_of_their_places() -> None:
     """What the first prompt leaves of the step's tokens goes to the next, and then nobody has any."""
     slots = Slots(4)
     for name in "abcd":
-        slots.occupy(decode_of(name), Lane.BATCH, now_s=0.0)
+        slots.occupy(sequence_of(name), Lane.BATCH, now_s=0.0)
     slots.leave(0)
-    slots.occupy(decode_of("e"), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of("e"), Lane.BATCH, now_s=0.0)
 
     plan = _plan(slots, 10)
 
@@ -72,9 +72,9 @@ def test_one_lane_decodes_at_a_time_and_whole() -> None:
     """Of the batch all rows decode or none, and whose turn it is decides when both could."""
     slots = Slots(4)
     for name, lane in [("a", Lane.BATCH), ("b", Lane.SERIAL), ("c", Lane.BATCH)]:
-        decode = decode_of(name)
-        slots.occupy(decode, lane, now_s=0.0)
-        decode.prefilled_tokens = 4
+        sequence = sequence_of(name)
+        slots.occupy(sequence, lane, now_s=0.0)
+        sequence.prefilled_tokens = 4
 
     def decoding(turn: Lane) -> list[int]:
         return [row.slot_index for row in _plan(slots, 8, turn=turn).decode]
@@ -88,15 +88,15 @@ def test_one_lane_decodes_at_a_time_and_whole() -> None:
 def test_a_chunk_names_its_lane() -> None:
     """The engine learns with the opening chunk where the row will decode."""
     slots = Slots(2)
-    slots.occupy(decode_of("a"), Lane.SERIAL, now_s=0.0)
-    slots.occupy(decode_of("b"), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of("a"), Lane.SERIAL, now_s=0.0)
+    slots.occupy(sequence_of("b"), Lane.BATCH, now_s=0.0)
     assert [chunk.lane for chunk in _plan(slots, 8).prefill] == [Lane.SERIAL, Lane.BATCH]
 
 
 def test_left_slots_are_freed_by_the_plan() -> None:
     """A plan frees what was left, though nobody runs any more."""
     slots = Slots(2)
-    slots.occupy(decode_of("a"), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of("a"), Lane.BATCH, now_s=0.0)
     slots.leave(0)
 
     plan = _plan(slots, 8)
@@ -113,8 +113,8 @@ def test_nothing_to_do_is_an_empty_plan() -> None:
 def test_planning_changes_nothing() -> None:
     """The same state gives the same plan, as often as it is asked."""
     slots = Slots(2)
-    slots.occupy(decode_of("a", prompt_tokens=9), Lane.BATCH, now_s=0.0)
-    slots.occupy(decode_of("b"), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of("a", prompt_tokens=9), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of("b"), Lane.BATCH, now_s=0.0)
     slots.leave(1)
 
     plans = [_plan(slots, 2) for _ in range(3)]
@@ -126,28 +126,28 @@ def test_planning_changes_nothing() -> None:
 def test_a_burst_of_prompts_is_prefilled_before_its_first_rows_go_on() -> None:
     """Rows that have just begun stand still for whole prompts; rows with a rhythm do not."""
     slots = Slots(4)
-    decodes = [decode_of(name) for name in "abc"]
-    for decode in decodes:
-        slots.occupy(decode, Lane.BATCH, now_s=0.0)
-    decodes[0].prefilled_tokens = 4
+    sequences = [sequence_of(name) for name in "abc"]
+    for sequence in sequences:
+        slots.occupy(sequence, Lane.BATCH, now_s=0.0)
+    sequences[0].prefilled_tokens = 4
     pace = StepPace(beside_decode=None)
 
-    decodes[0].completion_token_ids = [1] * 7
+    sequences[0].completion_token_ids = [1] * 7
     burst = plan_step(slots, pace, turn=Lane.BATCH)
     assert [(chunk.slot_index, chunk.is_last) for chunk in burst.prefill] == [(1, True), (2, True)]
     assert burst.decode == ()
 
-    decodes[0].completion_token_ids = [1] * 8
+    sequences[0].completion_token_ids = [1] * 8
     assert plan_step(slots, pace, turn=Lane.BATCH).decode == (DecodeRow(slot_index=0),)
 
 
 def test_a_long_prompt_is_no_burst() -> None:
     """A prompt that does not fit into one chunk waits its turn even beside rows that just began."""
     slots = Slots(4)
-    young = decode_of("a")
+    young = sequence_of("a")
     slots.occupy(young, Lane.BATCH, now_s=0.0)
     young.prefilled_tokens = 4
-    slots.occupy(decode_of("b", prompt_tokens=513), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of("b", prompt_tokens=513), Lane.BATCH, now_s=0.0)
     plan = plan_step(slots, StepPace(beside_decode=None), turn=Lane.BATCH)
     assert plan.decode == (DecodeRow(slot_index=0),)
 
@@ -162,9 +162,9 @@ def _measured_pace(token_s: float) -> StepPace:
 def test_a_short_prompt_passes_a_long_one_that_came_just_before() -> None:
     """Nobody waits for a long prompt who has a short one, if it came within the long one's time."""
     slots = Slots(3)
-    slots.occupy(decode_of(number=0, prompt_tokens=2000, arrived_s=0.0), Lane.BATCH, now_s=0.0)
-    slots.occupy(decode_of(number=1, prompt_tokens=9, arrived_s=15.0), Lane.BATCH, now_s=15.0)
-    slots.occupy(decode_of(number=2, prompt_tokens=9, arrived_s=25.0), Lane.BATCH, now_s=25.0)
+    slots.occupy(sequence_of(number=0, prompt_tokens=2000, arrived_s=0.0), Lane.BATCH, now_s=0.0)
+    slots.occupy(sequence_of(number=1, prompt_tokens=9, arrived_s=15.0), Lane.BATCH, now_s=15.0)
+    slots.occupy(sequence_of(number=2, prompt_tokens=9, arrived_s=25.0), Lane.BATCH, now_s=25.0)
 
     first = plan_step(slots, _measured_pace(0.01), turn=Lane.BATCH)
     assert [chunk.slot_index for chunk in first.prefill] == [1], "a burst of its own"
@@ -178,17 +178,17 @@ def test_no_burst_passes_a_prompt_whose_turn_it_is() -> None:
     """However many short prompts come for as long as it is computed, a long one gets there."""
     slots = Slots(2)
     pace = _measured_pace(0.01)
-    long = decode_of(number=0, prompt_tokens=2000, arrived_s=0.0)
+    long = sequence_of(number=0, prompt_tokens=2000, arrived_s=0.0)
     slots.occupy(long, Lane.BATCH, now_s=0.0)
     now_s, steps = 0.0, 0
     while not long.is_prefilled:
         steps += 1
         assert steps < 100, "the long prompt starves"
         now_s += 1.0
-        short = decode_of(number=steps, prompt_tokens=30, arrived_s=now_s)
+        short = sequence_of(number=steps, prompt_tokens=30, arrived_s=now_s)
         slots.occupy(short, Lane.BATCH, now_s=now_s)
         for chunk in plan_step(slots, pace, turn=Lane.BATCH).prefill:
-            decode = slots.at(chunk.slot_index)
-            assert decode is not None
-            decode.prefilled_tokens += len(chunk.token_ids)
+            sequence = slots.at(chunk.slot_index)
+            assert sequence is not None
+            sequence.prefilled_tokens += len(chunk.token_ids)
         slots.leave(1)

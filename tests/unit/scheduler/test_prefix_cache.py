@@ -21,7 +21,7 @@ from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import Priority, SequenceRequest
+from machd.scheduler.subscriber import Priority, SequenceRequest
 
 PLENTY = PrefixLimits(100_000)
 ALPHABET = 200
@@ -529,17 +529,17 @@ def test_books_are_read_without_looking_at_all_blocks(monkeypatch: pytest.Monkey
 
 
 def test_who_waits_stops_when_the_other_one_s_turn_comes_later() -> None:
-    """Also when that changes while it waits: an urgent reader joins, or leaves."""
+    """Also when that changes while it waits: an urgent subscriber joins, or leaves."""
     daemon = Daemon(chunk_tokens=2)
     daemon.submit(*SYSTEM, 1)
     daemon.submit(*SYSTEM, 2)
     daemon.step()
     leader, follower = (daemon.cache._rows[slot] for slot in (0, 1))
     assert daemon.cache._goes_on_waiting(follower)
-    leader.decode.readers[0].request = replace(
-        leader.decode.readers[0].request, priority=Priority.BATCH, arrived_s=1e6
+    leader.sequence.subscribers[0].request = replace(
+        leader.sequence.subscribers[0].request, priority=Priority.BATCH, arrived_s=1e6
     )
-    assert leader.decode.place > follower.decode.place
+    assert leader.sequence.place > follower.sequence.place
     assert not daemon.cache._goes_on_waiting(follower)
 
 

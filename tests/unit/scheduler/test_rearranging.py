@@ -59,7 +59,7 @@ def test_held_admission_seats_nobody_and_resumes_in_order() -> None:
 
 
 def test_held_admission_ends_nothing_that_runs() -> None:
-    """A running decode comes to its end, and then the scheduler is at rest."""
+    """A running sequence comes to its end, and then the scheduler is at rest."""
     core, engine = Scheduler(_batched()), FakeEngine()
     core.submit((request_of("a", max_tokens=2),), 0.0)
     core.admit(0.0)
@@ -175,7 +175,7 @@ def test_nobody_joins_once_sharing_is_switched_off() -> None:
 
 
 def test_what_came_before_sharing_was_switched_on_is_not_joined() -> None:
-    """Its tokens are not kept; the first newcomer decodes for itself, and is joined by the next."""
+    """Its tokens are not kept; the first newcomer sequences for itself, and is joined by the next."""
     core = _holding(SINGLE, "a", "b")
     core.rearrange(_batched(coalesce=True), 0.0)
     core.submit((request_of("c"),), 0.0)

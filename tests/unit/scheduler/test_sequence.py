@@ -1,78 +1,70 @@
-"""One sequence's life: waiting, running, finished, and never back."""
+"""One sequence and its subscribers: what it holds, and what each of them is owed."""
 
 from __future__ import annotations
 
 import pytest
-from sequence_samples import request_of, sequence_of
+from sequence_samples import running_decode_of, sequence_of, subscriber_of
 
-from machd.errors import RequestTimeoutError
-from machd.scheduler.events import FinishReason, SequenceFinished
-from machd.scheduler.sequence import Sequence, SequenceState
+from machd.engine.protocol.step import DecodeRow, Lane, SampledToken
+from machd.scheduler.sequence import PRIORITY_DELAY_S
+from machd.scheduler.subscriber import Priority, SubscriberState
 
 
-def test_a_sequence_is_waiting_running_finished() -> None:
-    """The three states come in this order."""
+def test_a_decode_is_admitted_once() -> None:
+    """A slot is taken once, and with it every subscriber begins to be answered."""
     sequence = sequence_of()
-    states = [sequence.state]
-    sequence.start()
-    states.append(sequence.state)
-    sequence.finish(FinishReason.STOP, now_s=2.0)
-    states.append(sequence.state)
-    assert states == [SequenceState.WAITING, SequenceState.RUNNING, SequenceState.FINISHED]
+    sequence.join(subscriber_of("b"))
+    sequence.admit(2, Lane.BATCH, now_s=1.0)
+
+    assert (sequence.slot_index, sequence.lane, sequence.admitted_s) == (2, Lane.BATCH, 1.0)
+    assert {subscriber.state for subscriber in sequence.subscribers} == {SubscriberState.RUNNING}
+    with pytest.raises(AssertionError, match="admitted twice"):
+        sequence.admit(1, Lane.BATCH, now_s=1.0)
 
 
-def test_the_end_tells_what_was_done() -> None:
-    """The event carries the reason, the error, both token counts and the time."""
-    sequence = sequence_of("s", prompt_tokens=7)
-    sequence.start()
-    sequence.count_token()
-    sequence.count_token()
-    error = RequestTimeoutError("too long")
-
-    assert sequence.finish(FinishReason.ERROR, 5.0, error) == SequenceFinished(
-        sequence_id="s",
-        reason=FinishReason.ERROR,
-        error=error,
-        prompt_tokens=7,
-        cached_tokens=0,
-        completion_tokens=2,
-        at_s=5.0,
-    )
+def test_prefill_needs_a_slot_and_an_unfinished_prompt() -> None:
+    """No chunk exists before admission or after the prompt's end, no row before it."""
+    with pytest.raises(AssertionError, match="needs a slot"):
+        sequence_of().next_chunk(8)
+    sequence = running_decode_of(prompt_tokens=2)
+    with pytest.raises(AssertionError, match="the prompt comes first"):
+        sequence.next_row()
+    sequence.prefilled_tokens = 2
+    with pytest.raises(AssertionError, match="already prefilled"):
+        sequence.next_chunk(8)
+    assert sequence.next_row() == DecodeRow(0)
 
 
-def test_a_sequence_starts_once() -> None:
-    """Neither a running nor a finished sequence starts."""
-    sequence = sequence_of()
-    sequence.start()
-    with pytest.raises(AssertionError, match="started while running"):
-        sequence.start()
-
-    sequence.finish(FinishReason.STOP, now_s=2.0)
-    with pytest.raises(AssertionError, match="started while finished"):
-        sequence.start()
+def test_reservation_is_prompt_and_completion_together() -> None:
+    """What a row may come to hold is known when it opens."""
+    assert sequence_of(prompt_tokens=7, max_tokens=5).reserved_tokens == 12
 
 
-def test_a_sequence_finishes_once() -> None:
-    """A second end would be a second answer to one client."""
-    sequence = sequence_of()
-    sequence.finish(FinishReason.ABORT, now_s=1.0)
-    with pytest.raises(AssertionError, match="finished twice"):
-        sequence.finish(FinishReason.ABORT, now_s=1.0)
+def test_who_joins_late_has_what_was_already_there() -> None:
+    """The tokens so far count as the newcomer's own, and the next one counts for both."""
+    sequence = running_decode_of()
+    sequence.prefilled_tokens = 4
+    sequence.count_token(SampledToken(0, 7))
+    late = subscriber_of("late")
+    sequence.join(late)
+    sequence.count_token(SampledToken(0, 8))
+
+    assert [token.token_id for token in sequence.tokens] == [7, 8]
+    assert [subscriber.completion_tokens for subscriber in sequence.subscribers] == [2, 2]
 
 
-def test_only_a_running_sequence_gets_tokens() -> None:
-    """No token before the slot, none after the end."""
-    sequence = sequence_of()
-    with pytest.raises(AssertionError, match="token while waiting"):
-        sequence.count_token()
-    sequence.start()
-    sequence.finish(FinishReason.STOP, now_s=1.0)
-    with pytest.raises(AssertionError, match="token while finished"):
-        sequence.count_token()
+def test_the_place_is_the_most_urgent_readers() -> None:
+    """An interactive subscriber pulls the sequence it shares forward; nobody pushes it back."""
+    sequence = sequence_of("a", number=3, arrived_s=10.0, priority=Priority.BATCH)
+    places = [sequence.place]
+    for name, priority in [("b", Priority.INTERACTIVE), ("c", Priority.NORMAL)]:
+        sequence.join(sequence_of(name, arrived_s=20.0, priority=priority).subscribers[0])
+        places.append(sequence.place)
+    assert places == [(70.0, 3), (20.0, 3), (20.0, 3)]
 
 
-@pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(0, 1), (0, 0), (1, -1)])
-def test_an_empty_sequence_is_refused(prompt_tokens: int, max_tokens: int) -> None:
-    """A sequence has a prompt and no negative number of tokens, or it would never end."""
-    with pytest.raises(AssertionError, match="token"):
-        Sequence(request_of(prompt_tokens=prompt_tokens, max_tokens=max_tokens))
+def test_priorities_are_ordered_by_what_they_cost() -> None:
+    """The better the priority, the smaller the delay, and the best has none."""
+    delays_s = [PRIORITY_DELAY_S[one] for one in Priority]
+    assert delays_s == sorted(delays_s)
+    assert delays_s[0] == 0.0

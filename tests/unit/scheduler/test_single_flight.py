@@ -31,7 +31,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 
 

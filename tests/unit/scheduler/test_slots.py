@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequence_samples import decode_of
+from sequence_samples import sequence_of
 
 from machd.engine.protocol.step import Lane
 from machd.scheduler.slots import Slots
@@ -11,7 +11,7 @@ from machd.scheduler.slots import Slots
 
 def _occupied(slots: Slots, *sequence_ids: str) -> None:
     for sequence_id in sequence_ids:
-        slots.occupy(decode_of(sequence_id), Lane.BATCH, now_s=1.0)
+        slots.occupy(sequence_of(sequence_id), Lane.BATCH, now_s=1.0)
 
 
 def test_the_lowest_free_slot_is_given_out_first() -> None:
@@ -21,19 +21,19 @@ def test_the_lowest_free_slot_is_given_out_first() -> None:
     slots.leave(1)
     slots.leave(0)
 
-    assert slots.occupy(decode_of("d"), Lane.BATCH, now_s=1.0) == 0
-    assert slots.occupy(decode_of("e"), Lane.BATCH, now_s=1.0) == 1
-    assert [decode.request.sequence_id for decode in slots] == ["d", "e", "c"]
+    assert slots.occupy(sequence_of("d"), Lane.BATCH, now_s=1.0) == 0
+    assert slots.occupy(sequence_of("e"), Lane.BATCH, now_s=1.0) == 1
+    assert [sequence.request.sequence_id for sequence in slots] == ["d", "e", "c"]
 
 
 def test_a_seated_decode_runs_and_knows_its_slot() -> None:
-    """Taking a slot is what admits a decode."""
+    """Taking a slot is what admits a sequence."""
     slots = Slots(2)
-    decode = decode_of()
+    sequence = sequence_of()
 
-    assert slots.occupy(decode, Lane.BATCH, now_s=3.0) == 0
-    assert (decode.slot_index, decode.lane, decode.admitted_s) == (0, Lane.BATCH, 3.0)
-    assert slots.at(0) is decode
+    assert slots.occupy(sequence, Lane.BATCH, now_s=3.0) == 0
+    assert (sequence.slot_index, sequence.lane, sequence.admitted_s) == (0, Lane.BATCH, 3.0)
+    assert slots.at(0) is sequence
     assert (len(slots), slots.free_count, slots.count) == (1, 1, 2)
 
 
@@ -48,7 +48,7 @@ def test_no_more_sequences_than_slots() -> None:
     """Seating one too many is a mistake of the caller and seats nobody."""
     slots = Slots(1)
     _occupied(slots, "a")
-    late = decode_of("b")
+    late = sequence_of("b")
 
     with pytest.raises(AssertionError, match="no slot is free"):
         slots.occupy(late, Lane.BATCH, now_s=1.0)

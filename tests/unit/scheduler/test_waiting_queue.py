@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import LIMITS, decode_of, sequence_of
+from sequence_samples import LIMITS, sequence_of, subscriber_of
 
 from machd.errors import QueueFullError
-from machd.scheduler.decode import Decode
-from machd.scheduler.sequence import Priority
+from machd.scheduler.sequence import Sequence
+from machd.scheduler.subscriber import Priority
 from machd.scheduler.waiting import WaitingQueue
 
 
 def _queue_of(*sequence_ids: str, max_queue: int = 3, max_queue_tokens: int = 100) -> WaitingQueue:
     queue = WaitingQueue(replace(LIMITS, max_queue=max_queue, max_queue_tokens=max_queue_tokens))
     for number, sequence_id in enumerate(sequence_ids):
-        queue.add(decode_of(sequence_id, number=number))
+        queue.add(sequence_of(sequence_id, number=number))
     return queue
 
 
 def _ids(queue: WaitingQueue) -> list[str]:
-    return [decode.request.sequence_id for decode in queue]
+    return [sequence.request.sequence_id for sequence in queue]
 
 
 def test_first_come_first_served() -> None:
@@ -32,9 +32,9 @@ def test_first_come_first_served() -> None:
     queue = WaitingQueue(LIMITS)
     positions = []
     for name in "abc":
-        decode = decode_of(name)
-        queue.add(decode)
-        positions.append(queue.position(decode))
+        sequence = sequence_of(name)
+        queue.add(sequence)
+        positions.append(queue.position(sequence))
 
     assert positions == [0, 1, 2]
     assert _ids(queue) == ["a", "b", "c"]
@@ -72,7 +72,7 @@ def test_a_better_priority_goes_first_but_not_for_ever() -> None:
             ("late interactive", 60.1, Priority.INTERACTIVE),
         ]
     ):
-        queue.add(decode_of(name, number=number, arrived_s=arrived_s, priority=priority))
+        queue.add(sequence_of(name, number=number, arrived_s=arrived_s, priority=priority))
     assert _ids(queue) == ["interactive", "normal", "batch", "late normal", "late interactive"]
 
 
@@ -80,10 +80,12 @@ def test_a_better_priority_goes_first_but_not_for_ever() -> None:
 def test_nobody_starves(arrivals_s: list[float]) -> None:
     """However many interactive requests come, only those of the first minute overtake a batch one."""
     queue = WaitingQueue(LIMITS)
-    starving = decode_of("batch", number=0, arrived_s=0.0, priority=Priority.BATCH)
+    starving = sequence_of("batch", number=0, arrived_s=0.0, priority=Priority.BATCH)
     queue.add(starving)
     for number, arrived_s in enumerate(arrivals_s, start=1):
-        queue.add(decode_of("i", number=number, arrived_s=arrived_s, priority=Priority.INTERACTIVE))
+        queue.add(
+            sequence_of("i", number=number, arrived_s=arrived_s, priority=Priority.INTERACTIVE)
+        )
     assert queue.position(starving) == sum(arrived_s < 60.0 for arrived_s in arrivals_s)
 
 
@@ -104,13 +106,13 @@ def test_the_number_of_waiting_sequences_is_bounded(
 ) -> None:
     """``max_queue`` sequences may wait, and those that find a free slot do not wait."""
     queue = _queue_of(*(f"w{index}" for index in range(waiting)))
-    decodes = tuple(decode_of(f"n{index}") for index in range(new))
+    sequences = tuple(sequence_of(f"n{index}") for index in range(new))
 
     if fits:
-        queue.check_room(decodes, free_slots=free_slots)
+        queue.check_room(sequences, free_slots=free_slots)
     else:
         with pytest.raises(QueueFullError) as refusal:
-            queue.check_room(decodes, free_slots=free_slots)
+            queue.check_room(sequences, free_slots=free_slots)
         assert "limits.max_queue is 3" in refusal.value.message
         assert refusal.value.retry_after_s >= 1
     assert len(queue) == waiting
@@ -133,16 +135,16 @@ def test_the_prompt_tokens_of_waiting_sequences_are_bounded(
     """``max_queue_tokens`` prompt tokens may wait; a request that runs at once is free of it."""
     queue = _queue_of()
     for index, tokens in enumerate(waiting):
-        queue.add(decode_of(f"w{index}", number=index, prompt_tokens=tokens))
-    decodes = tuple(
-        decode_of(f"n{index}", prompt_tokens=tokens) for index, tokens in enumerate(new)
+        queue.add(sequence_of(f"w{index}", number=index, prompt_tokens=tokens))
+    sequences = tuple(
+        sequence_of(f"n{index}", prompt_tokens=tokens) for index, tokens in enumerate(new)
     )
 
     if fits:
-        queue.check_room(decodes, free_slots=free_slots)
+        queue.check_room(sequences, free_slots=free_slots)
     else:
         with pytest.raises(QueueFullError, match=r"limits\.max_queue_tokens is 100"):
-            queue.check_room(decodes, free_slots=free_slots)
+            queue.check_room(sequences, free_slots=free_slots)
     assert queue.prompt_tokens == sum(waiting)
 
 
@@ -151,7 +153,7 @@ def test_waiting_expires_at_the_timeout() -> None:
     queue = WaitingQueue(LIMITS)
     assert queue.next_expiry_s() == math.inf
     for sequence_id, arrived_s in [("old", 0.0), ("older", -5.0), ("young", 0.1)]:
-        queue.add(decode_of(sequence_id, number=len(queue), arrived_s=arrived_s))
+        queue.add(sequence_of(sequence_id, number=len(queue), arrived_s=arrived_s))
 
     assert queue.next_expiry_s() == 5.0
     assert [one.sequence_id for one in queue.expired(9.9)] == ["older"]
@@ -160,13 +162,13 @@ def test_waiting_expires_at_the_timeout() -> None:
 
 
 def test_each_reader_has_a_patience_of_its_own() -> None:
-    """Sharing a decode shares no timeout, and counts as one place but as two who wait."""
+    """Sharing a sequence shares no timeout, and counts as one place but as two who wait."""
     queue = _queue_of("a")
-    queue.first.join(sequence_of("b", arrived_s=4.0))
+    queue.first.join(subscriber_of("b", arrived_s=4.0))
 
     assert [one.sequence_id for one in queue.expired(10.0)] == ["a"]
     assert [one.sequence_id for one in queue.expired(14.0)] == ["a", "b"]
-    assert (len(queue), queue.reader_count) == (1, 2)
+    assert (len(queue), queue.subscriber_count) == (1, 2)
 
 
 def test_more_slots_make_the_queue_move_faster() -> None:
@@ -217,13 +219,13 @@ def test_retry_after_is_bounded(times_s: list[float]) -> None:
 def test_queue_is_an_ordered_bag_with_a_token_count(moves: list[tuple[str, int]]) -> None:
     """After any sequence of moves the queue equals a plain list, order and tokens included."""
     queue = WaitingQueue(LIMITS)
-    model: list[Decode] = []
+    model: list[Sequence] = []
     for number, (move, value) in enumerate(moves):
         if move == "add":
-            model.append(decode_of(f"s{number}", number=number, prompt_tokens=value))
+            model.append(sequence_of(f"s{number}", number=number, prompt_tokens=value))
             queue.add(model[-1])
             assert queue.position(model[-1]) == len(model) - 1
         elif model:
             queue.remove(model.pop(value % len(model)))
         assert list(queue) == model
-        assert queue.prompt_tokens == sum(decode.prompt_tokens for decode in model)
+        assert queue.prompt_tokens == sum(sequence.prompt_tokens for sequence in model)

@@ -1,4 +1,4 @@
-"""What the scheduler gives up when a step lacks memory, and how many decodes run after that."""
+"""What the scheduler gives up when a step lacks memory, and how many sequences run after that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READING = MemoryReading(0, 0, 0, 0)
 
 
 def _running(*sequence_ids: str, max_b: int = 4, prompt_tokens: int = 40) -> Scheduler:
-    """A scheduler whose decodes have slots and no tokens."""
+    """A scheduler whose sequences have slots and no tokens."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=max_b, prefill_chunk_tokens=8)))
     for index, sequence_id in enumerate(sequence_ids):
         request = request_of(sequence_id, arrived_s=index / 100, prompt_tokens=prompt_tokens)
@@ -90,7 +90,7 @@ def test_yield_memory_ends_a_decode_that_runs_alone() -> None:
 
 
 def test_fewer_decodes_run_after_a_yield_until_one_has_finished() -> None:
-    """A decode that was queued again is not admitted into the same shortage."""
+    """A sequence that was queued again is not admitted into the same shortage."""
     scheduler, engine = _running("a", "b", "c"), FakeEngine()
     scheduler.yield_memory(1, 0.0)
     assert only(SequenceAdmitted, scheduler.admit(0.0)) == []
@@ -109,7 +109,7 @@ def test_fewer_decodes_run_after_a_yield_until_one_has_finished() -> None:
     ("error", "admitted"), [(OverloadedError("planted"), 2), (EngineFaultError("planted"), 4)]
 )
 def test_a_smaller_batch_runs_after_an_allocation_failed(error: MachdError, admitted: int) -> None:
-    """Half as many decodes as were too many together are admitted at first."""
+    """Half as many sequences as were too many together are admitted at first."""
     scheduler = _running("a", "b", "c", "d")
     scheduler.fail(error, 0.0)
     for sequence_id in "efgh":
@@ -118,11 +118,11 @@ def test_a_smaller_batch_runs_after_an_allocation_failed(error: MachdError, admi
 
 
 def test_admission_beside_others_waits_for_memory() -> None:
-    """A decode is promised what it may come to hold: it waits while that is not left."""
+    """A sequence is promised what it may come to hold: it waits while that is not left."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=4)))
     for sequence_id in "abc":
         scheduler.submit((request_of(sequence_id, prompt_tokens=40, max_tokens=10),), 0.0)
-    # 50 positions of 10 bytes each: one decode fits, and one runs whatever is left.
+    # 50 positions of 10 bytes each: one sequence fits, and one runs whatever is left.
     scheduler.observe_memory(replace(_READING, step_bytes=999))
     assert [one.sequence_id for one in only(SequenceAdmitted, scheduler.admit(0.0))] == ["a"]
 

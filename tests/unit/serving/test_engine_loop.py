@@ -35,7 +35,6 @@ from machd.errors import (
     RowFaultError,
 )
 from machd.scheduler.config import continuous, single_flight
-from machd.scheduler.decode import Decode
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -49,6 +48,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
+from machd.scheduler.sequence import Sequence
 
 _NEVER_S = 3600.0
 """Longer than any test waits: what happens nevertheless has not waited for it."""
@@ -355,11 +355,11 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
 
 
 class _ForgetsASlot(Scheduler):
-    """Nobody reads the decode any more, and it goes on."""
+    """Nobody reads the sequence any more, and it goes on."""
 
-    def _retire(self, decode: Decode, now_s: float, *, is_sound: bool) -> None:
+    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
         """Do nothing."""
-        del decode, now_s, is_sound
+        del sequence, now_s, is_sound
 
 
 def test_books_are_looked_through_while_steps_run() -> None:

@@ -40,7 +40,7 @@ from machd.scheduler.events import (
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import SequenceRequest
+from machd.scheduler.subscriber import SequenceRequest
 from machd.serving.loop_snapshot import LoopSnapshot
 from machd.serving.startup_guard import Results
 

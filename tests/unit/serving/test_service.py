@@ -30,7 +30,7 @@ from machd.errors import (
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
 from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.sequence import Priority, SequenceRequest
+from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.fanout import MAX_PENDING_EVENTS, Fanout
 from machd.serving.generation import Generation
 from machd.serving.inbox import Abort, Message, Submit
