@@ -27,7 +27,7 @@ from machd.http.model_names import ModelNames
 from machd.http.switch import AppSwitch
 from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
-from machd.scheduler.config import Arrangement, continuous, single_flight
+from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import DecodeMode, Event
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
@@ -119,7 +119,7 @@ class Parts:
         self.loop = EngineLoop(
             load=load,
             make_scheduler=lambda engine: Scheduler(
-                self._arrangement(engine), self._prefixes(engine)
+                self._scheduler_config(engine), self._prefixes(engine)
             ),
             publish=fanout.publish,
             clock=clock,
@@ -178,12 +178,14 @@ class Parts:
                 started_unix_s=self._clock.unix_s(),
                 decide=self.served.decision,
                 client_names=lambda: self._client_names,
-                probe=lambda: self._rearrange(measure=True),
+                probe=lambda: self._change_config(measure=True),
             ),
             token,
         )
 
-    def _arrangement(self, engine: Engine, settings: Settings | None = None) -> Arrangement:
+    def _scheduler_config(
+        self, engine: Engine, settings: Settings | None = None
+    ) -> SchedulerConfig:
         """What the settings ask for and the model allows; on the engine thread."""
         settings = settings or self.configuration.settings
         limits = _queue_limits(settings)
@@ -215,10 +217,10 @@ class Parts:
     def _adopt(self, engine: Engine, scheduler: Scheduler, changed: frozenset[str]) -> list[Event]:
         """Schedule by what was measured beside the daemon; on the engine thread."""
         events: list[Event] = []
-        arrangement = self._arrangement(engine)
-        if not scheduler.is_arranged_as(arrangement):
-            engine.reset(max_rows=arrangement.shape.slot_count)
-            events = scheduler.rearrange(arrangement, self._clock.monotonic_s())
+        config = self._scheduler_config(engine)
+        if not scheduler.is_configured_as(config):
+            engine.reset(max_rows=config.slot_count)
+            events = scheduler.apply_config(config, self._clock.monotonic_s())
         if scheduler.prefix_reading is None:
             scheduler.set_prefix_cache(self._prefixes(engine))
         else:
@@ -247,23 +249,23 @@ class Parts:
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
             if _arranged_by(settings) != _arranged_by(old):
-                self._rearrange(settings)
+                self._change_config(settings)
             # Before the model is loaded there is nothing to limit, and what there will be reads these.
             if settings.cache != old.cache and self._has_prefixes:
                 model = self.service.model
                 self.loop.set_prefix_limits(self._prefix_limits(model, settings))
-            # Afterwards and at once: another arrangement may have to wait for long answers.
+            # Afterwards and at once: another config may have to wait for long answers.
             if settings.limits != old.limits:
                 self.loop.set_queue_limits(_queue_limits(settings))
 
         return take_on
 
-    def _rearrange(
+    def _change_config(
         self, settings: Settings | None = None, *, measure: bool = False
     ) -> Future[None]:
         """Schedule as the settings say, and then say what came of it. On the event loop."""
-        done = self.loop.rearrange(
-            lambda engine: self._arrangement(engine, settings), measure=measure
+        done = self.loop.change_config(
+            lambda engine: self._scheduler_config(engine, settings), measure=measure
         )
 
         def announce(done: Future[None]) -> None:

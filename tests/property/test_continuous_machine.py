@@ -47,7 +47,13 @@ from machd.errors import (
 )
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
-from machd.scheduler.config import NO_DRAFTS, Arrangement, DraftPolicy, continuous, single_flight
+from machd.scheduler.config import (
+    NO_DRAFTS,
+    DraftPolicy,
+    SchedulerConfig,
+    continuous,
+    single_flight,
+)
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import (
     DecodeMode,
@@ -199,7 +205,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _start(self, limits: QueueLimits) -> None:
         """A new scheduler, which has seen no guesses."""
         self.scheduler = self.scheduler_class(continuous(limits, self.batching))
-        self.scheduler._shape = replace(self.scheduler._shape, drafts=self.drafts)
+        self.scheduler._config = replace(self.scheduler._config, drafts=self.drafts)
         self.mode = self.scheduler._step_mode = self._mode_of(0)
         self.verified, self.fallbacks = [], 0
 
@@ -361,7 +367,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         limits=st.sampled_from(OTHER_LIMITS),
         drafts=DRAFTS,
     )
-    def rearrange(self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> None:
+    def apply_config(self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> None:
         """What runs is finished, then all who wait go on in another way."""
         self.hold(is_held=True)
         while not self.scheduler.is_at_rest:
@@ -371,12 +377,12 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.batching, self.limits, self.drafts = batching, limits, drafts
         if not batching.coalesce:
             self.joinable.clear()
-        arrangement = (
+        config = (
             single_flight(limits, prefill_chunk_tokens=4, drafts=drafts)
             if batching is ALONE
             else continuous(limits, batching, drafts)
         )
-        self._note(self.scheduler.rearrange(arrangement, self.clock.monotonic_s()))
+        self._note(self.scheduler.apply_config(config, self.clock.monotonic_s()))
         self.is_held, self.both_were_ready = False, False
         kv = batching.kv
         for one in waiting:
@@ -845,12 +851,10 @@ class _NeverGivesBack(Reservations):
 class ForgetsToGiveBack(Scheduler):
     """What an ended decode was promised stays promised."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._reservations = _NeverGivesBack(
-            arrangement.shape.kv, max_rows=arrangement.shape.slot_count
-        )
+        super().__init__(config)
+        self._reservations = _NeverGivesBack(config.kv, max_rows=config.slot_count)
 
 
 class _IgnoresPadding(Reservations):
@@ -862,12 +866,10 @@ class _IgnoresPadding(Reservations):
 class ForgetsThePadding(Scheduler):
     """Takes everybody into the batch whose own reservation fits."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._reservations = _IgnoresPadding(
-            arrangement.shape.kv, max_rows=arrangement.shape.slot_count
-        )
+        super().__init__(config)
+        self._reservations = _IgnoresPadding(config.kv, max_rows=config.slot_count)
 
 
 class _TurnedAround(WaitingQueue):
@@ -879,10 +881,10 @@ class _TurnedAround(WaitingQueue):
 class LastComeFirstServed(Scheduler):
     """Seats whoever came last."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._waiting = _TurnedAround(arrangement.limits, slot_count=arrangement.shape.slot_count)
+        super().__init__(config)
+        self._waiting = _TurnedAround(config.limits, slot_count=config.slot_count)
 
 
 class _Careless(CoalescingIndex):
@@ -894,10 +896,10 @@ class _Careless(CoalescingIndex):
 class SharesWithAnybody(Scheduler):
     """Lets a sequence read a sequence of something else."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._index = _Careless(is_on=arrangement.shape.coalesce)
+        super().__init__(config)
+        self._index = _Careless(is_on=config.coalesce)
 
 
 class _NeverForgets(CoalescingIndex):
@@ -911,10 +913,10 @@ class _NeverForgets(CoalescingIndex):
 class LetsJoinTheDead(Scheduler):
     """A sequence that has ended can still be joined."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._index = _NeverForgets(is_on=arrangement.shape.coalesce)
+        super().__init__(config)
+        self._index = _NeverForgets(is_on=config.coalesce)
 
 
 class ForgetsToReplay(Scheduler):
@@ -1005,10 +1007,10 @@ class KeepsTheUnfit(Scheduler):
 class TurnsAwayAtASwitch(Scheduler):
     """Whoever is too many under the new limits is ended."""
 
-    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+    def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
         """End those at the end of the queue."""
-        events = super().rearrange(arrangement, now_s)
-        for sequence in list(self._waiting)[arrangement.limits.max_queue :]:
+        events = super().apply_config(config, now_s)
+        for sequence in list(self._waiting)[config.limits.max_queue :]:
             error = QueueFullError("too many")
             events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
         return events
@@ -1017,13 +1019,13 @@ class TurnsAwayAtASwitch(Scheduler):
 class ReordersAtASwitch(Scheduler):
     """Whoever waits stands elsewhere afterwards."""
 
-    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+    def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
         """Turn the queue around."""
-        turned = _TurnedAround(arrangement.limits)
+        turned = _TurnedAround(config.limits)
         for sequence in self._waiting:
             turned.add(sequence)
         self._waiting = turned
-        return super().rearrange(arrangement, now_s)
+        return super().apply_config(config, now_s)
 
 
 class _SharesForGood(CoalescingIndex):
@@ -1034,18 +1036,18 @@ class _SharesForGood(CoalescingIndex):
 class SharesAfterItIsSwitchedOff(Scheduler):
     """Lets newcomers join what waits although nobody is to share any more."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._index = _SharesForGood(is_on=arrangement.shape.coalesce)
+        super().__init__(config)
+        self._index = _SharesForGood(is_on=config.coalesce)
 
 
 class KeepsTheOldSlots(Scheduler):
     """As many run together as before."""
 
-    def _take_on(self, arrangement: Arrangement) -> None:
+    def _take_on(self, config: SchedulerConfig) -> None:
         slots = getattr(self, "_slots", None)
-        super()._take_on(arrangement)
+        super()._take_on(config)
         if slots is not None:
             self._slots = slots
 
@@ -1055,7 +1057,7 @@ class GuessesForAll(Scheduler):
 
     def plan(self) -> StepPlan:
         """Allow guesses."""
-        most = self._shape.drafts.max_draft_tokens
+        most = self._config.drafts.max_draft_tokens
         plan = super().plan()
         return replace(
             plan, decode=tuple(replace(one, max_draft_tokens=most) for one in plan.decode)

@@ -41,7 +41,7 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.scheduler.block_tree import Block, BlockTree, Walk
-from machd.scheduler.config import NO_DRAFTS, Arrangement, DraftPolicy, continuous
+from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous
 from machd.scheduler.events import (
     Event,
     FinishReason,
@@ -159,11 +159,11 @@ class PrefixMachine(RuleBasedStateMachine):
         state_bytes = expected_state_bytes if self.is_stateful else 0
         costs = BlockCosts(TOKEN_BYTES, state_bytes, *least)
         self.shape = PrefixShape(b"model", block_tokens, costs, min_gain_tokens)
-        self.arrangement = self._arrangement(max_b, chunk_tokens)
+        self.config = self._scheduler_config(max_b, chunk_tokens)
         self.engine_parts = {"is_late": is_late, "looks_ahead": looks_ahead}
         self._start({})
 
-    def _arrangement(self, max_b: int, chunk_tokens: int | None) -> Arrangement:
+    def _scheduler_config(self, max_b: int, chunk_tokens: int | None) -> SchedulerConfig:
         batching = batching_of(
             max_b=max_b, prefill_chunk_tokens=chunk_tokens, coalesce=self.coalesce
         )
@@ -183,7 +183,7 @@ class PrefixMachine(RuleBasedStateMachine):
         tier = self.cache._kept.second_tier
         tier.max_loads = tier.max_saves = self.moved
         self.cache._kept.find_saved(saved)
-        self.core = Scheduler(self.arrangement, self.cache)
+        self.core = Scheduler(self.config, self.cache)
         self.opened = self.hits = self.prefix_hits = 0
 
     # Rules
@@ -363,14 +363,14 @@ class PrefixMachine(RuleBasedStateMachine):
             self._submit(record.text, 1, record.request.cache_namespace)
 
     @rule(max_b=st.sampled_from([1, 2, 3, 4, 4]), chunk_tokens=CHUNKS, is_now=SELDOM)
-    def rearrange(self, max_b: int, chunk_tokens: int | None, *, is_now: bool) -> None:
+    def change_config(self, max_b: int, chunk_tokens: int | None, *, is_now: bool) -> None:
         """What runs is finished, then others go on in another way, with the same blocks."""
         if not is_now:
             return
         self.core.hold_admission()
         self._run_until(lambda: self.core.is_at_rest)
-        self.arrangement = self._arrangement(max_b, chunk_tokens)
-        self._note(self.core.rearrange(self.arrangement, self.now_s))
+        self.config = self._scheduler_config(max_b, chunk_tokens)
+        self._note(self.core.apply_config(self.config, self.now_s))
         self.engine.reset()
 
     @rule(is_now=SELDOM)

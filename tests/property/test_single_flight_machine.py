@@ -33,7 +33,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.scheduler.config import Arrangement, single_flight
+from machd.scheduler.config import SchedulerConfig, single_flight
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -369,9 +369,9 @@ class _ForgetfulSlots(Slots):
 class ForgetsToRelease(Scheduler):
     """The engine never learns that a slot was left."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
+        super().__init__(config)
         self._slots = _ForgetfulSlots(1)
 
 
@@ -406,10 +406,10 @@ class _TurnedAround(WaitingQueue):
 class LastComeFirstServed(Scheduler):
     """Seats whoever came last."""
 
-    def __init__(self, arrangement: Arrangement) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
-        super().__init__(arrangement)
-        self._waiting = _TurnedAround(arrangement.limits)
+        super().__init__(config)
+        self._waiting = _TurnedAround(config.limits)
 
 
 class DeliversStopTokens(Scheduler):

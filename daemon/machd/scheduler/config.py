@@ -1,8 +1,8 @@
-"""How a scheduler works: its slots, budget, pace and limits; and the two ways that settings ask for."""
+"""The config of a scheduler, and the two that settings ask for: continuous batching and single flight."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from machd.scheduler.admission import Batching, KvBudget
 from machd.scheduler.events import DecodeMode
@@ -12,27 +12,25 @@ from machd.scheduler.waiting import QueueLimits
 
 @dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """How many tokens may be guessed for each row of a step.
+    """When rows may have draft tokens.
 
-    A lonely request gets all that the machine has. When others come, a pass that computes all rows
-    makes more tokens than guessing for one of them, so from the next step on nobody guesses, unless
-    the model is known to take ragged guesses out of a batch; then the engine does as long as it
-    measures that this makes more still.
+    A sequence that runs alone may. Several rows may only where the model is known to roll back each
+    row by itself: otherwise a pass over one token of each makes more tokens than drafts for one row.
 
     Attributes:
-        max_draft_tokens: For a sequence that runs alone; 0 for never.
-        is_batched: Whether rows that run together may have as many.
+        max_draft_tokens: Draft tokens of a row in one step; 0 for never.
+        is_batched: Rows that run together may have drafts.
     """
 
     max_draft_tokens: int = 0
     is_batched: bool = False
 
     def tokens_for(self, running: int) -> int:
-        """For each row, while so many sequences have slots."""
+        """Draft tokens of each row while ``running`` sequences have slots."""
         return self.max_draft_tokens if running == 1 or self.is_batched else 0
 
     def is_speculative(self, running: int) -> bool:
-        """Whether a step of so many sequences is one that guesses for a lonely one."""
+        """Return True if a step of so many sequences drafts for a sequence that runs alone."""
         return running <= 1 and self.max_draft_tokens > 0
 
 
@@ -40,14 +38,18 @@ NO_DRAFTS = DraftPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class CoreShape:
-    """The scheduler's configuration, whatever settings it came from.
+class SchedulerConfig:
+    """The configuration of a scheduler; a running one gets another at an idle moment.
 
     Attributes:
-        window_s: How long an idle scheduler waits for company before it starts.
-        coalesce: Whether identical sequences share a sequence.
-        kv: What running sequences may take together; None where they run alone, without limit.
-        drafts: When tokens are guessed ahead.
+        mode: Decode mode of a step without drafts.
+        slot_count: Sequences that run together.
+        window_s: Time that an idle scheduler waits for more requests before it starts.
+        coalesce: Identical requests share a sequence.
+        kv: KV budget of running sequences; None where they run alone, without limit.
+        limits: Bounds of the queue.
+        pace: Prompt tokens and drafts of a step.
+        drafts: When drafts are allowed.
     """
 
     mode: DecodeMode
@@ -55,31 +57,30 @@ class CoreShape:
     window_s: float
     coalesce: bool
     kv: KvBudget | None
+    limits: QueueLimits
+    pace: StepPace
     drafts: DraftPolicy = NO_DRAFTS
 
-
-@dataclass(frozen=True, slots=True)
-class Arrangement:
-    """All that a scheduler is made of; a running one can be given another at an idle moment."""
-
-    limits: QueueLimits
-    shape: CoreShape
-    pace: StepPace
+    def differs_only_in_limits(self, other: SchedulerConfig) -> bool:
+        """Return True if a change to ``other`` needs no idle moment."""
+        is_alike = replace(self, limits=other.limits, pace=other.pace) == other
+        return is_alike and self.pace.is_configured_as(other.pace)
 
 
 def continuous(
     limits: QueueLimits, batching: Batching, drafts: DraftPolicy = NO_DRAFTS
-) -> Arrangement:
-    """As many slots as ``max_b``, a KV budget, and one sequence for identical sequences."""
-    shape = CoreShape(
+) -> SchedulerConfig:
+    """Return the config of continuous batching: ``max_b`` slots and a KV budget."""
+    return SchedulerConfig(
         DecodeMode.BATCHED,
         slot_count=batching.max_b,
         window_s=batching.window_s,
         coalesce=batching.coalesce,
         kv=batching.kv,
+        limits=limits,
+        pace=StepPace(beside_decode=batching.prefill_chunk_tokens),
         drafts=drafts,
     )
-    return Arrangement(limits, shape, StepPace(beside_decode=batching.prefill_chunk_tokens))
 
 
 def single_flight(
@@ -87,12 +88,15 @@ def single_flight(
     drafts: DraftPolicy = NO_DRAFTS,
     *,
     prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
-) -> Arrangement:
-    """The safe default: one slot, first come, first served, nothing shared."""
-    return Arrangement(
-        limits,
-        CoreShape(
-            DecodeMode.SINGLE, slot_count=1, window_s=0.0, coalesce=False, kv=None, drafts=drafts
-        ),
-        StepPace(beside_decode=None, alone=prefill_chunk_tokens),
+) -> SchedulerConfig:
+    """Return the safe default: one slot, first come, first served, nothing shared."""
+    return SchedulerConfig(
+        DecodeMode.SINGLE,
+        slot_count=1,
+        window_s=0.0,
+        coalesce=False,
+        kv=None,
+        limits=limits,
+        pace=StepPace(beside_decode=None, alone=prefill_chunk_tokens),
+        drafts=drafts,
     )

@@ -25,7 +25,7 @@ from machd.errors import (
     UnavailableError,
 )
 from machd.scheduler.coalesce import CoalescingIndex, is_shareable
-from machd.scheduler.config import Arrangement
+from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
     DecodeMode,
@@ -77,19 +77,19 @@ class Scheduler:
     was planned from. Single flight is the narrowest configuration.
     """
 
-    def __init__(self, arrangement: Arrangement, prefixes: PrefixCache | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, prefixes: PrefixCache | None = None) -> None:
         """Start idle.
 
         Args:
-            arrangement: How to schedule.
+            config: How to schedule.
             prefixes: What prompts can begin from; None where every one is computed whole.
         """
         self._prefixes = prefixes
-        self._take_on(arrangement)
+        self._take_on(config)
         self._step_mode = self.step_mode
         self._drafts = DraftCounts()
-        self._waiting = WaitingQueue(arrangement.limits, slot_count=self.slot_count)
-        self._index = CoalescingIndex(is_on=arrangement.shape.coalesce)
+        self._waiting = WaitingQueue(config.limits, slot_count=self.slot_count)
+        self._index = CoalescingIndex(is_on=config.coalesce)
         self._open: dict[str, Sequence] = {}
         self._next_number = 0
         self._is_held = False
@@ -97,12 +97,12 @@ class Scheduler:
     @property
     def mode(self) -> DecodeMode:
         """How sequences decode at the most."""
-        return self._shape.mode
+        return self._config.mode
 
     @property
     def step_mode(self) -> DecodeMode:
         """How the next token is made; of an idle scheduler, how a lonely sequence's would be."""
-        if self._shape.drafts.is_speculative(len(self._slots)):
+        if self._config.drafts.is_speculative(len(self._slots)):
             return DecodeMode.SPECULATIVE
         return self.mode
 
@@ -136,9 +136,9 @@ class Scheduler:
         """Whether the engine has no row of a sequence, nor one that it has yet to free."""
         return not self._slots and not self._slots.released
 
-    def is_arranged_as(self, arrangement: Arrangement) -> bool:
-        """Whether :meth:`rearrange` would change nothing but the limits."""
-        return self._shape == arrangement.shape and self._pace.is_configured_as(arrangement.pace)
+    def is_configured_as(self, config: SchedulerConfig) -> bool:
+        """Return True if :meth:`apply_config` would change nothing but the limits."""
+        return self._config.differs_only_in_limits(config)
 
     @property
     def kv_budget_bytes(self) -> int | None:
@@ -291,7 +291,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """What the pace allows of the prompts, and the next token of one lane's rows."""
-        drafts = self._shape.drafts
+        drafts = self._config.drafts
         return plan_step(self._slots, self._pace, self._prefixes, drafts, turn=self._turn)
 
     def commit(
@@ -363,16 +363,16 @@ class Scheduler:
         self._limits = limits
         self._waiting.set_bounds(limits, slot_count=self.slot_count)
 
-    def rearrange(self, arrangement: Arrangement, now_s: float) -> list[Event]:
+    def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
         """Schedule in another way, at rest, and go on giving slots to who waits.
 
         They stand where they stood. Only one that the new KV budget can never hold is ended, with
         KvBudgetExceededError.
         """
-        assert self.is_at_rest, "rows that run keep the arrangement that they were admitted under"
-        self._take_on(arrangement)
-        self.set_limits(arrangement.limits)
-        self._index.switch(is_on=arrangement.shape.coalesce)
+        assert self.is_at_rest, "rows that run keep the config that they were admitted under"
+        self._take_on(config)
+        self.set_limits(config.limits)
+        self._index.switch(is_on=config.coalesce)
         self.resume_admission()
         return [event for one in tuple(self._waiting) for event in self._end_unfit(one, now_s)]
 
@@ -392,14 +392,14 @@ class Scheduler:
         if self._prefixes is not None:
             self._prefixes.check_invariants(self._slots, is_whole=is_whole)
 
-    def _take_on(self, arrangement: Arrangement) -> None:
+    def _take_on(self, config: SchedulerConfig) -> None:
         """Begin with empty slots."""
-        self._limits = arrangement.limits
-        self._shape = arrangement.shape
-        self._pace = arrangement.pace
-        self._slots = Slots(self._shape.slot_count)
+        self._limits = config.limits
+        self._config = config
+        self._pace = config.pace
+        self._slots = Slots(self._config.slot_count)
         self._max_running = self._slots.count
-        self._reservations = Reservations(self._shape.kv, max_rows=self.slot_count)
+        self._reservations = Reservations(self._config.kv, max_rows=self.slot_count)
         self._turn = Lane.BATCH
 
     def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
@@ -421,7 +421,7 @@ class Scheduler:
             leader,
             number=number,
             submitted_s=now_s,
-            keeps_tokens=self._shape.coalesce and is_shareable(leader.request),
+            keeps_tokens=self._config.coalesce and is_shareable(leader.request),
         )
         self._index.add(sequence)
         return sequence
@@ -564,7 +564,7 @@ class Scheduler:
         """When an idle scheduler stops waiting for company."""
         if self._slots or not 0 < len(self._waiting) < self.slot_count:
             return -math.inf
-        return self._waiting.oldest_s + self._shape.window_s
+        return self._waiting.oldest_s + self._config.window_s
 
     def _expire(self, now_s: float) -> list[SequenceFinished]:
         late = overdue(self._limits, self._waiting, self._slots, now_s)

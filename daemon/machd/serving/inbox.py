@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from machd.engine.protocol.engine import Engine
 from machd.errors import MachdError
-from machd.scheduler.config import Arrangement
+from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
@@ -32,7 +32,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Rearrange:
+class ChangeConfig:
     """Schedule in another way as soon as nothing runs.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rearrange:
         done: Resolves when it is done, or could not be.
     """
 
-    arrange: Callable[[Engine], Arrangement]
+    make_config: Callable[[Engine], SchedulerConfig]
     is_measured: bool
     done: Future[None] = field(default_factory=Future)
 
@@ -96,7 +96,7 @@ class Stop:
     error: MachdError
 
 
-Message = Submit | Abort | Rearrange | SetLimits | ClearPrefixes | SetPrefixLimits | Stop
+Message = Submit | Abort | ChangeConfig | SetLimits | ClearPrefixes | SetPrefixLimits | Stop
 
 
 class Inbox:

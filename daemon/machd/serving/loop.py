@@ -18,7 +18,7 @@ from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import StepMemoryError, StepPlan
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
-from machd.scheduler.config import Arrangement
+from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -30,12 +30,13 @@ from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
+from machd.serving.config_change import ConfigChange
 from machd.serving.idle_probe import IdleProbe
 from machd.serving.inbox import (
     Abort,
+    ChangeConfig,
     ClearPrefixes,
     Inbox,
-    Rearrange,
     SetLimits,
     SetPrefixLimits,
     Stop,
@@ -44,7 +45,6 @@ from machd.serving.inbox import (
 from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
 from machd.serving.open_changes import OpenChanges
 from machd.serving.pulse import Pulse
-from machd.serving.rearrangement import Rearrangement
 from machd.serving.startup_guard import NothingToMeasure, Probe, Results
 
 _IDLE_WAIT_S = 0.5
@@ -119,7 +119,7 @@ class EngineLoop:
         self._pulse = Pulse(clock)
         self._checked_s = 0.0
         self._consecutive_faults = 0
-        self._rearrangement = Rearrangement(self._measure_again, clock)
+        self._config_change = ConfigChange(self._measure_again, clock)
         self._end_error: MachdError = EngineFaultError(
             "the engine has stopped; the server is restarting"
         )
@@ -164,29 +164,29 @@ class EngineLoop:
         """Run the thread."""
         self._thread.start()
 
-    def rearrange(
-        self, arrange: Callable[[Engine], Arrangement], *, measure: bool = False
+    def change_config(
+        self, make_config: Callable[[Engine], SchedulerConfig], *, measure: bool = False
     ) -> Future[None]:
-        """Schedule in another way from the next idle moment on; nobody is turned away for it.
+        """Apply another scheduler config at the next idle moment.
 
-        What runs is finished first and nobody is admitted meanwhile; who waits goes on waiting.
+        Running sequences finish first, and no sequence is admitted meanwhile; waiting ones stay queued.
 
         Args:
-            arrange: Says how; called on the engine thread.
-            measure: Whether the model is measured (again) before that.
+            make_config: Makes the config; called on the engine thread.
+            measure: Measure the model (again) before that.
 
         Returns:
-            Resolves when it is done, also if it was replaced by a later wish before that. Has the
-            exception of ``arrange`` or of the measurement, after which all is as before; or why the
-            thread has ended or is to end. It cannot be cancelled.
+            A future that resolves when the config is applied, or replaced by a later one. It has the
+            exception of ``make_config`` or of the measurement, after which all is as before; or why
+            the thread has ended or is to end. It cannot be cancelled.
         """
-        request = Rearrange(arrange, is_measured=measure)
+        request = ChangeConfig(make_config, is_measured=measure)
         self._changes.add(request)
         self.inbox.put(request)
         return request.done
 
     @property
-    def is_rearranging(self) -> bool:
+    def is_changing_config(self) -> bool:
         """Whether another way of scheduling was asked for that is not in force yet."""
         return not self._changes.is_empty
 
@@ -257,9 +257,9 @@ class EngineLoop:
             self._pulse.beat()
             events = self._take_messages(engine, scheduler, wait_s=wait_s)
             self._note_answers(events)
-            if not self._stop and self._rearrangement.is_pending and scheduler.is_at_rest:
+            if not self._stop and self._config_change.is_pending and scheduler.is_at_rest:
                 self._publish(events)
-                self._rearrange(engine, scheduler)
+                self._change_config(engine, scheduler)
                 events = []
             if self._stop:
                 self._finish_blocks(engine, scheduler)
@@ -298,14 +298,14 @@ class EngineLoop:
             self._pulse.beat()
             self._step(engine, scheduler, plan)
 
-    def _rearrange(self, engine: Engine, scheduler: Scheduler) -> None:
+    def _change_config(self, engine: Engine, scheduler: Scheduler) -> None:
         """Schedule as was asked for; who asked is told when everybody else can see it.
 
         A stop that comes meanwhile is left for the caller to see.
         """
         self._note(engine, scheduler, idle=False)  # measuring may take long
         try:
-            events = self._rearrangement.make(engine, scheduler)
+            events = self._config_change.make(engine, scheduler)
         except Interruption as interruption:
             if interruption.__cause__ is not None:
                 raise interruption.__cause__ from None
@@ -313,7 +313,7 @@ class EngineLoop:
         self._note(engine, scheduler, idle=True)
         self._check_books(scheduler, idle=True)
         self._publish(events)
-        self._rearrangement.answer()
+        self._config_change.answer()
 
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
         attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
@@ -341,7 +341,7 @@ class EngineLoop:
 
     def _take_news(self, engine: Engine, scheduler: Scheduler, *, is_idle: bool) -> None:
         """Schedule by what was measured beside the daemon, if it changes a verdict."""
-        is_free = is_idle and scheduler.is_at_rest and not self._rearrangement.is_pending
+        is_free = is_idle and scheduler.is_at_rest and not self._config_change.is_pending
         results = self._idle_probe.news(engine, is_idle=is_free)
         if results is None or results == self._probe_results:
             return
@@ -355,7 +355,7 @@ class EngineLoop:
 
     def _rest_s(self, scheduler: Scheduler) -> float:
         """How long to sleep when no step can run; a message wakes the thread sooner."""
-        if self._rearrangement.is_pending:
+        if self._config_change.is_pending:
             return 0.0  # nothing runs: its turn has come
         due_s = scheduler.wait_s(self._clock.monotonic_s())
         return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
@@ -380,9 +380,9 @@ class EngineLoop:
     def _take_messages(self, engine: Engine, scheduler: Scheduler, *, wait_s: float) -> list[Event]:
         events: list[Event] = []
         messages = self.inbox.drain(wait_s=wait_s)
-        if self._rearrangement.take(messages, engine, scheduler):
+        if self._config_change.take(messages, engine, scheduler):
             self._note(engine, scheduler, idle=False)
-            self._rearrangement.answer()
+            self._config_change.answer()
         for message in messages:
             now_s = self._clock.monotonic_s()
             match message:
@@ -394,7 +394,7 @@ class EngineLoop:
                     self._stop = message
                 case ClearPrefixes() | SetPrefixLimits():
                     _tell_prefixes(message, scheduler)
-                case Rearrange() | SetLimits():
+                case ChangeConfig() | SetLimits():
                     pass
         return events
 
@@ -503,8 +503,8 @@ class EngineLoop:
         return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
 
     def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
-        is_rearranging = self._rearrangement.is_pending
-        self._snapshots.take(engine, scheduler, idle=idle, is_rearranging=is_rearranging)
+        is_changing_config = self._config_change.is_pending
+        self._snapshots.take(engine, scheduler, idle=idle, is_changing_config=is_changing_config)
 
 
 def _tell_prefixes(message: ClearPrefixes | SetPrefixLimits, scheduler: Scheduler) -> None:

@@ -42,7 +42,7 @@ class LoopSnapshot:
     kv_budget_bytes: int | None = None
     kv_reserved_bytes: int = 0
     memory: MemoryReading = _NO_MEMORY
-    is_rearranging: bool = False
+    is_changing_config: bool = False
     prefix: PrefixReading | None = None
     step_mode: DecodeMode = DecodeMode.SINGLE
     drafts: DraftReading = _NO_DRAFTS
@@ -60,7 +60,7 @@ class Snapshots:
         self.idle = LoopSnapshot()
 
     def take(
-        self, engine: Engine, scheduler: Scheduler, *, idle: bool, is_rearranging: bool
+        self, engine: Engine, scheduler: Scheduler, *, idle: bool, is_changing_config: bool
     ) -> None:
         """Look at both; memory is read when nothing runs, else once a second.
 
@@ -83,7 +83,7 @@ class Snapshots:
             kv_budget_bytes=scheduler.kv_budget_bytes,
             kv_reserved_bytes=scheduler.kv_reserved_bytes,
             memory=memory,
-            is_rearranging=is_rearranging,
+            is_changing_config=is_changing_config,
             prefix=prefix,
             step_mode=scheduler.step_mode,
             drafts=scheduler.draft_reading,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 from machd.errors import MachdError
-from machd.serving.inbox import Rearrange
+from machd.serving.inbox import ChangeConfig
 
 
 class OpenChanges:
@@ -18,7 +18,7 @@ class OpenChanges:
     def __init__(self) -> None:
         """Begin with none."""
         self._lock = threading.Lock()
-        self._changes: list[Rearrange] = []
+        self._changes: list[ChangeConfig] = []
         self._end_error: MachdError | None = None
 
     @property
@@ -27,7 +27,7 @@ class OpenChanges:
         with self._lock:
             return all(one.done.done() for one in self._changes)
 
-    def add(self, change: Rearrange) -> None:
+    def add(self, change: ChangeConfig) -> None:
         """Keep one until it is answered, which is at once after :meth:`refuse`."""
         with self._lock:
             self._changes = [one for one in self._changes if not one.done.done()]

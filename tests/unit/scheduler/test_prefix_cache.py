@@ -53,8 +53,8 @@ class Daemon:
         self.cache = PrefixCache(shape, limits, saved)
         batching = batching_of(max_b=max_b, prefill_chunk_tokens=chunk_tokens)
         pace = StepPace(beside_decode=chunk_tokens, alone=chunk_tokens)
-        arrangement = replace(continuous(LIMITS, batching), pace=pace)
-        self.core = Scheduler(arrangement, self.cache)
+        config = replace(continuous(LIMITS, batching), pace=pace)
+        self.core = Scheduler(config, self.cache)
         self.events: list[Event] = []
         self.plans: list[StepPlan] = []
         self.count = 0

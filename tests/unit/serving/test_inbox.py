@@ -10,7 +10,7 @@ from sequence_samples import LIMITS, request_of
 
 from machd.errors import DrainDeadlineError
 from machd.scheduler.config import single_flight
-from machd.serving.inbox import Abort, Inbox, Message, Rearrange, Stop, Submit
+from machd.serving.inbox import Abort, ChangeConfig, Inbox, Message, Stop, Submit
 
 _LONG_S = 3600.0
 """Longer than any test waits: a wait that ends has been ended."""
@@ -111,7 +111,7 @@ def test_the_first_answer_to_a_change_counts() -> None:
     """Two threads may answer it: the second one is not heard and does not fail."""
     error = DrainDeadlineError("over")
     for answers in ([None, error], [error, None]):
-        change = Rearrange(lambda _engine: single_flight(LIMITS), is_measured=False)
+        change = ChangeConfig(lambda _engine: single_flight(LIMITS), is_measured=False)
         for one in answers:
             change.answer(one)
         assert change.done.exception(0) is answers[0]

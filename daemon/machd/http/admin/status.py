@@ -84,7 +84,7 @@ def mode_status(admin: AdminContext) -> ModeStatus | None:
         active=snapshot.mode.value,
         reason=decision.reason,
         # The engine's thread may not have heard of it yet.
-        is_switching=admin.loop.is_rearranging,
+        is_switching=admin.loop.is_changing_config,
     )
 
 

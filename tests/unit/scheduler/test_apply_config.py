@@ -8,7 +8,7 @@ from sequence_samples import LIMITS, batching_of, only, request_of, run_step
 from machd.engine.fake.engine import FakeEngine
 from machd.errors import KvBudgetExceededError, QueueFullError, QueueTimeoutError
 from machd.scheduler.admission import KvPolicy
-from machd.scheduler.config import Arrangement, continuous, single_flight
+from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import DecodeMode, SequenceAdmitted, SequenceFinished, SequenceQueued
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
@@ -24,7 +24,7 @@ def _batched(
     coalesce: bool = False,
     budget_tokens: int = 100_000,
     policy: KvPolicy = KvPolicy.DEFER,
-) -> Arrangement:
+) -> SchedulerConfig:
     return continuous(
         limits,
         batching_of(
@@ -37,9 +37,9 @@ def _batched(
     )
 
 
-def _holding(arrangement: Arrangement, *sequence_ids: str) -> Scheduler:
+def _holding(config: SchedulerConfig, *sequence_ids: str) -> Scheduler:
     """A scheduler that holds admission, before which these wait."""
-    core = Scheduler(arrangement)
+    core = Scheduler(config)
     core.hold_admission()
     for sequence_id in sequence_ids:
         core.submit((request_of(sequence_id),), 0.0)
@@ -80,7 +80,7 @@ def test_a_row_that_the_engine_has_to_free_is_no_rest() -> None:
     core.abort(("a",), None, 0.0)
     assert (core.running_count, core.is_at_rest) == (0, False)
     with pytest.raises(AssertionError, match="rows that run"):
-        core.rearrange(SINGLE, 0.0)
+        core.apply_config(SINGLE, 0.0)
     run_step(core, engine, 0.0)
     assert core.is_at_rest
 
@@ -105,24 +105,24 @@ def test_held_admission_wakes_for_timeouts_alone() -> None:
     assert core.wait_s(LIMITS.queue_timeout_s) is None
 
 
-@pytest.mark.parametrize("arrangement", [SINGLE, _batched(3)], ids=["single", "batched"])
-def test_those_that_wait_keep_their_order(arrangement: Arrangement) -> None:
+@pytest.mark.parametrize("config", [SINGLE, _batched(3)], ids=["single", "batched"])
+def test_those_that_wait_keep_their_order(config: SchedulerConfig) -> None:
     """They are seated in the order in which they would have been, as many as there are slots."""
     core = _holding(_batched(2), *"abcd")
-    assert core.rearrange(arrangement, 1.0) == []
+    assert core.apply_config(config, 1.0) == []
     core.check_invariants()
-    slots = arrangement.shape.slot_count
-    assert (core.mode, core.slot_count) == (arrangement.shape.mode, slots)
+    slots = config.slot_count
+    assert (core.mode, core.slot_count) == (config.mode, slots)
     assert _admitted(core, 1.0) == list("abcd"[:slots])
 
 
 def test_waiting_for_a_switch_counts_as_waiting_for_company() -> None:
     """Who has waited longer than the window is seated at once; a newcomer alone waits for company."""
     core = _holding(SINGLE, "a")
-    core.rearrange(_batched(window_s=1.0), 2.0)
+    core.apply_config(_batched(window_s=1.0), 2.0)
     assert _admitted(core, 2.0) == ["a"]
     idle = Scheduler(SINGLE)
-    idle.rearrange(_batched(window_s=1.0), 2.0)
+    idle.apply_config(_batched(window_s=1.0), 2.0)
     idle.submit((request_of("b", arrived_s=2.0),), 2.0)
     assert _admitted(idle, 2.5) == []
     assert _admitted(idle, 3.0) == ["b"]
@@ -133,7 +133,7 @@ def test_only_what_can_never_fit_is_ended(policy: KvPolicy) -> None:
     """One that is larger than the budget ends; those that merely do not fit together wait."""
     core = _holding(SINGLE, "a", "b")
     core.submit((request_of("large", max_tokens=50),), 0.0)
-    [end] = only(SequenceFinished, core.rearrange(_batched(budget_tokens=8, policy=policy), 0.0))
+    [end] = only(SequenceFinished, core.apply_config(_batched(budget_tokens=8, policy=policy), 0.0))
     assert (end.sequence_id, type(end.error)) == ("large", KvBudgetExceededError)
     core.check_invariants()
     assert core.waiting_count == 2
@@ -145,7 +145,7 @@ def test_smaller_limits_turn_away_newcomers_alone() -> None:
     """Four wait where one may: they go on waiting, and the next one is refused."""
     none = QueueLimits(0, 0, LIMITS.queue_timeout_s, LIMITS.request_timeout_s)
     core = _holding(SINGLE, *"abcd")
-    assert core.rearrange(_batched(2, limits=none), 0.0) == []
+    assert core.apply_config(_batched(2, limits=none), 0.0) == []
     [end] = core.submit((request_of("e"),), 0.0)
     assert isinstance(end, SequenceFinished)
     assert isinstance(end.error, QueueFullError)
@@ -167,7 +167,7 @@ def test_limits_alone_may_change_while_rows_run() -> None:
 def test_nobody_joins_once_sharing_is_switched_off() -> None:
     """Those that share already go on sharing; the next one computes for itself."""
     core = _holding(_batched(coalesce=True), "a", "b")
-    core.rearrange(_batched(), 0.0)
+    core.apply_config(_batched(), 0.0)
     assert isinstance(core.submit((request_of("c"),), 0.0)[0], SequenceQueued)
     core.check_invariants()
     core.admit(0.0)
@@ -177,7 +177,7 @@ def test_nobody_joins_once_sharing_is_switched_off() -> None:
 def test_what_came_before_sharing_was_switched_on_is_not_joined() -> None:
     """Its tokens are not kept; the first newcomer sequences for itself, and is joined by the next."""
     core = _holding(SINGLE, "a", "b")
-    core.rearrange(_batched(coalesce=True), 0.0)
+    core.apply_config(_batched(coalesce=True), 0.0)
     core.submit((request_of("c"),), 0.0)
     core.submit((request_of("d"),), 0.0)
     core.check_invariants()
@@ -188,6 +188,6 @@ def test_what_came_before_sharing_was_switched_on_is_not_joined() -> None:
 def test_a_mode_is_named_by_the_arrangement_that_seats() -> None:
     """What waited in one mode is admitted in the other."""
     core = _holding(SINGLE, "a")
-    core.rearrange(_batched(), 0.0)
+    core.apply_config(_batched(), 0.0)
     [admitted] = only(SequenceAdmitted, core.admit(0.0))
     assert admitted.decode_mode is DecodeMode.BATCHED

@@ -1,7 +1,7 @@
 """Another way of scheduling, from the moment it is asked for until it is in force.
 
-A row keeps the arrangement that it was admitted under, so a change waits until nothing runs. Who
-waits meanwhile goes on waiting, and whatever goes wrong leaves the old arrangement, with admission
+A row keeps the config that it was admitted under, so a change waits until nothing runs. Who
+waits meanwhile goes on waiting, and whatever goes wrong leaves the old config, with admission
 open: a change that failed costs nobody an answer. Nor does one that is taken back: who asks for what
 is in force anyway has it at once, and nobody waits for what nobody wants any more.
 """
@@ -15,15 +15,15 @@ import structlog
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
-from machd.scheduler.config import Arrangement
+from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import Event
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.inbox import (
     Abort,
+    ChangeConfig,
     ClearPrefixes,
     Message,
-    Rearrange,
     SetLimits,
     SetPrefixLimits,
     Stop,
@@ -31,7 +31,7 @@ from machd.serving.inbox import (
 )
 
 
-class Rearrangement:
+class ConfigChange:
     """What was asked for and is not done yet. Lives on the engine thread."""
 
     def __init__(self, measure: Callable[[Engine, Scheduler], None], clock: Clock) -> None:
@@ -44,8 +44,8 @@ class Rearrangement:
         """
         self._measure = measure
         self._clock = clock
-        self._asked: list[Rearrange] = []
-        self._made: list[Rearrange] = []
+        self._asked: list[ChangeConfig] = []
+        self._made: list[ChangeConfig] = []
         self._is_measuring = False
         self._limits: QueueLimits | None = None
         self._error: Exception | None = None
@@ -68,12 +68,12 @@ class Rearrangement:
         """
         for message in messages:
             self._take(message, scheduler)
-        is_asked = any(isinstance(message, Rearrange) for message in messages)
+        is_asked = any(isinstance(message, ChangeConfig) for message in messages)
         return is_asked and self._is_taken_back(engine, scheduler)
 
     def _take(self, message: Message, scheduler: Scheduler) -> None:
         match message:
-            case Rearrange():
+            case ChangeConfig():
                 scheduler.hold_admission()
                 self._asked.append(message)
                 self._limits = None
@@ -88,21 +88,21 @@ class Rearrangement:
         if self._is_measuring or any(one.is_measured for one in self._asked):
             return False  # what a measurement finds may change what is wanted
         try:
-            arrangement = self._wanted(self._asked[-1], engine)
+            config = self._wanted(self._asked[-1], engine)
         except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
             return False
-        if not scheduler.is_arranged_as(arrangement):
+        if not scheduler.is_configured_as(config):
             return False
         self._made, self._asked = self._asked, []
-        scheduler.set_limits(arrangement.limits)
+        scheduler.set_limits(config.limits)
         scheduler.resume_admission()
         return True
 
-    def _wanted(self, asked: Rearrange, engine: Engine) -> Arrangement:
-        arrangement = asked.arrange(engine)
+    def _wanted(self, asked: ChangeConfig, engine: Engine) -> SchedulerConfig:
+        config = asked.make_config(engine)
         if self._limits is not None:
-            arrangement = replace(arrangement, limits=self._limits)
-        return arrangement
+            config = replace(config, limits=self._limits)
+        return config
 
     def make(self, engine: Engine, scheduler: Scheduler) -> list[Event]:
         """Do what was asked for; the scheduler is at rest. :meth:`answer` says how it went.
@@ -118,10 +118,10 @@ class Rearrangement:
                 self._measure_for_them(engine, scheduler)
                 # What was asked for meanwhile is newer, and a wish to measure is fulfilled.
                 self._made, self._asked = self._made + self._asked, []
-            arrangement = self._wanted(self._made[-1], engine)
+            config = self._wanted(self._made[-1], engine)
             # What the engine lays out for its rows has to be what the scheduler reserves for them.
-            engine.reset(max_rows=arrangement.shape.slot_count)
-            events = scheduler.rearrange(arrangement, self._clock.monotonic_s())
+            engine.reset(max_rows=config.slot_count)
+            events = scheduler.apply_config(config, self._clock.monotonic_s())
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost anybody an answer
             self._log.exception("scheduler.not_rearranged")
             self._error = error
@@ -132,8 +132,7 @@ class Rearrangement:
             if not self._asked:  # while it was measured; their turn is next
                 scheduler.resume_admission()
             return []
-        shape = arrangement.shape
-        self._log.info("scheduler.rearranged", mode=shape.mode.value, slots=shape.slot_count)
+        self._log.info("scheduler.rearranged", mode=config.mode.value, slots=config.slot_count)
         return events
 
     def _measure_for_them(self, engine: Engine, scheduler: Scheduler) -> None:

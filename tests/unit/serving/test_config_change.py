@@ -29,7 +29,7 @@ from machd.errors import (
     QueueFullError,
     QueueTimeoutError,
 )
-from machd.scheduler.config import Arrangement, continuous, single_flight
+from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -101,7 +101,7 @@ def _measuring(
     probe.may_end.clear()
     scheduler = scheduler or Scheduler(single_flight(LIMITS))
     with running_thread(probe=probe, clock=clock, make_scheduler=lambda _: scheduler) as thread:
-        done = _rearrange(thread, _batched(), measure=True)
+        done = _change_config(thread, _batched(), measure=True)
         assert probe.is_reached.wait(CEILING_S)
         try:
             yield thread, done
@@ -117,14 +117,16 @@ def _logged() -> Iterator[list[EventDict]]:
 
 def _batched(
     max_b: int = 4, *, coalesce: bool = False, budget_tokens: int = 100_000
-) -> Arrangement:
+) -> SchedulerConfig:
     return continuous(
         LIMITS, batching_of(max_b=max_b, coalesce=coalesce, budget_tokens=budget_tokens)
     )
 
 
-def _rearrange(thread: Thread, arrangement: Arrangement, *, measure: bool = False) -> Future[None]:
-    return thread.loop.rearrange(lambda _engine: arrangement, measure=measure)
+def _change_config(
+    thread: Thread, config: SchedulerConfig, *, measure: bool = False
+) -> Future[None]:
+    return thread.loop.change_config(lambda _engine: config, measure=measure)
 
 
 def _admissions(thread: Thread) -> list[tuple[str, DecodeMode]]:
@@ -142,8 +144,8 @@ def test_what_runs_is_finished_and_what_waits_goes_on_in_the_new_way() -> None:
         gate.wait_until_held()
         thread.submit(request_of("b"), request_of("c"))
         thread.published.wait_for(SequenceQueued, 1)
-        done = _rearrange(thread, _batched())
-        gate.step_until(lambda: thread.loop.snapshot.is_rearranging, "it is asked for")
+        done = _change_config(thread, _batched())
+        gate.step_until(lambda: thread.loop.snapshot.is_changing_config, "it is asked for")
         before = thread.loop.snapshot
         assert not done.done()
         gate.open()
@@ -151,7 +153,7 @@ def test_what_runs_is_finished_and_what_waits_goes_on_in_the_new_way() -> None:
         after = thread.loop.snapshot
         ends = thread.published.ends(3)
     assert (before.mode, after.mode) == (DecodeMode.SINGLE, DecodeMode.BATCHED)
-    assert not after.is_rearranging
+    assert not after.is_changing_config
     assert [one.reason for one in ends.values()] == [FinishReason.LENGTH] * 3
     assert [ends[one].completion_tokens for one in "abc"] == [6, 4, 4]
     assert _admissions(thread) == [
@@ -164,13 +166,13 @@ def test_what_runs_is_finished_and_what_waits_goes_on_in_the_new_way() -> None:
 def test_an_idle_thread_switches_at_once_and_back() -> None:
     """Nothing runs, nobody waits: it is done in a turn, before any request."""
     with running_thread() as thread:
-        for mode, arrangement in (
+        for mode, config in (
             (DecodeMode.BATCHED, _batched(3)),
             (DecodeMode.SINGLE, single_flight(LIMITS)),
         ):
-            _rearrange(thread, arrangement).result(CEILING_S)
+            _change_config(thread, config).result(CEILING_S)
             assert thread.loop.snapshot.mode is mode
-            assert thread.loop.snapshot.slot_count == arrangement.shape.slot_count
+            assert thread.loop.snapshot.slot_count == config.slot_count
             assert thread.loop.idle_snapshot.mode is mode
 
 
@@ -184,7 +186,7 @@ def test_nobody_is_admitted_while_rows_run_although_slots_are_free() -> None:
     ) as thread:
         thread.submit(request_of("a", max_tokens=20))
         gate.wait_until_held()
-        done = _rearrange(thread, _batched(2))
+        done = _change_config(thread, _batched(2))
         thread.submit(request_of("b"))
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
         for _ in range(3):
@@ -205,7 +207,7 @@ def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
         return FakeEngine()
 
     with running_thread(load=load) as thread:
-        done = _rearrange(thread, _batched(3))
+        done = _change_config(thread, _batched(3))
         thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
         may_load.set()
         done.result(CEILING_S)
@@ -223,7 +225,7 @@ def test_a_waiting_request_that_can_never_fit_is_told_so_and_blocks_nobody() -> 
         gate.wait_until_held()
         thread.submit(request_of("large", max_tokens=50))
         thread.submit(request_of("small", max_tokens=5))
-        _ = _rearrange(thread, _batched(budget_tokens=20))
+        _ = _change_config(thread, _batched(budget_tokens=20))
         gate.open()
         ends = thread.published.ends(3)
     assert isinstance(ends["large"].error, KvBudgetExceededError)
@@ -236,7 +238,7 @@ def test_who_waits_too_long_for_a_switch_is_turned_away() -> None:
     with running_thread(FakeEngine(before_step=gate), gate=gate, clock=clock) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        _rearrange(thread, _batched())
+        _change_config(thread, _batched())
         thread.submit(request_of("b"))
         clock.advance(LIMITS.queue_timeout_s)
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
@@ -251,7 +253,7 @@ def test_the_later_wish_wins_and_both_are_told() -> None:
     """Of two that wait the first is never put in force; measuring is done if either wants it."""
     gate, probe, asked = StepGate(at_decode), _ScriptedProbe(), list[str]()
 
-    def first(engine: Engine) -> Arrangement:
+    def first(engine: Engine) -> SchedulerConfig:
         del engine
         asked.append("first")
         return _batched(2)
@@ -259,7 +261,10 @@ def test_the_later_wish_wins_and_both_are_told() -> None:
     with running_thread(FakeEngine(before_step=gate), gate=gate, probe=probe) as thread:
         thread.submit(request_of("a"))
         gate.wait_until_held()
-        futures = [thread.loop.rearrange(first, measure=True), _rearrange(thread, _batched(3))]
+        futures = [
+            thread.loop.change_config(first, measure=True),
+            _change_config(thread, _batched(3)),
+        ]
         gate.open()
         for future in futures:
             future.result(CEILING_S)
@@ -269,12 +274,12 @@ def test_the_later_wish_wins_and_both_are_told() -> None:
 
 
 def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -> None:
-    """The arrangement was asked for under older settings; its limits are those set since."""
+    """The config was asked for under older settings; its limits are those set since."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        done = _rearrange(thread, _batched(1))
+        done = _change_config(thread, _batched(1))
         thread.loop.set_queue_limits(replace(LIMITS, max_queue=1))
         thread.submit(request_of("b"))
         thread.submit(request_of("c"))
@@ -309,7 +314,7 @@ def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
         thread.submit(request_of("a"))
         gate.wait_until_held()
         thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
-        done = _rearrange(thread, _batched(1))
+        done = _change_config(thread, _batched(1))
         gate.open()
         done.result(CEILING_S)
         thread.submit(request_of("b", group_id="g"), request_of("c", group_id="g"))
@@ -318,17 +323,17 @@ def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
 
 
 def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
-    """Both of them are of the new arrangement at the very moment that the future resolves."""
+    """Both of them are of the new config at the very moment that the future resolves."""
     seen: list[LoopSnapshot] = []
     with running_thread() as thread:
         thread.submit(request_of("a"))
-        done = _rearrange(thread, _batched(3))
+        done = _change_config(thread, _batched(3))
         done.add_done_callback(
             lambda _done: seen.extend([thread.loop.snapshot, thread.loop.idle_snapshot])
         )
         done.result(CEILING_S)
         thread.published.ends(1)
-    assert [(one.slot_count, one.is_rearranging) for one in seen] == [(3, False)] * 2
+    assert [(one.slot_count, one.is_changing_config) for one in seen] == [(3, False)] * 2
 
 
 # Taken back
@@ -344,15 +349,15 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
     ) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        futures = [_rearrange(thread, _batched(2))]
+        futures = [_change_config(thread, _batched(2))]
         thread.submit(request_of("b"))
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
-        futures.append(_rearrange(thread, _batched(4)))
+        futures.append(_change_config(thread, _batched(4)))
         gate.step_until(lambda: len(_admissions(thread)) > 1, "b is admitted")
         for future in futures:
             future.result(CEILING_S)
-        assert not thread.loop.is_rearranging
-        assert not thread.loop.snapshot.is_rearranging
+        assert not thread.loop.is_changing_config
+        assert not thread.loop.snapshot.is_changing_config
         assert not thread.published.of(SequenceFinished)
         gate.open()
         ends = thread.published.ends(2)
@@ -370,8 +375,8 @@ def test_a_change_that_is_taken_back_brings_its_limits() -> None:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
         thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
-        _rearrange(thread, _batched())
-        done = _rearrange(thread, single_flight(LIMITS))
+        _change_config(thread, _batched())
+        done = _change_config(thread, single_flight(LIMITS))
         gate.step_until(done.done, "it is taken back")
         thread.submit(request_of("b"))
         gate.open()
@@ -398,10 +403,12 @@ def test_what_is_not_in_force_or_to_be_measured_is_not_taken_back(
         thread.submit(request_of("a", max_tokens=20))
         gate.wait_until_held()
         futures = [
-            _rearrange(thread, single_flight(LIMITS), measure=first_is_measured),
-            _rearrange(thread, single_flight(LIMITS, prefill_chunk_tokens=prefill_chunk_tokens)),
+            _change_config(thread, single_flight(LIMITS), measure=first_is_measured),
+            _change_config(
+                thread, single_flight(LIMITS, prefill_chunk_tokens=prefill_chunk_tokens)
+            ),
         ]
-        gate.step_until(lambda: thread.loop.snapshot.is_rearranging, "both are asked for")
+        gate.step_until(lambda: thread.loop.snapshot.is_changing_config, "both are asked for")
         gate.let()
         gate.wait_until_held()
         assert not futures[1].done()
@@ -427,7 +434,7 @@ def test_who_waits_is_looked_after_while_the_model_is_measured() -> None:
         thread.abort("gone")
         assert thread.published.ends(2)["gone"].reason is FinishReason.ABORT
         wait_until(lambda: thread.loop.snapshot.waiting_count == 1, "one is seen to wait")
-        assert thread.loop.snapshot.is_rearranging
+        assert thread.loop.snapshot.is_changing_config
         assert not done.done()
         probe.may_end.set()
         done.result(CEILING_S)
@@ -441,7 +448,7 @@ def test_what_is_asked_for_meanwhile_is_made_afterwards(is_failing: bool) -> Non
     error = OSError("planted") if is_failing else None
     probe = _SteppingProbe(error)
     with _measuring(probe) as (thread, first):
-        newer = [_rearrange(thread, _batched(2)), _rearrange(thread, _batched(3))]
+        newer = [_change_config(thread, _batched(2)), _change_config(thread, _batched(3))]
         thread.submit(request_of("a"))
         thread.published.wait_for(SequenceQueued)
         probe.may_end.set()
@@ -471,8 +478,8 @@ def test_a_stop_answers_who_asked_while_the_thread_hangs() -> None:
     with _measuring(_ScriptedProbe()) as (thread, done):
         thread.loop.stop(STOPPED)
         assert done.exception(0) is STOPPED
-        assert not thread.loop.is_rearranging
-        assert _rearrange(thread, _batched()).exception(0) is STOPPED
+        assert not thread.loop.is_changing_config
+        assert _change_config(thread, _batched()).exception(0) is STOPPED
         assert thread.loop.is_alive
     assert thread.fault() is None
 
@@ -497,12 +504,12 @@ def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
     with running_thread(probe=_ScriptedProbe()) as thread:
         assert thread.loop.probe_results == ()
 
-        def arrange(engine: Engine) -> Arrangement:
+        def make_config(engine: Engine) -> SchedulerConfig:
             del engine
             seen.append(thread.loop.probe_results)
             return _batched()
 
-        thread.loop.rearrange(arrange, measure=True).result(CEILING_S)
+        thread.loop.change_config(make_config, measure=True).result(CEILING_S)
     assert seen == [PROBED]
 
 
@@ -511,10 +518,10 @@ def test_measuring_is_no_stall_until_it_takes_far_too_long() -> None:
     clock, probe = ManualClock(0.0), _ScriptedProbe()
     probe.may_end.clear()
     with running_thread(clock=clock, probe=probe) as thread:
-        done = _rearrange(thread, _batched(), measure=True)
+        done = _change_config(thread, _batched(), measure=True)
         assert probe.is_reached.wait(CEILING_S)
         try:
-            assert thread.loop.snapshot.is_rearranging
+            assert thread.loop.snapshot.is_changing_config
             clock.advance(100.0)
             young_s = thread.loop.heartbeat_age_s
             clock.advance(100.0)
@@ -538,17 +545,17 @@ def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
     error = ValueError("planted")
     probe = _ScriptedProbe(error if is_probe else None)
 
-    def arrange(engine: Engine) -> Arrangement:
+    def make_config(engine: Engine) -> SchedulerConfig:
         del engine
         raise error
 
     with running_thread(probe=probe) as thread:
-        done = thread.loop.rearrange(arrange, measure=is_probe)
+        done = thread.loop.change_config(make_config, measure=is_probe)
         thread.submit(request_of("a"))
         assert done.exception(CEILING_S) is error
         assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
-        assert not thread.loop.snapshot.is_rearranging
-        _rearrange(thread, _batched()).result(CEILING_S)
+        assert not thread.loop.snapshot.is_changing_config
+        _change_config(thread, _batched()).result(CEILING_S)
     assert _admissions(thread) == [("a", DecodeMode.SINGLE)]
     assert [one["event"] for one in logged].count("scheduler.not_rearranged") == 1
     assert thread.loop.probe_results == ()
@@ -566,7 +573,7 @@ def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
             raise OSError("planted")
 
     with running_thread(probe=_Leaves()) as thread:
-        done = _rearrange(thread, _batched(), measure=True)
+        done = _change_config(thread, _batched(), measure=True)
         assert isinstance(done.exception(CEILING_S), OSError)
         thread.submit(request_of("a"))
         assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
@@ -576,7 +583,7 @@ def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
     """Its rows would be in the way of others'; who asked is told, too."""
     engine = FakeEngine(faults=FakeFaults(reset_error=OSError("planted")))
     with running_thread(engine, probe=_ScriptedProbe(ValueError("planted"))) as thread:
-        done = _rearrange(thread, _batched(), measure=True)
+        done = _change_config(thread, _batched(), measure=True)
         assert isinstance(done.exception(CEILING_S), EngineFaultError)
         assert isinstance(thread.fault(), OSError)
 
@@ -592,14 +599,14 @@ def test_a_thread_that_ends_tells_all_who_wait_for_a_switch(is_stop: bool) -> No
     with running_thread(engine, gate=gate) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        futures = [_rearrange(thread, _batched())]
+        futures = [_change_config(thread, _batched())]
         if is_stop:
             thread.loop.stop(STOPPED)
-        futures.append(_rearrange(thread, _batched()))
+        futures.append(_change_config(thread, _batched()))
         gate.open()
         errors = [one.exception(CEILING_S) for one in futures]
         assert thread.loop.join(CEILING_S)
-        errors.append(_rearrange(thread, _batched()).exception(CEILING_S))
+        errors.append(_change_config(thread, _batched()).exception(CEILING_S))
     assert {type(one) for one in errors} == {type(STOPPED) if is_stop else EngineFaultError}
 
 
@@ -612,10 +619,10 @@ def test_a_model_that_does_not_load_leaves_nobody_waiting_for_a_switch() -> None
         raise ModelFormatError("planted")
 
     with running_thread(load=load) as thread:
-        before = _rearrange(thread, _batched())
+        before = _change_config(thread, _batched())
         may_load.set()
         assert isinstance(before.exception(CEILING_S), EngineFaultError)
-        assert isinstance(_rearrange(thread, _batched()).exception(CEILING_S), EngineFaultError)
+        assert isinstance(_change_config(thread, _batched()).exception(CEILING_S), EngineFaultError)
 
 
 def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
@@ -624,7 +631,7 @@ def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))
         gate.wait_until_held()
-        done = _rearrange(thread, _batched())
+        done = _change_config(thread, _batched())
         assert not done.cancel()
         gate.open()
         done.result(CEILING_S)
@@ -635,12 +642,12 @@ def test_switching_at_any_step_changes_no_token() -> None:
     """Six requests, a switch after each step: every one gets what it gets alone, and ends well."""
     steps = 0
     threads: list[Thread] = []
-    arrangements = [single_flight(LIMITS), _batched(2, coalesce=True), _batched(4)]
+    configs = [single_flight(LIMITS), _batched(2, coalesce=True), _batched(4)]
 
     def before_step(_plan: StepPlan) -> None:
         nonlocal steps
         steps += 1
-        _rearrange(threads[0], arrangements[steps % 3])
+        _change_config(threads[0], configs[steps % 3])
 
     with running_thread(FakeEngine(before_step=before_step)) as thread:
         threads.append(thread)
@@ -651,7 +658,7 @@ def test_switching_at_any_step_changes_no_token() -> None:
                 )
             )
         ends = thread.published.ends(6)
-        wait_until(lambda: not thread.loop.snapshot.is_rearranging, "the last switch is done")
+        wait_until(lambda: not thread.loop.snapshot.is_changing_config, "the last switch is done")
     assert [ends[f"s{number}"].completion_tokens for number in range(6)] == [3, 4, 5, 6, 7, 8]
     assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
     tokens = thread.published.of(TokenGenerated)
