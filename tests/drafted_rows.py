@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.formats import PLAIN
-from machd.engine.kv.kv_format import KvFormat
-from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, SerialLaneKv
+from machd.engine.kv.kv_format import PLAIN, KvFormat
+from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
 from machd.engine.kv.row_caches import make_row_caches
+from machd.engine.kv.serial_lane import SerialLaneKv
 from machd_probes.scripts import random_prompt
 
 LANES = ("alone", "batch")

@@ -17,8 +17,9 @@ from machd.capabilities.rules import speculation
 from machd.capabilities.verdict import Support
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.lane_kv import PrefilledRow, SerialLaneKv
+from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.row_caches import make_row_caches
+from machd.engine.kv.serial_lane import SerialLaneKv
 from machd_probes.prober import tiny_loaded
 
 _NOISE = 5e-3

@@ -17,8 +17,8 @@ from machd.api.constraint import ConstraintKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import rollback
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.lane_kv import SerialLaneKv
 from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
 from machd.engine.step import verification
 from machd.engine.step.decoder import Decoder, Sampled

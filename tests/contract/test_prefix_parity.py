@@ -19,8 +19,8 @@ from tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_caches import CachedRow, innermost, kv_arrays
-from machd.engine.kv.state import copied
+from machd.engine.kv.lane_kv import CachedRow
+from machd.engine.kv.row_caches import copied, innermost, kv_arrays
 from machd.engine.prefix_blocks import arrays as block_arrays
 from machd.engine.prefix_blocks import memory_tier
 from machd.engine.prefix_blocks.arrays import BlockArrays

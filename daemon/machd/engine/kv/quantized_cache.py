@@ -1,7 +1,7 @@
-"""Keys and values of one row in a format, where mlx-lm has its ``KVCache``.
+"""Caches of keys and values in a KV format: the base of all, and one row's in place of mlx-lm's ``KVCache``.
 
-A prompt is computed in one, and a row that decodes alone stays in it. What comes in is encoded, and
-what goes out is decoded, that of the newest tokens too: so a token sees the same of its past however
+A prompt is computed in a quantized cache, and a row with a lane of its own stays in it. All keys and
+values are encoded when written and decoded when read, the newest too: a token sees the same past however
 the prompt was cut, and whether it was computed or came from a block.
 """
 
@@ -11,26 +11,24 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from machd.engine.kv.kv_format import KvFormat, KvWidths
+from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 
-_STEP_TOKENS = 256
-"""Columns are added in multiples of this, as mlx-lm's caches do."""
+STEP_TOKENS = 256
+"""Columns are allocated in multiples of this, as in mlx-lm's caches."""
 
 
-class QuantizedCache:
-    """One layer's keys and values, in the shape that mlx-lm's models expect of a cache.
+class FormatCache:
+    """One layer's keys and values in a KV format, with the attributes that mlx-lm's models use.
 
     Attributes:
-        kv_format: What the arrays are of.
-        arrays: [1, heads, columns, n] each; none before anything was written.
-        offset: Positions.
+        kv_format: Encodes and decodes the arrays.
+        arrays: [rows, heads, columns, n] each, with room to spare; none before the first write.
     """
 
     def __init__(self, kv_format: KvFormat) -> None:
         """Begin without positions."""
         self.kv_format = kv_format
         self.arrays: list[mx.array] = []
-        self.offset = 0
         self._widths: KvWidths | None = None
 
     @property
@@ -49,11 +47,14 @@ class QuantizedCache:
 
     @values.setter
     def values(self, array: mx.array) -> None:
-        """Refuse: a model that never reads its values may put others there, but keys need it."""
+        # A model that never reads its values may put others in their place, to have no graph of them.
+        # In a quantized format the last array is part of the keys as well.
+        if self.kv_format is PLAIN:
+            self.arrays[-1] = array
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """What a forward pass has to compute."""
+        """The arrays that a forward pass has to compute."""
         return tuple(self.arrays)
 
     @property
@@ -62,25 +63,48 @@ class QuantizedCache:
         return sum(array.nbytes for array in self.arrays)
 
     def empty(self) -> bool:
-        """Whether nothing was ever written."""
+        """Return True before the first write."""
         return not self.arrays
 
+    def decoded(self, begin: int, end: int, width: int) -> tuple[mx.array, mx.array]:
+        """Decode rows ``begin`` to ``end`` up to a column: [rows, heads, width, head_dim] each."""
+        seen = [array[begin:end, :, :width] for array in self.arrays]
+        return self.kv_format.decode(seen, self._known_widths)
+
+    @property
+    def _known_widths(self) -> KvWidths:
+        assert self._widths is not None, "a layer is written before it is read"
+        return self._widths
+
+
+class QuantizedCache(FormatCache):
+    """One layer's keys and values of one row.
+
+    Attributes:
+        offset: Positions.
+    """
+
+    def __init__(self, kv_format: KvFormat) -> None:
+        """Begin without positions."""
+        super().__init__(kv_format)
+        self.offset = 0
+
     def size(self) -> int:
-        """Positions."""
+        """Return the number of positions."""
         return self.offset
 
     def is_trimmable(self) -> bool:
-        """Always: a position's columns are its own."""
+        """Return True: a position's columns are its own."""
         return True
 
     def trim(self, n: int) -> int:
-        """Forget the last positions; returns how many."""
+        """Remove the last positions; returns how many."""
         trimmed = min(self.offset, n)
         self.offset -= trimmed
         return trimmed
 
     def make_mask(self, *args: object, **kwargs: object) -> mx.array | str | None:
-        """As of mlx-lm's own cache."""
+        """Make the mask that mlx-lm's own cache makes."""
         from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
             create_attention_mask,
         )
@@ -89,7 +113,7 @@ class QuantizedCache:
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write tokens and give all that there are.
+        """Write tokens and read all positions.
 
         Args:
             keys: [1, heads, tokens, head_dim].
@@ -109,16 +133,14 @@ class QuantizedCache:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """All that there are; see :meth:`update_and_fetch`."""
-        assert self._widths is not None, "a layer is written before it is read"
-        seen = [array[:, :, : self.offset] for array in self.arrays]
-        return self.kv_format.decode(seen, self._widths)
+        """Read all positions; see :meth:`update_and_fetch`."""
+        return self.decoded(0, 1, self.offset)
 
     def _make_room(self, like: Sequence[mx.array], columns: int) -> None:
         held = self.arrays[0].shape[2] if self.arrays else 0
         if columns <= held:
             return
-        missing = -(-(columns - self.offset) // _STEP_TOKENS) * _STEP_TOKENS
+        missing = -(-(columns - self.offset) // STEP_TOKENS) * STEP_TOKENS
         rooms = [mx.zeros((*one.shape[:2], missing, one.shape[3]), dtype=one.dtype) for one in like]
         if not self.arrays:
             self.arrays = rooms

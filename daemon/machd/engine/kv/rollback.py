@@ -1,13 +1,12 @@
-"""Where the caches of rows are before a pass, so that some of its tokens can be taken out again.
+"""Rollback of the last tokens of a pass, cache by cache.
 
-A standard cache has a column for each position, and what was added is cut off its end. So it is with
-a window after one pass of several tokens: mlx-lm leaves the columns in their order then, and as many
-of those before as the first of the tokens sees, so cut after a token it is as if the pass had ended
-there. Recurrent state is known only as it is now, of all rows: it is what it was before, or as it is.
+A standard cache has a column for each position, and the last ones are dropped. So are a window's after
+one pass of several tokens: mlx-lm then leaves its columns in order of position, and as many older ones
+as the first token sees. Recurrent state has no columns: it is restored whole, for all rows.
 
-Nothing is copied. ``mx.array(a)`` is another name for what ``a`` holds now, and mlx never changes
-what has a name: writing into ``a`` writes over its memory only if nobody else has it, and into a
-copy otherwise. A window and a state get new arrays in a pass of several tokens anyway.
+A checkpoint copies nothing. ``mx.array(a)`` is another name for what ``a`` holds now, and mlx writes into
+memory in place only where an array has one name, and into a copy otherwise. Windows and states get new
+arrays in a pass of several tokens anyway.
 """
 
 from __future__ import annotations
@@ -19,48 +18,44 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.quantized_cache import QuantizedCache
-from machd.engine.kv.state import CacheState
+from machd.engine.kv.row_caches import CacheState
 
 
 def supports_rollback(cache: Cache, rows: int = 1) -> bool:
-    """Whether it is known how tokens are taken out of an innermost cache.
+    """Return True if tokens can be rolled back in an innermost cache of this class.
 
     Args:
-        cache: Of any class.
-        rows: That it holds. Of several, a window's cannot be: mlx-lm pads them in front.
+        cache: Any innermost cache.
+        rows: Rows that it holds. A window of several rows cannot: mlx-lm pads rows in front.
     """
     kind = _checkpoint_classes().get(type(cache))
     return kind is not None and (rows == 1 or kind is _StateCheckpoint)
 
 
 class CacheCheckpoint:
-    """Where caches are."""
+    """The state of a set of caches before a pass."""
 
     def __init__(self, caches: Iterable[Cache]) -> None:
-        """Remember it of innermost caches, each of a class that can be marked."""
+        """Remember innermost caches, each of a class that supports rollback."""
         classes = _checkpoint_classes()
         self._parts = [classes[type(cache)](cache) for cache in caches]
 
     def roll_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
-        """Take the last positions of each row out again; the marks have no further use.
+        """Remove the last positions of each row; the checkpoint is of no further use.
 
         Args:
-            counts: How many of each row; 0 or more.
-            added: How many of each row have come since, in one pass.
+            counts: Positions to remove from each row; 0 or more.
+            added: Positions that each row has got since, in one pass.
 
         Returns:
-            Whether it is done. If it is not, all caches are where they were.
+            True if done. Otherwise all caches are as they were at the checkpoint.
         """
         assert all(0 <= one <= new for one, new in zip(counts, added, strict=True)), (
-            "what is taken back came after the mark"
+            "only positions since the checkpoint are removed"
         )
         if not any(counts) or not self._parts:
             return True
-        if (
-            len(counts) == 1
-            and counts[0] < added[0]
-            and all(part.cut(counts[0]) for part in self._parts)
-        ):
+        if len(counts) == 1 and counts[0] < added[0] and all(p.cut(counts[0]) for p in self._parts):
             return True
         for part in self._parts:
             part.restore()
@@ -68,13 +63,13 @@ class CacheCheckpoint:
 
 
 def unroll_window(cache: Cache, length: int) -> None:
-    """Bring the window of a batch's only row into order, without the padding in front of it.
+    """Order the columns of a window with one row by position, and drop the padding in front.
 
-    A pass of several tokens does the first itself. But where a ring has gone round, mlx-lm's mask for
-    several tokens takes the padding for a column wider than it is by then.
+    A pass of several tokens does the first itself. But once a ring has gone round, mlx-lm's mask for
+    several tokens takes the padding to be a column wider than it is by then.
 
     Args:
-        cache: Of any class; all but windows of a batch stay as they are.
+        cache: Any cache; all but batch windows stay as they are.
         length: Positions that the row has.
     """
     from mlx_lm.models.cache import BatchRotatingKVCache  # noqa: PLC0415 - after import_mlx_lm()
@@ -85,17 +80,19 @@ def unroll_window(cache: Cache, length: int) -> None:
     if is_rotated:
         keys, values = (mx.roll(one, -index, 2) for one in (keys, values))
         index = keys.shape[2]
-    # Columns are right-aligned: those that the row has no positions for stand in front.
+    # Columns are right-aligned: those in front of the row's first position are padding.
     begin = max(index - length, 0)
     if is_rotated or begin or index < keys.shape[2]:
-        keys, values = (one[..., begin:index, :] for one in (keys, values))
+        keys, values = (
+            one[..., begin:index, :] for one in (keys, values)
+        )  # [1, heads, columns, n]
         offset, padding = (mx.array([number], dtype=mx.int32) for number in (length, 0))
         columns = index - begin
         cache.state = (keys, values, offset, padding, max_size, columns, columns, False)
 
 
 class _ColumnCheckpoint:
-    """Of a cache that has a column for each position."""
+    """A cache with a column for each position."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -103,60 +100,62 @@ class _ColumnCheckpoint:
         self._offset = cache.offset
 
     def cut(self, count: int) -> bool:
-        """Forget the last positions; their columns will be written over."""
+        """Drop the last positions; their columns will be overwritten."""
         self._cache.trim(count)
         return True
 
     def restore(self) -> None:
-        """Forget all that came since."""
+        """Drop all positions since the checkpoint."""
         self._cache.offset = self._offset
 
 
 class _StateCheckpoint:
-    """Of a cache that is known only as it is now."""
+    """A cache without a column for each position."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._state = _aliased(cache.state)
 
     def cut(self, count: int) -> bool:
-        """Nothing of it can be."""
+        """Refuse, unless there is nothing to drop."""
         return not count
 
     def restore(self) -> None:
-        """Give the cache what it had."""
+        """Give the cache its state at the checkpoint."""
         self._cache.state = self._state
 
 
 class _WindowCheckpoint(_StateCheckpoint):
-    """Of a window in the cache of one row."""
+    """A window of one row's own cache."""
 
     def cut(self, count: int) -> bool:
-        """Drop the last columns, where those that are left are all that the row will see."""
+        """Drop the last columns, if the others are all that the row will see."""
         keys, values, offset, keep, max_size, index = self._cache.state
-        positions, kept = offset - count, index - count
-        if keys is not None:
-            if not _is_whole(keys, index, offset) or kept < min(positions, max_size):
-                return False
-            # Columns behind the index would be taken for the older ones of a ring.
-            keys, values = keys[..., :kept, :], values[..., :kept, :]
-            self._cache.state = (keys, values, positions, keep, max_size, kept)
+        if keys is None:
+            return True
+        if not _is_cuttable(keys, offset, index, max_size, count):
+            return False
+        kept = index - count
+        # Columns behind the index would be taken for the older ones of a ring.
+        keys, values = keys[..., :kept, :], values[..., :kept, :]
+        self._cache.state = (keys, values, offset - count, keep, max_size, kept)
         return True
 
 
 class _BatchWindowCheckpoint(_StateCheckpoint):
-    """Of a window in a batch of one row, straightened."""
+    """A window of a batch of one row, unrolled."""
 
     def cut(self, count: int) -> bool:
-        """As of a window in the cache of one row."""
+        """Drop the last columns, if the others are all that the row will see."""
         keys, values, offsets, padding, max_size, offset, index, is_rotated = self._cache.state
-        positions, kept = offset - count, index - count
-        if keys is not None:
-            if not _is_whole(keys, index, offset) or kept < min(positions, max_size):
-                return False
-            keys, values, offsets = keys[..., :kept, :], values[..., :kept, :], offsets - count
-            state = (keys, values, offsets, padding, max_size, positions, kept, is_rotated)
-            self._cache.state = state
+        if keys is None:
+            return True
+        if not _is_cuttable(keys, offset, index, max_size, count):
+            return False
+        kept = index - count
+        keys, values, offsets = keys[..., :kept, :], values[..., :kept, :], offsets - count
+        state = (keys, values, offsets, padding, max_size, offset - count, kept, is_rotated)
+        self._cache.state = state
         return True
 
 
@@ -164,7 +163,7 @@ _CheckpointClass: TypeAlias = type[_ColumnCheckpoint | _StateCheckpoint]
 
 
 def _checkpoint_classes() -> Mapping[type, _CheckpointClass]:
-    """By the class itself: what a model's own class does besides, nobody knows."""
+    """Checkpoints by the exact class of a cache: a model's own subclass may do anything besides."""
     from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
         ArraysCache,
         BatchRotatingKVCache,
@@ -181,16 +180,18 @@ def _checkpoint_classes() -> Mapping[type, _CheckpointClass]:
     }
 
 
-def _is_whole(keys: mx.array, index: int, offset: int) -> bool:
-    """Whether the columns before the index are a window's latest, in the order of their positions.
+def _is_cuttable(keys: mx.array, offset: int, index: int, max_size: int, count: int) -> bool:
+    """Return True if a window without its last columns is still a whole window, in order.
 
-    They are behind a pass of several tokens, and as long as there was room for every position.
+    Columns before the index are in order of position after a pass of several tokens, and as long as
+    there was room for every position.
     """
-    return index in (keys.shape[2], offset)
+    is_ordered = index in (keys.shape[2], offset)
+    return is_ordered and index - count >= min(offset - count, max_size)
 
 
 def _aliased(state: CacheState) -> CacheState:
-    """The same under names of its own, which nothing that is written elsewhere changes."""
+    """Return a state's arrays under names of their own, safe from writes under other names."""
     if isinstance(state, mx.array):
         return mx.array(state)
     if isinstance(state, tuple | list):

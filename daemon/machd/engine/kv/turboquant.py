@@ -1,13 +1,13 @@
 """Keys and values as their norm and, after a random rotation, a few bits for each coordinate.
 
-The method is TurboQuant's (A. Zandieh, M. Daliri, M. Hadian, V. Mirrokni: "TurboQuant: Online Vector
+The method is TurboQuant (A. Zandieh, M. Daliri, M. Hadian, V. Mirrokni: "TurboQuant: Online Vector
 Quantization with Near-optimal Distortion Rate", arXiv 2504.19874), the variant for the least mean
-squared error: whatever a unit vector is, its coordinates after a random rotation are distributed
-like those of a random unit vector, nearly independently, so that each can be rounded by itself to
-the best codebook for that distribution, which is known beforehand. Nothing is learnt from data.
+squared error: after a random rotation, the coordinates of any unit vector are distributed like those of
+a random unit vector, nearly independently. So each is rounded by itself to the best codebook for that
+distribution, which is known beforehand. Nothing is learnt from data.
 
-Rotation and codebook depend on the width of a vector alone and are the same in every process: what
-one wrote to disk another can read.
+Rotation and codebook depend on the width of a vector alone and are the same in every process, so one
+process can read what another wrote to disk.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class TurboQuantFormat(VectorFormat):
             self.name = f"turboquant{bits}"
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
-        """Rotated as keys are."""
+        """Rotate queries as keys are rotated."""
         return (queries @ self._tables(queries.shape[-1]).rotation.T,)
 
     def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
-        """Rotated back."""
+        """Rotate back."""
         return parts[0] @ self._tables(parts[0].shape[-1]).rotation
 
     def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
@@ -93,14 +93,14 @@ class TurboQuantFormat(VectorFormat):
         missing = -codes.shape[-1] % self._per_word
         if missing:
             codes = mx.pad(codes, [(0, 0)] * 3 + [(0, missing)])
-        grouped = codes.reshape(*codes.shape[:-1], -1, self._per_word)
+        grouped = codes.reshape(*codes.shape[:-1], -1, self._per_word)  # [..., words, codes]
         return (grouped << self._shifts).sum(axis=-1).astype(mx.uint32)
 
     def _levels(self, words: mx.array, width: int) -> mx.array:
         """Coordinates of rotated unit vectors, float32 [..., width]."""
         tables = self._tables(width)
         if tables.by_half_word is not None:
-            # Four codes at a time: what costs is to look up, not what is found.
+            # Four codes at a time: the cost is one of lookups, not of what they return.
             levels = tables.by_half_word[words.view(mx.uint16)]
         else:
             levels = tables.levels[(words[..., None] >> self._shifts) & ((1 << self._bits) - 1)]
@@ -116,7 +116,7 @@ class TurboQuantFormat(VectorFormat):
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """What a width and a number of bits determine.
+    """Rotation and codebook of a width and a number of bits.
 
     Attributes:
         rotation: float32 [width, width], orthogonal.
@@ -147,10 +147,10 @@ def _tables(width: int, bits: int) -> _Tables:
 
 
 def rotation(width: int) -> _Floats:
-    """A random orthogonal matrix [width, width], the same wherever it is made.
+    """Make a random orthogonal matrix [width, width], the same in every process.
 
-    The randomness is a hash's, not a generator's that a library might change; an orthogonal and
-    a triangular factor with a positive diagonal are unique, and so is the rotation up to rounding.
+    Its random numbers come from a hash, not from a generator that a library might change. The QR factors
+    with a positive diagonal are unique, so the rotation is, up to rounding.
     """
     count = width * width
     digest = hashlib.shake_256(_SEED + width.to_bytes(4, "little")).digest(16 * count)
@@ -164,9 +164,9 @@ def rotation(width: int) -> _Floats:
 
 @cache
 def codebook(width: int, bits: int) -> _Floats:
-    """The levels [2 ** bits], ascending, that a coordinate of a random unit vector is rounded to.
+    """Compute the levels [2 ** bits], ascending, to which a coordinate of a unit vector is rounded.
 
-    They are Lloyd's and Max's: each level is the mean of what is nearer to it than to the others.
+    They are those of Lloyd and Max: each level is the mean of the coordinates nearest to it.
     A coordinate ``x`` in ``width`` dimensions has a density like ``(1 - x^2) ^ ((width - 3) / 2)``.
     """
     # Beyond ten standard deviations there is nothing; in very few dimensions the grid is all of it.
@@ -187,6 +187,6 @@ def codebook(width: int, bits: int) -> _Floats:
         levels = better
         if is_settled:
             break
-    # The density is even, so the levels are; what rounding made of it goes.
+    # The density is symmetric, so the levels are, up to the rounding that this removes.
     settled: _Floats = (levels - levels[::-1]) / 2
     return settled

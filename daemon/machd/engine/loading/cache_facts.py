@@ -21,8 +21,7 @@ from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv.formats import PLAIN
-from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
 from machd.errors import ModelArchitectureError
 

@@ -20,8 +20,7 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
 from machd.engine.kernels.batchable import make_batchable
-from machd.engine.kv.formats import PLAIN
-from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.cache_facts import layer_facts, measure_model
 from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_caches import CachedRow, fill_kv_arrays, innermost, kv_arrays
-from machd.engine.kv.state import CacheState, arrays_in, copied, row_state
+from machd.engine.kv.lane_kv import CachedRow
+from machd.engine.kv.row_caches import (
+    CacheState,
+    arrays_in,
+    copied,
+    fill_kv_arrays,
+    innermost,
+    kv_arrays,
+    row_state,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import structlog
 
 from machd.clock import Clock, SystemClock, Throttle
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_caches import CachedRow
+from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
 from machd.engine.prefix_blocks.disk_tier import DiskTier

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
-from machd.engine.kv.row_caches import CachedRow
+from machd.engine.kv.lane_kv import CachedRow, LaneKv, PrefilledRow
 from machd.engine.protocol.step import (
     DecodeRow,
     DraftFault,
@@ -101,7 +100,7 @@ class Decoder:
         """Locate a slot's row; None if it has left."""
         for index, row in enumerate(self._rows):
             if row.slot_index == slot_index:
-                return CachedRow(self._caches.layers, index, row.length, is_exact=True)
+                return self._caches.locate(index, row.length)
         return None
 
     def join(self, row: DecoderRow, prefilled: PrefilledRow) -> None:

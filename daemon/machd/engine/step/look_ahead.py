@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.kv.lane_kv import LaneKv
-from machd.engine.kv.row_caches import CachedRow
+from machd.engine.kv.lane_kv import CachedRow, LaneKv
 from machd.engine.protocol.step import DecodeRow, SpanCost
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder import Decoder, Sampled

@@ -22,8 +22,10 @@ from machd.engine.backend.device import (
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import KvFormat
-from machd.engine.kv.lane_kv import STEP_TOKENS, LaneKv, SerialLaneKv
-from machd.engine.kv.row_caches import CachedRow, make_row_caches
+from machd.engine.kv.lane_kv import CachedRow, LaneKv
+from machd.engine.kv.quantized_cache import STEP_TOKENS
+from machd.engine.kv.row_caches import make_row_caches
+from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.sampling import SamplingParams

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_caches import CachedRow
+from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading
 from machd.engine.protocol.sampling import SamplingParams

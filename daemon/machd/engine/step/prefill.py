@@ -14,8 +14,7 @@ from machd.capabilities.facts import KvCacheKind
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_lane import padded_caches
 from machd.engine.kv.kv_format import KvFormat
-from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.kv.row_caches import CachedRow
+from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault
 from machd.engine.step.decode_pass import Chunk, Forward

@@ -12,8 +12,8 @@ from tiny_models import TinyKind
 
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.formats import PLAIN, kv_format_named
-from machd.engine.kv.kv_format import KvFormat, KvWidths
+from machd.engine.kv.formats import kv_format_named
+from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_caches import fill_kv_arrays, kv_arrays, make_row_caches

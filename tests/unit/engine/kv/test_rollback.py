@@ -11,10 +11,11 @@ import pytest
 from machd.engine.kv import rollback
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
-from machd.engine.kv.lane_kv import PrefilledRow, SerialLaneKv
+from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_window
 from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.kv.slab import SlabCache
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine

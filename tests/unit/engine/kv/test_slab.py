@@ -30,13 +30,13 @@ class _Slab:
             keys = mx.full((1, _HEADS, length, _HEAD_DIM), name)
             self.cache.place(len(self.names), [keys, -keys])
         else:
-            self.cache.place_empty(len(self.names))
+            self.cache.place(len(self.names), [])
         self.names.append(name)
 
     def keep(self, *order: int) -> None:
         """Those that stay."""
         self.positions.keep(order)
-        self.cache.keep(order, self.positions.lengths)
+        self.cache.keep(order)
         self.names = [self.names[row] for row in order]
 
     def step(self) -> None:

@@ -22,8 +22,8 @@ from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 from machd.clock import ManualClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_caches import CachedRow
-from machd.engine.kv.state import copied, is_like, row_state, shape_of
+from machd.engine.kv.lane_kv import CachedRow
+from machd.engine.kv.row_caches import copied, is_like, row_state, shape_of
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.arrays import BlockArrays, copy_of_row, fill_caches
 from machd.engine.prefix_blocks.conversion import BlockForm, content_of
