@@ -14,12 +14,12 @@ from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind, SpanCost, StepPlan, StepResult
 from machd.engine.speculation.draws import OpenDraws
-from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd.engine.step import decoder
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder, Sampled
 from machd.engine.step.draft_sampling import RowDraws
 from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.ports import Proposer, RowProposer
 from machd.scheduler.pacing import StepPace
 
 Answers = Mapping[tuple[tuple[int, ...], SamplingParams], Sequence[int]]

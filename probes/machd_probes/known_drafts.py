@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.speculation.proposer import RowProposer
+from machd.engine.step.ports import RowProposer
 
 _RIGHT_OF_TEN = 7
 

@@ -25,8 +25,8 @@ from machd.engine.assembly import engine_parts
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
-from machd.engine.speculation.proposer import Proposer, RowProposer
 from machd.engine.step.mlx_engine import MlxEngine
+from machd.engine.step.ports import Proposer, RowProposer
 
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"

@@ -27,7 +27,7 @@ from machd.settings.model import Settings
 
 if TYPE_CHECKING:
     from machd.engine.loading.loader import LoadedModel  # imports mlx
-    from machd.engine.speculation.proposer import Proposer
+    from machd.engine.step.ports import Proposer
 
 
 def engine_loader(

@@ -1,1 +1,1 @@
-"""What the scheduler and the serving loop know of an engine: plain data and Protocols, no tensor."""
+"""The engine as the scheduler and serving know it: plain data and protocols, no tensor."""

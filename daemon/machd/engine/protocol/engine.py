@@ -1,4 +1,4 @@
-"""What the scheduler and the serving loop know of an engine: plain data and four verbs.
+"""The engine as the scheduler and the serving loop know it: plain data and four verbs.
 
 A step is a message: :class:`StepPlan` in, :class:`StepResult` out, both frozen and free of
 tensors, so that several ranks can run one plan and a fake can answer it.
@@ -13,10 +13,9 @@ The rules of the seam, which the contract suite proves for every engine:
 - The last chunk of a prompt may yield the row's first token in the same result. If it does not,
   the next step that decodes the row's lane does, or the one after it where the engine was already
   computing that step when the row joined.
-- From its first token on a decode row yields a token a step, and more where its grammar leaves no
-  choice for the next ones. The engine may already be computing the next one when it answers.
-- Where the plan allows drafts, the engine may guess a row's next tokens, compute them together and
-  yield those that it would have chosen anyway: what a row says does not depend on it.
+- From its first token on a decode row yields a token a step, and more where tokens ahead of it are right:
+  those that its grammar forces, and drafts where the plan allows them. A row's tokens do not depend on
+  it. The engine may already be computing the next step when it answers.
 - The rows of :attr:`Lane.BATCH` compute together: a plan decodes all of them or none. A row of
   :attr:`Lane.SERIAL` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
@@ -85,7 +84,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The loaded model, as the outside may know it.
+    """Description of the loaded model, without a tensor.
 
     Attributes:
         model_id: The name that requests use.
@@ -98,10 +97,10 @@ class ModelDescription:
         blas: The library that multiplies matrices on the CPU; None elsewhere.
         eos_token_ids: Tokens that end a completion.
         created_unix_s: When the weights were written, in seconds since 1970.
-        device_memory_bytes: What the device can hold in all; 0 where nobody knows.
-        block_key: Of all that decides what a block of given tokens holds: the weights, the dtype, how
-            caches are kept, the versions of what computes. Blocks of another key are of no use.
-        proposer: Who guesses tokens ahead.
+        device_memory_bytes: What the device can hold in all; 0 if unknown.
+        block_key: Hash of everything that a block's contents depend on besides its tokens: weights,
+            dtype, KV format, versions. Blocks of another key are of no use.
+        proposer: Source of draft tokens.
         proposer_reason: Why that is so, for the operator.
         code: Which code computes the model; None for an engine without a model of code.
     """
@@ -143,7 +142,7 @@ class Engine(Protocol):
 
     @property
     def model(self) -> ModelDescription:
-        """What is loaded."""
+        """Description of the model."""
         ...
 
     @property
@@ -153,7 +152,7 @@ class Engine(Protocol):
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """What makes grammars for the model's vocabulary."""
+        """Compiler of grammars for the model's vocabulary."""
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -178,7 +177,7 @@ class Engine(Protocol):
         ...
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Forget every slot, as after an engine fault. Blocks stay.
+        """Remove every row, as after an engine fault. Blocks stay.
 
         Args:
             max_rows: Rows that the batch lane can have from now on; None for as many as before.

@@ -1,4 +1,4 @@
-"""How a row's tokens are chosen: what a request asks for, as the engine takes it."""
+"""Sampling parameters of a row, as the engine takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a completion may say, compiled once and shared by all rows that say it.
+    """A compiled grammar, shared by all rows that it constrains.
 
     Attributes:
         source: The compiler's own text, which decides alone whether two grammars are the same.
@@ -22,7 +22,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Where a completion's thoughts begin and end. No grammar holds inside of them.
+    """Markers around a completion's thoughts; no grammar holds inside of them.
 
     Attributes:
         start_token_ids: What opens them.
@@ -39,7 +39,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one row's tokens are chosen. The same whatever other rows share the batch.
+    """Sampling parameters of one row; they hold whatever other rows share the batch.
 
     The order is: penalties and ``logit_bias`` on the logits, then temperature, then ``top_k``,
     ``top_p`` and ``min_p`` on the resulting distribution. Temperature 0 is greedy.

@@ -1,1 +1,1 @@
-"""Tokens guessed ahead of a row and verified in one pass of the model."""
+"""Proposers of draft tokens, which the step verifies: prompt lookup, a draft model, DFlash."""

@@ -1,9 +1,10 @@
-"""Who guesses for the rows of a model: what the settings ask for, as far as it can be had here."""
+"""Choice of the proposer that ``speculation.mode`` asks for, as far as this machine and model allow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -18,22 +19,23 @@ from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft
 from machd.engine.speculation.draft_model import DraftModelProposer
 from machd.engine.speculation.draws import OpenDraws
 from machd.engine.speculation.ngram import NgramProposer
-from machd.engine.speculation.proposer import Proposer
 from machd.engine.speculation.vocabulary import check_vocabulary
 from machd.errors import ModelError
 from machd.settings.model import Settings
 
+Proposer: TypeAlias = NgramProposer | DraftModelProposer | DFlashProposer
+
 _EMPTY_TEMPLATE = "none"
-"""A draft model is never told messages."""
+"""A draft model never renders messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerChoice:
-    """Who guesses.
+    """A proposer, or none, and why.
 
     Attributes:
-        proposer: None for nobody.
-        reason: Why it is that one or none, for the operator.
+        proposer: None for no drafts.
+        reason: Why it is this one or none, for the operator.
     """
 
     proposer: Proposer | None
@@ -50,15 +52,14 @@ def choose_proposer(
 ) -> ProposerChoice:
     """Make the proposer that ``speculation.mode`` asks for, loading its model if it has one.
 
-    Whether the model is served with it is not decided here; but nothing is loaded for one whose
-    caches cannot take wrong guesses out.
+    No draft model is loaded for a served model whose caches cannot roll back.
 
     Args:
         settings: Validated settings.
-        loaded: The model to be served.
+        loaded: The served model.
         open_draws: Begins a row's draws, for proposers that draw from a model's logits.
         cache_directory: The user's cache directory.
-        progress: Told about loading.
+        progress: Shows loading.
 
     Raises:
         SettingsError: The draft model does not fit the served one.
@@ -69,7 +70,7 @@ def choose_proposer(
         return ProposerChoice(None, "speculation.mode is off")
     verdict = speculation(loaded.description.cache)
     if verdict.support is Support.BLOCKED:
-        return _nobody(verdict.reason)
+        return _none(verdict.reason)
     if kind is ProposerKind.NGRAM:
         reason = "tokens that followed the same ones before, in prompt and completion, are guessed"
         return ProposerChoice(NgramProposer(), reason)
@@ -86,8 +87,8 @@ def _asked_kind(settings: Settings) -> ProposerKind:
     return ProposerKind.NGRAM if section.draft_model is None else ProposerKind.DRAFT
 
 
-def _nobody(reason: str) -> ProposerChoice:
-    """Nobody guesses; whoever asked for somebody is told when all is decided."""
+def _none(reason: str) -> ProposerChoice:
+    """Return no proposer; the log says so once all is decided."""
     return ProposerChoice(None, reason)
 
 
@@ -136,11 +137,11 @@ def _dflash(
 ) -> ProposerChoice:
     obstacle = dflash_obstacle(loaded.description.backend)
     if obstacle is not None:
-        return _nobody(obstacle)
+        return _none(obstacle)
     named = settings.speculation.draft_model
     name = named or known_draft(loaded.description.model_id)
     if name is None:
-        return _nobody(
+        return _none(
             "dflash-mlx knows no draft for the model at model.path; name one in "
             "speculation.draft_model, or set speculation.mode to auto",
         )
@@ -151,7 +152,7 @@ def _dflash(
         )
     except ModelError as error:
         if named is None:
-            return _nobody(f"the DFlash draft of the model: {error.message}")
+            return _none(f"the DFlash draft of the model: {error.message}")
         raise _of_draft(error) from error
     progress.stage("loading the weights", None)
     draft = load_block_draft(loaded, source.path)
@@ -160,7 +161,7 @@ def _dflash(
 
 
 def _of_draft(error: ModelError) -> ModelError:
-    """The same failure, said of the draft model."""
+    """Return the same error with the draft model's setting in front."""
     return type(error)(f"speculation.draft_model: {error.message}")
 
 
@@ -169,15 +170,15 @@ def _log_note(note: str) -> None:
 
 
 class _DraftProgress:
-    """Says of each stage that it is the draft model's."""
+    """Progress whose stages are named as the draft model's."""
 
     def __init__(self, progress: LoadProgress) -> None:
         self._progress = progress
 
     def stage(self, name: str, total_bytes: int | None) -> None:
-        """A stage of the draft model's loading."""
+        """Begin a stage of loading the draft model."""
         self._progress.stage(f"draft model: {name}", total_bytes)
 
     def advance(self, done_bytes: int) -> None:
-        """As told."""
+        """Report loaded bytes."""
         self._progress.advance(done_bytes)

@@ -1,4 +1,4 @@
-"""Guesses by block diffusion: a draft that fills a whole block of tokens in one pass (DFlash).
+"""Draft tokens by block diffusion: a draft model fills a whole block in one pass (DFlash).
 
 The draft (Chen et al. 2026, arXiv:2602.06036) has no words of its own: it reads what layers of the
 served model make of a text, and speaks through the served model's embedding and output head. How that
@@ -46,11 +46,11 @@ class BlockReader(Protocol):
 
 
 class BlockDraft(Protocol):
-    """A draft that guesses blocks."""
+    """A draft model that fills blocks."""
 
     @property
     def block_tokens(self) -> int:
-        """Tokens that it can guess at once."""
+        """Most tokens of a block."""
         ...
 
     def open(self) -> BlockReader:
@@ -59,13 +59,13 @@ class BlockDraft(Protocol):
 
 
 class DFlashProposer:
-    """Guesses blocks for any number of rows."""
+    """Proposer of whole blocks for any number of rows."""
 
     def __init__(self, draft: BlockDraft, *, open_draws: OpenDraws) -> None:
-        """Take a draft over.
+        """Take over a draft model.
 
         Args:
-            draft: Guesses.
+            draft: The model.
             open_draws: Begins a row's draws.
         """
         self._draft: BlockDraft | None = draft
@@ -73,22 +73,22 @@ class DFlashProposer:
 
     @property
     def kind(self) -> ProposerKind:
-        """A block-diffusion draft."""
+        """DFlash."""
         return ProposerKind.DFLASH
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> _BlockRow:
-        """Begin with a row; nothing is computed until somebody asks."""
+        """Begin with a row; nothing is computed before the first proposal."""
         assert self._draft is not None, "it is not closed"
         return _BlockRow(self._draft, self._open_draws(prompt, sampling), prompt)
 
     def close(self) -> None:
-        """Drop the draft."""
+        """Drop the draft model."""
         self._draft = None
         mx.clear_cache()
 
 
 class _BlockRow:
-    """One row's guesses."""
+    """Draft tokens of one row."""
 
     def __init__(self, draft: BlockDraft, draws: DraftDraws, prompt: Sequence[int]) -> None:
         self._draft = draft
@@ -96,31 +96,31 @@ class _BlockRow:
         self._token_ids = list(prompt)
         self._drawn_tokens = len(prompt)
         self._reader: BlockReader | None = None
-        self._read_tokens = self._guessed_tokens = 0
+        self._read_tokens = self._drafted_at_tokens = 0
         self._unasked_tokens = 0
-        self._guess: tuple[int, ...] = ()
+        self._block: tuple[int, ...] = ()
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of what was read."""
+        """Bytes of the reader's caches."""
         return 0 if self._reader is None else self._reader.nbytes
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """The row has said these; who is not asked for long drops what was read."""
+        """Append generated tokens; without proposals for long, the reader is dropped."""
         self._token_ids.extend(token_ids)
         self._unasked_tokens += len(token_ids)
         if self._unasked_tokens > _KEPT_TOKENS:
             self.close()
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """The block that the draft would say; none while it has a lot to read.
+        """Propose a block; empty while the draft model has a lot to read.
 
         Raises:
-            FloatingPointError: Its logits are not numbers.
+            FloatingPointError: Its logits are not finite.
         """
         self._unasked_tokens = 0
-        if self._guessed_tokens == len(self._token_ids):
-            return self._guess[:max_tokens]  # the row has said nothing since
+        if self._drafted_at_tokens == len(self._token_ids):
+            return self._block[:max_tokens]  # no token since
         if len(self._token_ids) < 2:
             return ()  # the draft hears what layers make of the tokens before the last
         waiting = self._token_ids[self._read_tokens : -1]
@@ -133,15 +133,15 @@ class _BlockRow:
         if len(waiting) > _FEW_TOKENS:
             return ()
         count = min(max_tokens, self._draft.block_tokens)
-        self._guess = self._drawn(self._reader.block_logits(self._token_ids[-1], count))
-        self._guessed_tokens = len(self._token_ids)
-        return self._guess
+        self._block = self._drawn(self._reader.block_logits(self._token_ids[-1], count))
+        self._drafted_at_tokens = len(self._token_ids)
+        return self._block
 
     def close(self) -> None:
-        """Drop what was read."""
+        """Drop the reader's caches."""
         self._reader = None
-        self._read_tokens = self._guessed_tokens = 0
-        self._guess = ()
+        self._read_tokens = self._drafted_at_tokens = 0
+        self._block = ()
 
     def _drawn(self, logits: mx.array) -> tuple[int, ...]:
         self._draws.extend(self._token_ids[self._drawn_tokens :])

@@ -1,4 +1,4 @@
-"""What machd uses of dflash-mlx, which has the layers of DFlash drafts; version 0.1.8 was read.
+"""Adapter to dflash-mlx, which has the layers of DFlash drafts; written against version 0.1.8.
 
 The package knows where to listen in the models that there are drafts for. It drives a generation of its
 own, with caches and kernels for Metal; here only its drafts are used, and the daemon verifies.
@@ -94,7 +94,7 @@ def load_block_draft(loaded: LoadedModel, path: Path) -> BlockDraft:
 
 
 def _tried(draft: _LibraryDraft, loaded: LoadedModel) -> BlockDraft:
-    """The draft, once it has guessed something for this model."""
+    """Return the draft after a first block for this model."""
     try:
         reader = draft.open()
         reader.read(_TRIAL)
@@ -132,7 +132,7 @@ class _LibraryDraft:
 
     @property
     def is_of_target(self) -> bool:
-        """Whether its configuration speaks of a model with as many layers."""
+        """Return True if the draft's configuration names a model with as many layers."""
         return int(self.draft.args.num_target_layers) == len(self.ops.text_model(self.model).layers)
 
     def open(self) -> BlockReader:
@@ -140,7 +140,7 @@ class _LibraryDraft:
         return _LibraryReader(self)
 
     def make_caches(self) -> list[Cache]:
-        """The draft's own caches, which hold what was heard and never a guess."""
+        """The draft's own caches; they hold read tokens and never draft tokens."""
         from dflash_mlx.draft_backend import EagerDraftBackend  # noqa: PLC0415 - an extra
 
         can_see_all = self.ops.capabilities_for(self.model).supports_full_context_draft_layers
@@ -153,7 +153,7 @@ class _LibraryDraft:
         return caches
 
     def heard(self, token_ids: Sequence[int], caches: Sequence[Cache]) -> mx.array:
-        """What the draft takes from the model's layers for tokens: [1, tokens, width]."""
+        """Return the hidden states that the draft reads from the model's layers: [1, tokens, width]."""
         _, captured = self.ops.forward_with_hidden_capture(
             self.model,
             input_ids=mx.array([list(token_ids)], dtype=mx.int32),

@@ -1,4 +1,4 @@
-"""Guesses by a small model that reads what the served one reads.
+"""Draft tokens of a small model that reads the same tokens as the served one.
 
 It has caches of its own for each row that it guesses for. They hold what the row has said and, after
 a guess, the guessed tokens; when the row goes on otherwise, those are taken out again. Caches of which
@@ -34,7 +34,7 @@ _KEPT_TOKENS = 256
 
 
 class DraftModelProposer:
-    """A second model that guesses for any number of rows."""
+    """Proposer with a second, smaller model for any number of rows."""
 
     def __init__(
         self, loaded: LoadedModel, *, open_draws: OpenDraws, end_token_ids: Iterable[int] = ()
@@ -45,7 +45,7 @@ class DraftModelProposer:
             loaded: The model; its vocabulary is the served one's
                 (see :func:`~machd.engine.speculation.vocabulary.check_vocabulary`).
             open_draws: Begins a row's draws.
-            end_token_ids: Tokens that nothing is guessed after.
+            end_token_ids: Tokens behind which nothing is drafted.
         """
         if loaded.description.backend == "cpu":
             fuse_layers(loaded.model)
@@ -61,7 +61,7 @@ class DraftModelProposer:
         return ProposerKind.DRAFT
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> _DraftRow:
-        """Begin with a row; nothing is computed or held in caches until somebody asks."""
+        """Begin with a row; nothing is computed or cached before the first proposal."""
         return _DraftRow(self, prompt, sampling)
 
     def close(self) -> None:
@@ -69,16 +69,16 @@ class DraftModelProposer:
         self._model = None
         mx.clear_cache()
 
-    def make_caches(self) -> _GuessCaches:
+    def make_caches(self) -> _DraftCaches:
         """Empty caches of one row."""
-        return _GuessCaches(self._model)
+        return _DraftCaches(self._model)
 
     def room(self, length: int) -> int:
-        """How many tokens the model can guess after so many."""
+        """Return the tokens that fit into the draft model's context behind ``length``."""
         return max(0, self._context_tokens - length)
 
     def can_read(self, token_ids: Sequence[int]) -> bool:
-        """Whether it knows all these tokens; the served model may have some more."""
+        """Return True if the draft model has all these tokens; the served one may have more."""
         return max(token_ids, default=0) < self._readable_tokens
 
     def until_end(self, token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class DraftModelProposer:
 
 
 class _DraftRow:
-    """One row's guesses."""
+    """Draft tokens of one row."""
 
     def __init__(
         self, proposer: DraftModelProposer, prompt: Sequence[int], sampling: SamplingParams
@@ -104,7 +104,7 @@ class _DraftRow:
         self._prompt_tokens = len(prompt)
         self._draws: DraftDraws | None = None
         self._drawn_tokens = len(prompt)
-        self._caches: _GuessCaches | None = None
+        self._caches: _DraftCaches | None = None
         self._unasked_tokens = 0
         self._is_readable = proposer.can_read([*prompt, *sampling.forced_token_ids])
 
@@ -114,7 +114,7 @@ class _DraftRow:
         return 0 if self._caches is None else self._caches.nbytes
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """The row has said these; who is not asked for long gives its caches back."""
+        """Append generated tokens; without proposals for long, the caches are dropped."""
         self._token_ids.extend(token_ids)
         self._is_readable = self._is_readable and self._proposer.can_read(token_ids)
         self._unasked_tokens += len(token_ids)
@@ -122,10 +122,10 @@ class _DraftRow:
             self._caches = None
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """What the model would say; none while it has a lot to read, or where it cannot go on.
+        """Propose the model's next tokens; empty while it has a lot to read or cannot continue.
 
         Raises:
-            FloatingPointError: Its logits are not numbers.
+            FloatingPointError: Its logits are not finite.
         """
         self._unasked_tokens = 0
         count = min(max_tokens, self._proposer.room(len(self._token_ids)))
@@ -134,18 +134,18 @@ class _DraftRow:
             return ()
         caches = self._caches = self._caches or self._proposer.make_caches()
         logits = self._catch_up(caches)
-        return () if logits is None else self._guess(caches, logits, count)
+        return () if logits is None else self._draw(caches, logits, count)
 
     def close(self) -> None:
         """Drop the caches."""
         self._caches = None
 
-    def _catch_up(self, caches: _GuessCaches) -> mx.array | None:
+    def _catch_up(self, caches: _DraftCaches) -> mx.array | None:
         """Read on; logits [1, n] after the row's last token, or None where there is more to read."""
         caches.roll_back(self._token_ids)
         waiting = self._token_ids[caches.length :]
         if len(waiting) > _HEADED_TOKENS:
-            # Logits that nobody looks at are not computed: the output head would cost a fifth.
+            # Unread logits are not computed: the output head would cost a fifth.
             chunk = waiting[:-1][:_CHUNK_TOKENS]
             self._proposer.forward(mx.array([chunk], dtype=mx.int32), caches.layers)
             caches.wait()
@@ -157,7 +157,7 @@ class _DraftRow:
             caches.length += len(waiting)
         return caches.logits
 
-    def _guess(self, caches: _GuessCaches, logits: mx.array, count: int) -> tuple[int, ...]:
+    def _draw(self, caches: _DraftCaches, logits: mx.array, count: int) -> tuple[int, ...]:
         """Draw token after token, each from the logits after the one before."""
         draws = self._current_draws()
         if count > 1:
@@ -170,7 +170,7 @@ class _DraftRow:
             chosen.append(draws.choose(logits))
         draws.roll_back()
         token_ids = drawn_tokens(chosen)
-        caches.guessed = token_ids[:-1]
+        caches.drafted = token_ids[:-1]
         return self._proposer.until_end(token_ids)
 
     def _current_draws(self) -> DraftDraws:
@@ -182,13 +182,13 @@ class _DraftRow:
         return self._draws
 
 
-class _GuessCaches:
-    """A row's caches in the model that guesses.
+class _DraftCaches:
+    """A row's caches in the draft model.
 
     Attributes:
         layers: One for each cache of the model.
-        length: Tokens of the row that they hold, from its first on.
-        guessed: Tokens that they hold after these.
+        length: The row's tokens in the caches, from its first on.
+        drafted: Draft tokens in the caches behind them.
         logits: [1, n] after the last of ``length`` tokens; None unless they were computed.
     """
 
@@ -196,7 +196,7 @@ class _GuessCaches:
         self._model = model
         self.layers: list[Cache] = []
         self.length = 0
-        self.guessed: list[int] = []
+        self.drafted: list[int] = []
         self.logits: mx.array | None = None
         self._checkpoint: CacheCheckpoint | None = None
         self._empty()
@@ -215,7 +215,7 @@ class _GuessCaches:
         mx.eval([cache.state for cache in self.layers])
 
     def checkpoint(self) -> None:
-        """Tokens from now on are guesses."""
+        """Checkpoint the caches: tokens from now on are drafts."""
         inner = innermost(self.layers)
         self._checkpoint = CacheCheckpoint(inner) if all(map(supports_rollback, inner)) else None
 
@@ -224,19 +224,19 @@ class _GuessCaches:
 
         The row's last token stays out as well, so that its logits can be computed.
         """
-        right = _common_tokens(self.guessed, token_ids[self.length : -1])
-        if right < len(self.guessed):
+        right = _common_tokens(self.drafted, token_ids[self.length : -1])
+        if right < len(self.drafted):
             right = self._cut(right)
         self.length += right
-        self.guessed = []
+        self.drafted = []
 
     def _cut(self, right: int) -> int:
-        """Take out all guesses but the first ``right``, or those too; returns how many stay."""
+        """Roll back all drafts but the first ``right``, or those too; returns how many stay."""
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is None:
             self._empty()
             return 0
-        guessed = len(self.guessed)
+        guessed = len(self.drafted)
         return right if checkpoint.roll_back([guessed - right], [guessed]) else 0
 
     def _empty(self) -> None:
@@ -245,7 +245,7 @@ class _GuessCaches:
 
 
 def _common_tokens(ones: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens two texts have in common from the start."""
+    """Return the length of the common beginning of two texts."""
     count = 0
     for one, other in zip(ones, others, strict=False):
         if one != other:

@@ -1,12 +1,12 @@
-"""What a row says next, as it followed the same words before: prompt lookup, without a second model.
+"""Prompt lookup: the tokens that followed the same ones before, without a second model.
 
-Answers that quote, correct or continue a text say much of it again. The row's last two tokens are
-looked up in its prompt and in what it has said itself, and what followed them where the words before
-agree the longest is the guess. While a copy is right it goes on from where it was taken. Where it
-breaks off, the place just behind is tried first: who changes a word mostly goes on with the next one.
+Answers that quote, correct or continue a text repeat much of it. The row's last two tokens are looked up
+in its prompt and completion; the draft is the text behind the place where most tokens before agree. While
+a copy is right it continues from its source. Where it breaks off, the place just behind is tried first:
+an edit that changes a word mostly continues with the next one.
 
 The text is indexed by pairs of tokens, each with the earlier place of the same pair, so that a token
-costs the same to take in however long the text is, and a guess a bounded number of looks.
+costs the same to index however long the text is, and a proposal a bounded number of looks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 
 _MAX_LOOKS = 48
-"""Earlier places of the last two tokens that are looked at, the latest first."""
+"""Earlier places of the last two tokens that are compared, the latest first."""
 
 _MAX_MATCH_TOKENS = 16
-"""Beyond this a longer match says nothing more."""
+"""A longer match is no better evidence."""
 
 _WEAK_MATCH_TOKENS = 2
 """After a pair alone the next token is right in a third of the cases in free text; behind the place
@@ -29,46 +29,45 @@ where a copy broke off even one token is right in nine of ten."""
 
 _SURE_MATCH_TOKENS = 4
 _WEAK_TOKENS = 3
-"""After fewer tokens in common no more than so many are guessed, which also tells whoever asked for more
-that the guess is not a sure one."""
+"""Draft tokens behind a match of fewer tokens in common."""
 
 _STRONG_COPY_TOKENS = 6
-"""So long was a copy that its text is worth returning to. Shorter ones are chance: in free text what is
-found behind them is right in a third of the cases, behind these in half."""
+"""Length of a copy whose source is worth returning to. Shorter ones are chance: in free text the tokens
+behind them are right in a third of the cases, behind these in half."""
 
 _NEAR_TOKENS = 12
-"""How far behind the place where a copy broke off it is taken up again, and for how long."""
+"""Tokens behind the end of a copy in which it may resume."""
 
 _PAIR_BYTES = 144
-"""What a pair of tokens takes in the index: its key, its place and its share of the table."""
+"""Bytes of a pair of tokens in the index: key, place and share of the table."""
 
 _INDEXED_TOKENS = 4096
-"""Taken into the index at a time, some 2 ms: others wait for it."""
+"""Tokens indexed at a time, some 2 ms: other rows wait for it."""
 
 _NOWHERE = -1
 
 
 class NgramProposer:
-    """Looks up what followed the same words before. The rows share nothing."""
+    """Proposer by prompt lookup. The rows share nothing."""
 
     @property
     def kind(self) -> ProposerKind:
-        """Always the same."""
+        """Prompt lookup."""
         return ProposerKind.NGRAM
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> NgramRow:
-        """Begin with a row's prompt, which is copied now and indexed with the first guess."""
+        """Begin with a row's prompt, which is indexed with the first proposal."""
         return NgramRow(prompt, predicted=sampling.predicted_token_ids)
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Rows share nothing."""
 
 
 class NgramRow:
-    """A row's text, and where in it the copy is that the row seems to be making.
+    """A row's text, and the place in it that the row seems to copy from.
 
-    ``_source`` is the place of the token that comes next if the copy goes on, and ``_matched`` the
-    number of tokens before it that the row has said as well.
+    ``_source`` is the place of the next token if the copy continues, ``_matched`` the number of tokens
+    before it that agree with the row's last ones.
     """
 
     def __init__(self, prompt: Sequence[int], *, predicted: Sequence[int] = ()) -> None:
@@ -76,8 +75,7 @@ class NgramRow:
 
         Args:
             prompt: Tokens.
-            predicted: Tokens that the client expects; they count as an earlier text, whose copy the row
-                begins with.
+            predicted: Tokens that the client expects; an earlier text, which the row begins to copy.
         """
         self._text = array("i", [*predicted, *prompt])
         self._latest: dict[int, int] = {}
@@ -96,7 +94,7 @@ class NgramRow:
         return held + len(self._latest) * _PAIR_BYTES
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take in what the row has said, and follow the copy for as long as it is one."""
+        """Append generated tokens, and follow the copy as long as they agree."""
         text, source = self._text, self._source
         for token_id in token_ids:
             if source >= 0:
@@ -111,7 +109,7 @@ class NgramRow:
         self._source = source
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """What followed the same words before; nothing where they are new."""
+        """Propose the tokens behind the copy's source; empty where there is none."""
         if self._source < 0:
             if not self._index():
                 return ()
@@ -122,12 +120,12 @@ class NgramRow:
         return self._copied(min(max_tokens, _WEAK_TOKENS) if is_weak else max_tokens)
 
     def close(self) -> None:
-        """Forget the text."""
+        """Drop the text and its index."""
         self._text, self._earlier, self._latest = array("i"), array("i"), {}
         self._source = self._broken = _NOWHERE
 
     def _copied(self, count: int) -> tuple[int, ...]:
-        """The text from the source on; where it ends, the copy copies itself."""
+        """Return the text from the source on; at its end the copy repeats itself."""
         copied = self._text[self._source : self._source + count]
         period = len(self._text) - self._source
         while len(copied) < count:
@@ -135,7 +133,7 @@ class NgramRow:
         return tuple(copied)
 
     def _index(self) -> bool:
-        """Enter pairs that have come since the last time; returns whether those are all."""
+        """Index the next new pairs; returns True once all are indexed."""
         text, latest, earlier = self._text, self._latest, self._earlier
         if text and not earlier:
             earlier.append(_NOWHERE)  # the first token ends no pair
@@ -146,7 +144,7 @@ class NgramRow:
         return len(earlier) == len(text)
 
     def _find(self) -> tuple[int, int]:
-        """Where to copy from, and how many tokens speak for it; nowhere and none if none do."""
+        """Find a source and its matching tokens; _NOWHERE and 0 if there is none."""
         source, matched = self._longest_match()
         if matched <= _WEAK_MATCH_TOKENS and self._broken >= 0:
             resumed = self._resumed()
@@ -155,7 +153,7 @@ class NgramRow:
         return source, matched
 
     def _longest_match(self) -> tuple[int, int]:
-        """Of the earlier places of the last pair the latest with the most words in common before."""
+        """Find the latest earlier place of the last pair with the longest match before it."""
         text, earlier = self._text, self._earlier
         end = len(text) - 1
         place = earlier[end] if end > 0 else _NOWHERE
@@ -173,7 +171,7 @@ class NgramRow:
         return source, longest
 
     def _resumed(self) -> int:
-        """The place behind the row's last token in the text that it has just left, if it is there."""
+        """Find the row's last token just behind the end of the broken copy; _NOWHERE if not there."""
         text = self._text
         is_recent = len(text) - self._broken_at <= _NEAR_TOKENS
         if not is_recent or self._broken_matched < _STRONG_COPY_TOKENS:

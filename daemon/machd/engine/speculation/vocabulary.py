@@ -1,4 +1,4 @@
-"""Whether two models mean the same text by the same token ids."""
+"""Comparison of two models' vocabularies: the same token ids have to mean the same text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _SAMPLES = (
     '{"name": "\u017d\u00f3\u0142w", "items": [1, 23, 456, 7890], "ok": true}\r\n\r\n',
     "Stra\u00dfe, \u0442\u0435\u043a\u0441\u0442, \u6587\u5b57\u5217, \u0627\u0644\u0646\u0635, \U0001f600\u200d\U0001f4bb",
 )
-"""Words, code, numbers and scripts, where merges and the cutting into words show."""
+"""Words, code, numbers and scripts, where merges and pre-tokenisation show."""
 
 
 def check_vocabulary(served: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft model whose guesses would be of other words.
+    """Refuse a draft model with another vocabulary.
 
     Every token that both have must stand for the same bytes, special tokens for the same name, and
     some texts must be cut into the same tokens. Either may have tokens that the other lacks.
 
     Raises:
-        SettingsError: They differ; the message says in what.
+        SettingsError: They differ; the message names the first difference.
     """
     difference = _difference(served, draft)
     if difference is not None:
@@ -33,7 +33,7 @@ def check_vocabulary(served: Tokenizer, draft: Tokenizer) -> None:
 
 
 def _difference(served: Tokenizer, draft: Tokenizer) -> str | None:
-    """The first thing that they do not share; None where there is none."""
+    """Describe the first difference; None if there is none."""
     common = 0
     for token_id in range(min(served.vocabulary_tokens, draft.vocabulary_tokens)):
         ours, theirs = served.token_bytes(token_id), draft.token_bytes(token_id)
@@ -52,5 +52,5 @@ def _difference(served: Tokenizer, draft: Tokenizer) -> str | None:
 
 
 def _shown(content: bytes) -> str:
-    """A token's bytes as plain ASCII, however they are written."""
+    """Return a token's bytes as plain ASCII."""
     return ascii(content.decode("utf-8", "backslashreplace"))

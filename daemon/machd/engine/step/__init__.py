@@ -1,1 +1,1 @@
-"""What a step computes: prefill, forward passes, sampling, verification; the part to read first."""
+"""The step: prefill, forward passes, sampling, verification. Read mlx_engine.py first, then decoder.py."""

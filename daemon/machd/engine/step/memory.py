@@ -1,4 +1,4 @@
-"""Whether a step fits into the memory that is left, judged before anything of it is computed.
+"""Memory that a step takes, checked against what is left before the step computes anything.
 
 It has to be judged beforehand on the CPU: mlx 0.32.4 does not look at what its allocator returns
 there, so an allocation that fails ends the process. What a step takes besides keys and values is
@@ -33,7 +33,7 @@ _MAX_READING_AGE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class StepNeed:
-    """What decides how much memory a step takes.
+    """Quantities that a step's memory depends on.
 
     Attributes:
         prompt_tokens: Tokens of prompts in the step.

@@ -63,7 +63,7 @@ class RowSampling:
 
     @property
     def state(self) -> tuple[int, mx.array | None]:
-        """What sampling changes; set it to take a sampling back."""
+        """State that sampling changes; set it to roll a sampling back."""
         return self.position, self.counts
 
     @state.setter
@@ -117,7 +117,7 @@ class RowSampling:
 
 @dataclass(slots=True)
 class Selection:
-    """What one sampling call chose; lazy until evaluated.
+    """Tokens chosen by one sampling call, lazy until evaluated.
 
     Attributes:
         token_ids: int32 [rows].
@@ -403,7 +403,7 @@ def _column(values: Sequence[float]) -> mx.array:
 
 
 def _bias_matrix(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.array | None:
-    """What is added to the logits of all rows, float32 [rows, vocabulary]; None for nothing.
+    """Return the addends of all rows' logits, float32 [rows, vocabulary]; None for none.
 
     ``logit_bias``, and minus infinity for what ``allowed_token_ids`` leaves out.
     """

@@ -1,4 +1,4 @@
-"""How many tokens ahead of its next one each row takes into a decode pass.
+"""Choice of the number of tokens ahead that a decode pass computes for each row.
 
 A pass over more tokens of each row takes longer and may yield more tokens. The plan says how much
 longer (:class:`~machd.engine.protocol.step.SpanCost`); this module weighs that against the tokens

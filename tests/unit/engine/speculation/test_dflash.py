@@ -20,7 +20,7 @@ from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
-from machd.engine.speculation.proposer import Proposer
+from machd.engine.step.ports import Proposer
 from machd.errors import ModelFormatError, SettingsError
 from machd_probes.play import GREEDY
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.ngram import NgramProposer, NgramRow
-from machd.engine.speculation.proposer import Proposer, RowProposer
+from machd.engine.step.ports import Proposer, RowProposer
 
 tokens = st.lists(st.integers(0, 6), max_size=60)
 
