@@ -1,4 +1,4 @@
-"""Which library multiplies matrices on a Linux CPU, chosen before mlx is imported and then proved.
+"""The library that multiplies matrices on a Linux CPU: chosen before mlx is imported, then measured.
 
 The ``mlx-cpu`` wheel links the reference BLAS, whose cost grows with every row of a batch. A
 library loaded with ``RTLD_GLOBAL`` before mlx answers mlx's ``cblas_sgemm`` in its place, without
@@ -57,7 +57,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class BlasChoice:
-    """What :func:`choose_blas` did.
+    """The outcome of :func:`choose_blas`.
 
     Attributes:
         requested: ``auto``, ``off`` or the path that was asked for.
@@ -92,7 +92,7 @@ class BlasReport:
 
     @property
     def ratio(self) -> float | None:
-        """How many single rows sixteen rows cost; None where nothing was measured."""
+        """Cost of sixteen rows over that of one; None where nothing was measured."""
         if self.one_row_ms is None or self.sixteen_rows_ms is None:
             return None
         return self.sixteen_rows_ms / max(self.one_row_ms, 1e-6)
@@ -152,7 +152,7 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
 
 
 def _load_path(path: str) -> str:
-    """Load the library that the user named."""
+    """Load the library at a path from the settings."""
     fix = "give the path of a BLAS library with the cblas interface, or `auto`, or `off`"
     problem = _load(path) if os.path.isfile(path) else "no such file"  # noqa: PTH113 - no error for a long name
     if problem is not None:
@@ -175,7 +175,7 @@ def _load(name: str) -> str | None:
 
 
 def _expects_cuda() -> bool:
-    """Whether mlx will compute on an NVIDIA GPU, told without importing it."""
+    """Return True if mlx will compute on an NVIDIA GPU, without importing it."""
     if not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
         return False
     for distribution in ("mlx-cuda-12", "mlx-cuda-13"):

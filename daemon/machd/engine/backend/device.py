@@ -1,4 +1,4 @@
-"""Where mlx computes and how much memory is there."""
+"""The device that mlx computes on, and its memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def computing_memory_bytes() -> int:
 
 
 def device_memory_bytes() -> int:
-    """Bytes that the device can hold in all, whoever holds them now.
+    """Bytes that the device can hold in all, those in use included.
 
     On the CPU: the machine's memory, or the limit of a control group or of the process where that is
     lower. On a GPU: what the device recommends or has in all.
@@ -85,7 +85,7 @@ def device_memory_bytes() -> int:
 
 
 def give_memory_back() -> None:
-    """Let go of what mlx and the C library keep for reuse, so that others can have it.
+    """Return the memory that mlx and the C library keep for reuse to the system.
 
     Takes some milliseconds.
     """
@@ -99,7 +99,7 @@ def has_process_limit() -> bool:
 
 
 def _process_limit_bytes() -> int | None:
-    """What the nearest limit on the process's own memory leaves; None without one."""
+    """Bytes that the nearest limit on the process's own memory leaves; None without one."""
     return min(
         (max(limit_bytes - used_bytes, 0) for limit_bytes, used_bytes in _process_limits()),
         default=None,
@@ -122,7 +122,7 @@ def _process_limits() -> list[tuple[int, int]]:
 
 
 def _control_group_bytes(root: Path = _CGROUP_ROOT) -> int | None:
-    """What the nearest memory limit (cgroup v2) of this process leaves; None without a limit."""
+    """Bytes that the nearest memory limit (cgroup v2) leaves this process; None without a limit."""
     remaining = [_group_bytes(path) for path in _control_groups(root)]
     return min((value for value in remaining if value is not None), default=None)
 

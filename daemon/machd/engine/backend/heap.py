@@ -1,4 +1,4 @@
-"""The C library's heap: how much memory the process has, and giving back what is free in it.
+"""The C library's heap: its size, and the return of its free pages to the system.
 
 Imports no mlx, so that every layer may use it.
 """
@@ -19,7 +19,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def find_heap_trim() -> Callable[[], None] | None:
-    """Find what gives the heap's free pages back to the system; None where the C library has none.
+    """Find the function that returns the heap's free pages; None where the C library has none.
 
     glibc keeps a free piece of its heap unless it is the last one. Its ``malloc_trim`` gives the
     pages of all free pieces in all arenas back. Any thread may call it; it holds no lock of

@@ -1,7 +1,7 @@
-"""Limits around code that reads a stranger's numbers: mlx-lm's classes and chat templates.
+"""Limits around code that trusts a checkpoint: mlx-lm's classes and chat templates.
 
-mlx-lm loops over what a configuration says, and a template is a program. Neither is written to
-refuse a billion.
+mlx-lm loops over the counts in a configuration, and a template is a program. Neither refuses a
+billion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from machd.errors import MachdError, ModelFormatError
 _LAYER_COUNT = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|layers|depth|block_count")
 _PART_COUNT = re.compile(r"(\w+_)?(experts?|heads?|groups?)")
 _MAX_PARTS = 1 << 16
-"""Of a layer: mlx-lm loops over them, and the largest models have some hundred experts."""
+"""Limit a layer: mlx-lm loops over its parts, and the largest models have some hundred experts."""
 
 _MAX_NESTING = 8
 _LARGEST_SHOWN = 1e300
@@ -36,7 +36,7 @@ class _TimeIsUpError(BaseException):
 
 
 def check_counts(config: Mapping[str, object], tensor_count: int) -> None:
-    """Compare what a configuration calls a number of layers with how many tensors there are.
+    """Compare a configuration's numbers of layers with the number of tensors.
 
     Every layer has a tensor at least, and a model is built layer by layer. Experts, heads and groups
     can share one tensor.
@@ -73,7 +73,7 @@ def _numbers(config: Mapping[str, object], nesting: int) -> Iterator[tuple[str, 
 def bounded(
     what: str, *, seconds: float, memory_bytes: int, hint: str = "its files are absurd"
 ) -> Iterator[None]:
-    """End what takes too long or too much memory.
+    """End a block that takes too long or too much memory.
 
     The time limit works on the main thread alone, where a command runs; the memory limit on Linux
     alone, of this process's private memory.
@@ -123,7 +123,7 @@ def _limit_memory(memory_bytes: int, limits: tuple[int, int]) -> None:
 
 
 def printable(error: BaseException) -> str:
-    """One line about an error of somebody else's code, short and without control characters."""
+    """Describe an error of foreign code in one short line without control characters."""
     text = " ".join(str(error).split()) or "no message"
     clean = "".join(char if char.isprintable() else "?" for char in text[: 4 * _MAX_MESSAGE_CHARS])
     short = clean if len(clean) <= _MAX_MESSAGE_CHARS else clean[:_MAX_MESSAGE_CHARS] + "…"

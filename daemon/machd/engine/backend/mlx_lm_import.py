@@ -1,4 +1,4 @@
-"""Import mlx-lm without what it does to the process.
+"""The import of mlx-lm, without its side effects on the process.
 
 ``mlx_lm.utils`` sets the limit of open files to (2048, 4096) when it is imported: it takes files
 away from a daemon that was given more, forbids an unprivileged process to ask for them again, and
@@ -30,7 +30,7 @@ def import_mlx_lm() -> None:
 
 
 def import_mlx_lm_without_tokenizers() -> None:
-    """The same in half the time, for a process that builds models and loads no tokenizer.
+    """Import mlx-lm in half the time, for a process that builds models and loads no tokenizer.
 
     mlx-lm imports all of transformers for its tokenizers' classes. Here packages stand in that
     have its files and none of its classes, so that single modules of it can still be imported.
@@ -53,13 +53,13 @@ def import_mlx_lm_without_tokenizers() -> None:
 
 
 class _NoTokenizer:
-    """Where mlx-lm names a class of tokenizers."""
+    """Stand-in for the tokenizer classes that mlx-lm names."""
 
     apply_chat_template = None
 
     @classmethod
     def register(cls, *_: object, **__: object) -> None:
-        """Nothing is looked up here."""
+        """Do nothing: the class is never looked up."""
 
 
 def _package(name: str, folder: str) -> ModuleType:
@@ -69,4 +69,4 @@ def _package(name: str, folder: str) -> ModuleType:
 
 
 def _keep_limit(_which: int, _limits: tuple[int, int], /) -> None:
-    """Stands in for ``resource.setrlimit`` during the import."""
+    """Do nothing, in place of ``resource.setrlimit`` during the import."""

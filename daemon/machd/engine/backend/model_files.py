@@ -1,4 +1,4 @@
-"""A checkpoint's files: regular files only, up to the size that real ones have."""
+"""Bounded reading of a checkpoint's files: regular files only, up to the size of real ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NO_TEMPLATE = (
 )
 
 _MAX_JSON_BYTES = 64 << 20
-"""Of a configuration or an index; those of the largest models have some megabytes."""
+"""Limit of a configuration or an index; the largest models' have some megabytes."""
 
 _MAX_TOKENIZER_BYTES = 128 << 20
-"""Of tokenizer.json; those of the largest vocabularies have 35 MiB."""
+"""Limit of tokenizer.json; that of the largest vocabularies has 35 MiB."""
 
 MAX_TEMPLATE_BYTES = 1 << 20
 """The longest chat templates have some 30 kB."""
@@ -33,7 +33,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 80
 
 _MAX_ENTRIES = 10_000
-"""Of a model's folder and those in it; no model's own have a hundred."""
+"""Limit of a model's folder and its subfolders; no real one has a hundred."""
 
 _VOCABULARIES = (
     "tokenizer.json",
@@ -51,7 +51,7 @@ _BESIDE = (
     "processor_config.json",
     "special_tokens_map.json",
 )
-"""What transformers and mlx-lm open beside a vocabulary."""
+"""Files that transformers and mlx-lm open beside a vocabulary."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -68,7 +68,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, max_bytes: int = _MAX_TOKENIZER_BYTES) -> bytes:
-    """The content of a file.
+    """Read the content of a file.
 
     Raises:
         ModelFormatError: It is larger, or no regular file.
@@ -82,10 +82,10 @@ def read_bytes(path: Path, max_bytes: int = _MAX_TOKENIZER_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A chat template, with the line ends that Python's text files have.
+    """Read a chat template, with the line ends of Python's text files.
 
     Raises:
-        ModelFormatError: It is larger than any, not UTF-8, or no regular file.
+        ModelFormatError: It is too large, not UTF-8, or no regular file.
         OSError: As ``open`` raises it.
     """
     try:
@@ -96,10 +96,10 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, object] | None:
-    """A JSON object; None where there is no such file.
+    """Read a JSON object; None where there is no such file.
 
     Raises:
-        ModelFormatError: It is none, larger than any, or no regular file.
+        ModelFormatError: It is no object, too large, or no regular file.
         ModelNotFoundError: It cannot be read.
     """
     try:
@@ -116,10 +116,10 @@ def read_object(path: Path) -> dict[str, object] | None:
 
 
 def own_code_files(path: Path) -> Iterator[Path]:
-    """Python files that a checkpoint brings: one may be the model, others be imported by it.
+    """Yield the Python files of a checkpoint: its model, and modules that it may import.
 
     Raises:
-        OSError: The folder holds too much to look through.
+        OSError: The folder holds too many files to search.
         ModelFormatError: ``config.json`` is not an object in JSON.
     """
     named = (read_object(path / "config.json") or {}).get("model_file")
@@ -134,7 +134,7 @@ def own_code_files(path: Path) -> Iterator[Path]:
 
 
 def read_template(path: Path) -> str:
-    """The chat template that the settings name.
+    """Read the chat template that the settings name.
 
     Raises:
         SettingsError: It cannot be read.
@@ -151,11 +151,11 @@ def read_template(path: Path) -> str:
 
 
 def check_tokenizer_files(path: Path) -> None:
-    """Look at what transformers and mlx-lm will open, which bound nothing themselves.
+    """Check the files that transformers and mlx-lm will open without bounds of their own.
 
     Raises:
         ModelNotFoundError: There are no tokenizer files.
-        ModelFormatError: One is larger than any real one, or no regular file.
+        ModelFormatError: A file is larger than any real one, or no regular file.
     """
     has_vocabulary = False
     for file, max_bytes in _tokenizer_files(path):
@@ -175,7 +175,7 @@ def check_tokenizer_files(path: Path) -> None:
 
 
 def shortened(text: str, max_chars: int = _MAX_SHOWN_CHARS) -> str:
-    """A stranger's text as far as a message shows it, without line ends and control characters."""
+    """Shorten foreign text for a message, without line ends and control characters."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:max_chars])
     return shown if len(text) <= max_chars else f"{shown}…"
 

@@ -1,4 +1,4 @@
-"""How long work tells whoever draws a progress bar."""
+"""The protocol by which long work reports its progress."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class LoadProgress(Protocol):
-    """Told about stages of loading or fetching, on the thread that does the work."""
+    """Receives the stages of loading or fetching, on the thread that does the work."""
 
     def stage(self, name: str, total_bytes: int | None) -> None:
-        """A new stage begins; ``total_bytes`` is None where its size is not known."""
+        """Begin a stage; ``total_bytes`` is None where its size is not known."""
         ...
 
     def advance(self, done_bytes: int) -> None:
-        """So many more bytes of the current stage are done."""
+        """Count bytes of the current stage as done."""
         ...
 
 
 class SilentProgress:
-    """Tells nobody."""
+    """Drops all reports."""
 
     def stage(self, name: str, total_bytes: int | None) -> None:
         """Do nothing."""

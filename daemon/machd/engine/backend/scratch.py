@@ -1,7 +1,7 @@
-"""A directory for run-time compiled code that nobody else can write to.
+"""A directory for run-time compiled code that no other user can write to.
 
 On the CPU mlx compiles C++ at run time and loads ``.so`` files from ``$TMPDIR/mlx``, reusing what
-already lies there: whoever can write into that directory runs code as this process.
+already lies there: write access to that directory is code execution as this process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_scratch_directory(base: Path) -> Path:
-    """The directory ``scratch`` under ``base``, mode 0700 and ours; made where it is missing.
+    """Make or check the directory ``scratch`` under ``base``, mode 0700 and owned by this user.
 
-    ``base`` and whatever parents it lacks are made with mode 0700 too. ``base`` itself must be
-    ours and closed to other writers; above it, only what is made here is looked at.
+    ``base`` and missing parents are made with mode 0700 too. ``base`` itself must be owned by this user
+    and closed to other writers; above it, only directories made here are checked.
 
     Raises:
         StartupError: One of them is a symbolic link, no directory, owned by another, or writable
@@ -43,7 +43,7 @@ def use_scratch_directory(directory: Path, set_variable: Callable[[str, str], No
     """Make ``directory`` the place for temporary files, before mlx is imported.
 
     Args:
-        directory: What :func:`private_scratch_directory` gave.
+        directory: As :func:`private_scratch_directory` returned it.
         set_variable: Sets an environment variable, such as ``os.environ.__setitem__``.
     """
     set_variable("TMPDIR", str(directory))

@@ -1,7 +1,7 @@
-"""Names for what the untyped libraries hand out, so that a signature says what it takes.
+"""Type aliases for objects of the untyped libraries, so that a signature says what it takes.
 
-mlx-lm, transformers and tokenizers have no types that a checker could read; only ``engine`` meets
-their objects.
+mlx-lm, transformers and tokenizers have no types that a checker could read; only ``engine`` uses their
+objects.
 """
 
 from __future__ import annotations

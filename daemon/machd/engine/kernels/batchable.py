@@ -1,17 +1,17 @@
-"""Layers of mlx-lm's that are wrong, or raise, with several rows of different length: made right.
+"""Repairs of mlx-lm's layers that are wrong, or raise, with rows of different length.
 
 A mended layer keeps its weights and gets a subclass of its own class. What is mended, of
 mlx-lm 0.32.2:
 
 - masks of four axes against scores of five (gemma2, phi3small);
-- positions taken from how wide the cache is, or as one number for all rows (afm7, gpt_bigcode,
+- positions taken from the width of the cache, or as one number for all rows (afm7, gpt_bigcode,
   phi3small, rotations that grow with the length);
-- a first token told from others by there being no state at all (recurrent_gemma);
-- state that takes in what pads a row, in a pass of several tokens (olmo_hybrid).
+- a first token recognised by the lack of any state (recurrent_gemma);
+- state that takes in a row's padding, in a pass of several tokens (olmo_hybrid).
 
-Some are mended for a row alone too, because their answers depend on how a prompt is cut, or are wrong
-whatever is done: phi3small (adds a mask of truth values to its scores, so that its sparse layers see
-what comes after a token), plamo3 (caches shorter than its masks), olmo (raises on every prompt).
+Some are mended for single rows too, because their answers depend on how a prompt is cut, or are always
+wrong: phi3small (adds a boolean mask to its scores, so its sparse layers see later tokens), plamo3
+(caches shorter than its masks), olmo (raises on every prompt).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 
 Positions = int | mx.array
-"""Where a pass begins: for all rows, or int32 [rows]."""
+"""Position at which a pass begins: one for all rows, or int32 [rows]."""
 
 
 def make_batchable(model: LanguageModel) -> int:
-    """Mend a model's layers in place; most models have none that need it.
+    """Mend a model's layers in place, which few models need.
 
     Returns:
-        How many layers were mended.
+        Number of layers mended.
     """
     count = 0
     for module in model.modules():
@@ -49,7 +49,7 @@ def _take_class(layer: Layer, methods: dict[str, Callable[..., object]]) -> Laye
 
 
 def _gemma2_attention(attention: Layer) -> None:
-    """Its scores are [rows, kv_heads, repeats, tokens, width]."""
+    """Add an axis to the mask: scores are [rows, kv_heads, repeats, tokens, width]."""
 
     def call(
         self: Layer, x: mx.array, mask: mx.array | None = None, cache: Cache = None
@@ -63,7 +63,7 @@ def _gemma2_attention(attention: Layer) -> None:
 
 
 class _OwnRotation:
-    """A rotation that is told where the pass begins, and does not believe its caller."""
+    """A rotation with its own begin of the pass, which ignores the caller's offset."""
 
     def __init__(self, rope: Layer) -> None:
         self._rope = rope
@@ -76,7 +76,7 @@ class _OwnRotation:
 
 
 def _afm7_model(model: Layer) -> None:
-    """Its last layers reuse keys, and place a query by how many keys there are."""
+    """Give the last layers the position: they reuse keys, and place a query by the number of keys."""
     rotations = [_OwnRotation(layer.self_attn.rope) for layer in model.kv_reuse_layers]
     for layer, rotation in zip(model.kv_reuse_layers, rotations, strict=True):
         layer.self_attn.rope = rotation
@@ -91,7 +91,7 @@ def _afm7_model(model: Layer) -> None:
 
 
 def _gpt_bigcode_model(model: Layer) -> None:
-    """It counts the positions of all rows from one number."""
+    """Count each row's positions from its own; the original counts all rows from one number."""
     from mlx_lm.models.base import create_attention_mask  # noqa: PLC0415 - after import_mlx_lm()
 
     def call(self: Layer, inputs: mx.array, cache: list[Cache] | None = None) -> mx.array:
@@ -108,14 +108,13 @@ def _gpt_bigcode_model(model: Layer) -> None:
 
 
 def _phi3small_attention(attention: Layer) -> None:
-    """Blocks and masks by each token's own position."""
+    """Choose blocks and masks by each token's own position."""
     if not attention.block_sparse:
         return
 
     def call(
         self: Layer, x: mx.array, mask: mx.array | None = None, cache: Cache = None
     ) -> mx.array:
-        # As wide as what the pass writes and sees; the mask says which of it each row has.
         self.mended.begin = 0 if cache is None else cache.offset
         mixed: mx.array = former.__call__(self, x, mask, cache)
         return mixed
@@ -145,9 +144,9 @@ def _phi3small_attention(attention: Layer) -> None:
 
 
 def _phi3small_model(model: Layer) -> None:
-    """It rules out tokens by their number in one vocabulary, whatever the width of the logits.
+    """Drop dummy token ids beyond the vocabulary.
 
-    mlx does no bounds checks: with a smaller vocabulary it would write behind the array.
+    The original writes to fixed ids whatever the width of the logits, and mlx checks no bounds.
     """
     numbers = model._dummy_tokenizer_ids.tolist()  # noqa: SLF001 - the name is mlx-lm's
     known = [number for number in numbers if number < model.args.vocab_size]
@@ -155,24 +154,24 @@ def _phi3small_model(model: Layer) -> None:
 
 
 def _block_sparse(attention: Layer, begin: Positions, tokens: int, width: int) -> mx.array:
-    """Which columns a head's token may see, were it not for what comes after it.
+    """Make the mask of the columns that a head's token may see, later tokens aside.
 
     Returns:
         bool [rows or 1, kv_heads, repeats, tokens, width].
     """
     block = attention.blocksparse_block_size
-    own = _positions(begin, tokens).reshape(-1, 1, tokens, 1) // block
+    own = _positions(begin, tokens).reshape(-1, 1, tokens, 1) // block  # [rows or 1, 1, tokens, 1]
     column = mx.arange(width) // block
-    head = mx.arange(1, attention.n_heads + 1)[:, None, None]
+    head = mx.arange(1, attention.n_heads + 1)[:, None, None]  # [heads, 1, 1]
     is_near = own - column < attention.blocksparse_num_local_blocks
     is_stride = (column + head) % attention.blocksparse_vert_stride == 0
-    sees = (own >= column) & (is_near | is_stride)
+    sees = (own >= column) & (is_near | is_stride)  # [rows or 1, heads, tokens, width]
     groups: mx.array = sees.reshape(-1, attention.n_kv_heads, attention.n_q_per_kv, tokens, width)
     return groups
 
 
 def _plamo3_model(model: Layer) -> None:
-    """A token sees a window and itself while a prompt is computed; its caches hold one token less."""
+    """Make caches one token longer: in a prompt a token sees a window and itself."""
     from mlx_lm.models.cache import RotatingKVCache  # noqa: PLC0415 - after import_mlx_lm()
 
     def make_cache(self: Layer) -> list[Cache]:
@@ -189,7 +188,7 @@ def _plamo3_model(model: Layer) -> None:
 
 
 def _minimax_m3_attention(attention: Layer) -> None:
-    """Blocks of keys by each query's own position; mlx-lm goes by how wide the cache is."""
+    """Choose blocks of keys by each query's own position; mlx-lm goes by the width of the cache."""
     if not attention.is_sparse_attn:
         return
 
@@ -208,7 +207,7 @@ def _minimax_m3_attention(attention: Layer) -> None:
 def _minimax_m3_blocks(
     attention: Layer, x: mx.array, mask: mx.array | str | None, begin: mx.array, cache: Cache
 ) -> mx.array:
-    """Which keys each query head sees: those in the blocks that its indexer finds most alike.
+    """Make the mask of the keys in the blocks that a query head's indexer scores highest.
 
     Returns:
         bool [rows, heads, tokens, width].
@@ -221,8 +220,8 @@ def _minimax_m3_blocks(
     queries = attention.index_q_norm(attention.index_q_proj(x).reshape(rows, tokens, heads, -1))
     queries = attention.index_rope(queries.transpose(0, 2, 1, 3), offset=begin)
     width = keys.shape[2]
-    own = _positions(begin, tokens)[:, None, :, None]
-    sees = mx.arange(width) <= own
+    own = _positions(begin, tokens)[:, None, :, None]  # [rows, 1, tokens, 1]
+    sees = mx.arange(width) <= own  # [rows, 1, tokens, width]
     if isinstance(mask, mx.array):
         sees = sees & mask
     scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2)
@@ -230,17 +229,19 @@ def _minimax_m3_blocks(
     blocks = -(-width // size)
     padding = [(0, 0), (0, 0), (0, 0), (0, blocks * size - width)]
     best = mx.pad(scores, padding, constant_values=-mx.inf)
-    best = best.reshape(rows, heads, tokens, blocks, size).max(axis=-1)
-    behind = own // size - mx.arange(blocks)
+    best = best.reshape(rows, heads, tokens, blocks, size).max(
+        axis=-1
+    )  # [rows, heads, tokens, blocks]
+    behind = own // size - mx.arange(blocks)  # [rows, 1, tokens, blocks]
     best = mx.where((behind >= 0) & (behind < attention.index_local_blocks), mx.inf, best)
-    # Ranked by two sorts, so that a row with fewer blocks than may be kept keeps all of its own.
+    # Ranked by two sorts, so that a row with fewer blocks than the maximum keeps all of its own.
     rank = mx.argsort(mx.argsort(-best, axis=-1), axis=-1)
     keep = mx.repeat(rank < attention.index_topk_blocks, size, axis=-1)[..., :width] & sees
     return mx.repeat(keep, attention.num_attention_heads // heads, axis=1)
 
 
 def _olmo_block(block: Layer) -> None:
-    """Its attention adds the mask to the scores, and is given a word or truth values."""
+    """Turn the mask into numbers: the attention adds it to the scores, but gets a word or booleans."""
 
     def call(
         self: Layer, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
@@ -259,7 +260,7 @@ def _olmo_block(block: Layer) -> None:
 
 
 def _olmo_hybrid_net(net: Layer) -> None:
-    """Its convolution's state is that of each row's own last tokens, not of what pads the row."""
+    """Take the convolution's state from each row's own last tokens, not from its padding."""
 
     def convolve(
         self: Layer,
@@ -274,8 +275,8 @@ def _olmo_hybrid_net(net: Layer) -> None:
             rows, tokens, width = x.shape
             kept = self.conv_kernel_size - 1
             before = mx.zeros((rows, kept, width), x.dtype) if state is None else state
-            ends = mx.clip(cache.lengths, 0, tokens)[:, None] + mx.arange(kept)
-            every = mx.concatenate([before, x], axis=1)
+            ends = mx.clip(cache.lengths, 0, tokens)[:, None] + mx.arange(kept)  # [rows, kept]
+            every = mx.concatenate([before, x], axis=1)  # [rows, kept + tokens, width]
             cache[index] = mx.take_along_axis(every, ends[..., None], axis=1)
         return convolved
 
@@ -284,7 +285,7 @@ def _olmo_hybrid_net(net: Layer) -> None:
 
 
 def _recurrent_gemma_unit(unit: Layer) -> None:
-    """A row of a batch that has no state yet has zeros, which no row has later on."""
+    """Treat a row with a state of zeros as one without state, which a batch cannot express."""
 
     def call(self: Layer, x: mx.array, cache: mx.array | None = None) -> tuple[mx.array, mx.array]:
         output, state = former.__call__(self, x, cache)
@@ -301,10 +302,9 @@ def _recurrent_gemma_unit(unit: Layer) -> None:
 
 
 def _growing_rotation(rope: Layer) -> None:
-    """Rotations whose base grows with the length beyond what the model was trained on.
+    """Give rows of a batch the model's own base, not one that grows beyond the trained length.
 
-    Rows of a batch have one base: the model's own, which is right up to ``max_position_embeddings``,
-    and no row of machd's becomes longer.
+    The model's own is right up to ``max_position_embeddings``, and no row of machd's becomes longer.
     """
 
     def call(self: Layer, x: mx.array, offset: Positions = 0) -> mx.array:
@@ -319,7 +319,7 @@ def _growing_rotation(rope: Layer) -> None:
 
 
 def _positions(begin: Positions, tokens: int) -> mx.array:
-    """int32 [tokens], or [rows, tokens] where each row begins elsewhere."""
+    """Positions int32 [tokens], or [rows, tokens] where each row begins elsewhere."""
     steps = mx.arange(tokens, dtype=mx.int32)
     return begin[:, None] + steps if isinstance(begin, mx.array) and begin.ndim else begin + steps
 

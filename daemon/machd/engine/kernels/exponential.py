@@ -1,6 +1,6 @@
-"""Powers of two for arrays on the CPU, made of operations that MLX vectorises there.
+"""Powers of two for arrays on the CPU, from operations that MLX vectorises there.
 
-MLX computes ``exp`` and what is built on it one number at a time on x86: 12 to 16 ns each, a third
+MLX computes ``exp`` and functions built on it one number at a time on x86: 12 to 16 ns each, a third
 of a long prompt's time. A polynomial of plain multiplications and additions takes a quarter of that.
 """
 
@@ -11,7 +11,7 @@ import math
 import mlx.core as mx
 
 MIN_EXPONENT = -126.0
-"""Below this a power of two is no normal float32 any more."""
+"""Exponent of the smallest normal float32."""
 
 _MAX_EXPONENT = 126.0
 
@@ -23,7 +23,7 @@ _COEFFICIENTS = (
     0.009671512991189957,
     0.001326472731307149,
 )
-"""Of 2**f for f between -0.5 and 0.5, lowest first. The first one is set, so that whole powers are
+"""Polynomial of 2**f for f between -0.5 and 0.5, lowest first. The first is set, so that whole powers are
 exact; the others are least squares of the relative error, weighted until its peaks are level. Its
 largest is 9.2e-8, under one step of a float32."""
 
@@ -39,11 +39,11 @@ _LOG2_E = math.log2(math.e)
 
 
 def exp2(exponents: mx.array) -> mx.array:
-    """Two to the power of each number.
+    """Raise two to the power of each number.
 
     Args:
-        exponents: float32 of any shape, from ``MIN_EXPONENT`` to 126; others give nonsense, but
-            what is no number stays so.
+        exponents: float32 of any shape, from ``MIN_EXPONENT`` to 126; others give
+            nonsense, but NaN stays NaN.
 
     Returns:
         float32 of the same shape, relative error under 2e-7.
@@ -59,7 +59,7 @@ def exp2(exponents: mx.array) -> mx.array:
 
 
 def silu_product(gate: mx.array, up: mx.array) -> mx.array:
-    """``gate * sigmoid(gate) * up``, all of one shape and dtype."""
+    """Compute ``gate * sigmoid(gate) * up``, all of one shape and dtype."""
     if gate.size < _MIN_NUMBERS or gate.dtype != mx.float32:
         return gate * mx.sigmoid(gate) * up
     exponents = mx.clip(gate * -_LOG2_E, MIN_EXPONENT, _MAX_EXPONENT)

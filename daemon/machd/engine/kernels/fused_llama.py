@@ -1,8 +1,8 @@
-"""Llama layers as the CPU likes them: the same weights and results from cheaper operations.
+"""Llama layers for the CPU: the same weights and results from cheaper operations.
 
 One projection instead of three, queries and keys rotated together by angles that are computed once
-a step for all layers, and exponentials that are vectorised. (Merging the feed-forward part's
-projections gained nothing.) What is not exactly the layer that was measured stays as it is.
+a step for all layers, and vectorised exponentials. (Merging the feed-forward part's projections gained
+nothing.) A layer that is not exactly the measured one stays as it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from machd.engine.kernels.mixed import MixedCache
 from machd.engine.kv.slab import SlabCache
 
 _ROTATION_TOLERANCE = 1e-5
-"""How far a rotation from a table may be from the layer's own, for numbers around one."""
+"""Largest difference between a rotation from a table and the layer's own, for numbers around one."""
 
 
 def fuse_layers(model: LanguageModel) -> int:
     """Replace the layers that can be; their weights are merged in place, not doubled.
 
     Returns:
-        How many layers were replaced.
+        Number of attention layers replaced.
     """
     from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
 
@@ -43,14 +43,14 @@ def fuse_layers(model: LanguageModel) -> int:
                 rotation = _Rotation(attention.rope, attention.head_dim)
             block.self_attn = _Attention(attention, rotation)
             count += 1
-            # Layer by layer, so that old and new weights of one layer alone are there at once.
+            # Layer by layer, so that old and new weights coexist for one layer only.
             mx.eval(block.parameters())
     mx.clear_cache()
     return count
 
 
 def takes_mixed_caches(model: LanguageModel) -> bool:
-    """Whether every layer's attention can tell decoding rows from a prompt's tokens.
+    """Return True if every layer's attention can tell decoding rows from a prompt's tokens.
 
     A layer with a window cannot: the window is in the mask, and a mixed pass has none.
     """
@@ -68,14 +68,14 @@ class _Rotation:
     def __init__(self, rope: Layer, head_dim: int) -> None:
         self._rope = rope
         self._half = head_dim // 2
-        # Halves (1, 0) rotate to (cos, sin): the layer itself tells the angles it uses.
+        # The layer rotates the halves (1, 0) to (cos, sin) of the angles that it uses.
         self._unit = mx.concatenate([mx.ones((self._half,)), mx.zeros((self._half,))])
         self._positions: mx.array | None = None
         self._table: tuple[mx.array, mx.array] = (self._unit, self._unit)
         self._has_table = self._is_exact(head_dim)
 
     def is_of(self, rope: Layer) -> bool:
-        """Whether another layer's rotation is this one."""
+        """Return True if another layer's rotation is this one."""
         if type(rope) is not type(self._rope):
             return False
         # A module keeps its settings as attributes and its arrays as items.
@@ -101,7 +101,7 @@ class _Rotation:
         return mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
     def _is_exact(self, head_dim: int) -> bool:
-        """Whether the table gives what the layer gives; other layouts of the pairs do not."""
+        """Return True if the table rotates as the layer does; it does not for other layouts of the pairs."""
         if head_dim != 2 * self._half:
             return False
         heads = mx.sin(mx.arange(6 * head_dim, dtype=mx.float32)).reshape(3, 2, 1, head_dim)
@@ -128,7 +128,7 @@ class _Attention(Module):
         rows, tokens, _ = x.shape
         rotated = self._heads + self._kv_heads
         heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self._kv_heads, -1)
-        heads = heads.transpose(0, 2, 1, 3)
+        heads = heads.transpose(0, 2, 1, 3)  # [rows, heads of all three, tokens, head_dim]
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
         queries, keys = turned[:, : self._heads], turned[:, self._heads :]
         values = heads[:, rotated:]
@@ -163,7 +163,7 @@ def _projections(attention: Layer) -> list[Layer]:
 
 
 def _are_plain(layers: Sequence[Layer]) -> bool:
-    """Whether the layers are unquantised and alike, so that their rows can be put together."""
+    """Return True if the layers are unquantised and alike, so that their weights can be joined."""
     return all(type(layer) is Linear for layer in layers) and (
         len({layer.weight.dtype for layer in layers}) == len({"bias" in one for one in layers}) == 1
     )

@@ -1,7 +1,7 @@
-"""One pass for the next token of every row and some prompt tokens of another.
+"""One pass for the next token of every row and a chunk of another row's prompt.
 
-On the CPU a step of a few tokens is as long as it takes to read the weights. A chunk in a pass of its
-own reads them again; as rows of the step that runs anyway it costs what its tokens cost.
+On the CPU a step of a few tokens takes as long as reading the weights. A chunk in a pass of its own
+reads them again; in the pass of the running rows it costs only its tokens.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from machd.engine.kv.slab import SlabCache
 
 
 class MixedCache:
-    """One layer's caches of both: what rows decode in, and what the chunk's prompt is filled into.
+    """One layer's slab of the decoding rows, with the cache of the chunk's prompt.
 
-    To the model all are rows of one token. Only attention knows better, so it has to be one of
-    :mod:`machd.engine.kernels.fused_llama`, which leaves it to :meth:`attend`.
+    To the model all tokens are rows of one token. Only attention tells them apart, so it has to be one
+    of :mod:`machd.engine.kernels.fused_llama`, which calls :meth:`attend`.
     """
 
     def __init__(self, slab: SlabCache, prompt: Cache, positions: mx.array) -> None:
         """Borrow both.
 
         Args:
-            slab: Of the rows that decode, opened for a step of one token.
-            prompt: Of the prompt so far, mlx-lm's standard cache or one in the slab's format.
-            positions: int32 [rows + tokens], where each of the pass's tokens stands in its row.
+            slab: Holds the decoding rows, opened for a step of one token.
+            prompt: Holds the prompt so far: mlx-lm's standard cache or one in the slab's format.
+            positions: int32 [rows + tokens], the position of each of the pass's tokens in its row.
         """
         self._slab = slab
         self._prompt = prompt
         self.offset = positions
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """There is none for all: see :meth:`attend`."""
+        """Return None: no mask fits all rows; see :meth:`attend`."""
 
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float
     ) -> mx.array:
-        """Write the pass's keys and values, and let each token see its own row.
+        """Write the pass's keys and values, and attend each token to its own row.
 
         Args:
             queries: [rows + tokens, heads, 1, head_dim], rotated.
@@ -61,14 +61,14 @@ class MixedCache:
 def mixed_caches(
     slabs: Sequence[SlabCache], prompt: Sequence[Cache], tokens: int
 ) -> list[MixedCache]:
-    """A layer's both caches each, for a pass of all rows and so many prompt tokens."""
+    """Make one cache a layer for a pass of all rows and so many prompt tokens."""
     start = prompt[0].offset
     chunk = mx.arange(start, start + tokens, dtype=mx.int32)
-    # One array for all layers: who computes angles from it does so once.
+    # One array for all layers, so that angles are computed from it once.
     positions = mx.concatenate([slabs[0].offset, chunk])
     return [MixedCache(slab, one, positions) for slab, one in zip(slabs, prompt, strict=True)]
 
 
 def _as_tokens(rows: mx.array) -> mx.array:
-    """[n, heads, 1, head_dim] as [1, heads, n, head_dim], or the other way round."""
+    """Turn [n, heads, 1, head_dim] into [1, heads, n, head_dim], or the other way round."""
     return rows.transpose(2, 1, 0, 3)

@@ -139,7 +139,7 @@ def test_the_verdict_is_the_ratio(
 
 
 def test_a_gpu_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a GPU multiplies, the CPU's library is of no interest."""
+    """The CPU's library is not measured if a GPU multiplies."""
     monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "metal")
     report = measure_blas(BlasChoice("auto", None, "the system's own library serves"))
     assert (report.backend, report.name, report.ratio) == ("metal", None, None)

@@ -107,7 +107,7 @@ def test_a_limit_that_cannot_be_read_is_not_taken_for_none(
 def test_capacity_is_the_machines_or_the_groups(
     tmp_path: Path, own_group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in use does not count against what the device can hold; the nearest limit does."""
+    """Memory in use does not count against the device's total; the nearest limit does."""
     monkeypatch.setattr(device, "backend_name", lambda: "cpu")
     monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
     machine_bytes = psutil.virtual_memory().total
@@ -145,7 +145,7 @@ def test_a_gpus_capacity_is_what_it_recommends_or_has(
 def test_metal_shares_the_machines_memory(
     machine_bytes: int, reusable_bytes: int, expected_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What other processes hold is not available; what mlx keeps for reuse is."""
+    """Memory held by other processes is not available; memory that mlx keeps for reuse is."""
     facts = {"max_recommended_working_set_size": 80, "memory_size": 128}
     monkeypatch.setattr(device, "backend_name", lambda: "metal")
     monkeypatch.setattr("mlx.core.device_info", lambda: facts)
@@ -158,7 +158,7 @@ def test_metal_shares_the_machines_memory(
 
 
 def test_cuda_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the machine has available says nothing about it."""
+    """Memory available on CUDA does not depend on the memory of the machine."""
     machine = psutil.virtual_memory()._replace(available=1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     monkeypatch.setattr(device, "backend_name", lambda: "cuda")

@@ -25,7 +25,7 @@ print(full_bytes, freed_bytes, resident_bytes())
 
 @pytest.mark.skipif(find_heap_trim() is None, reason="this C library has no malloc_trim")
 def test_trim_gives_free_pieces_back_when_used_ones_lie_between() -> None:
-    """Of 100 MB with every fiftieth piece in use, freeing gives little back and a trim over half."""
+    """Freeing all but every fiftieth piece of 100 MB returns little memory, and a trim over half."""
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         capture_output=True,
@@ -62,7 +62,7 @@ print(taken_bytes() - before_bytes)
 @pytest.mark.skipif(find_heap_trim() is None, reason="this C library is not glibc")
 @pytest.mark.parametrize(("way", "is_kept"), [("mapped", False), ("learnt", True)])
 def test_large_arrays_give_their_addresses_back(way: str, *, is_kept: bool) -> None:
-    """Of 160 MB between small pieces that stay, none is taken any more; without the call all of it is."""
+    """160 MB freed between small pieces return to the system at once; without the call none does."""
     run = subprocess.run(
         [sys.executable, "-c", _ARRAYS, way],
         capture_output=True,

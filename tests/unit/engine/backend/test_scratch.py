@@ -1,4 +1,4 @@
-"""Compiled code is loaded only from a directory that nobody else can write to."""
+"""Compiled code is loaded only from a directory that no other user can write to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_it_is_ours_alone(tmp_path: Path) -> None:
 
 
 def test_it_is_kept_between_starts(tmp_path: Path) -> None:
-    """What was compiled once is found again, and a wider mode of an earlier day is narrowed."""
+    """Compiled code is found again on the next start, and a wider mode is narrowed."""
     directory = private_scratch_directory(tmp_path)
     (directory / "kernel.so").write_bytes(b"code")
     directory.chmod(0o755)
@@ -35,7 +35,7 @@ def test_it_is_kept_between_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_directory_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
-    """Who could write there could have left code to be loaded."""
+    """A directory that other users can write to is refused: it may hold foreign code."""
     base = tmp_path / "base"
     base.mkdir()
     base.chmod(mode)

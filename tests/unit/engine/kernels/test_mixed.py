@@ -77,14 +77,14 @@ def test_a_prompt_of_one_token_needs_no_pass(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_layers_get_a_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not made for it is not asked to tell rows from a chunk."""
+    """A layer that is not fused never gets a mixed cache."""
     engine = _with_two_rows(TinyKind.HYBRID)
     plan = StepPlan(prefill=(_chunk(2, 5, is_last=False),), decode=_ROWS)
     assert _passes(monkeypatch, engine, plan) == [1, 2]
 
 
 def test_looking_ahead_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows' step is under way before anybody knows of the chunk."""
+    """A step dispatched ahead takes no chunk, as it was dispatched before the chunk was planned."""
     engine = _with_two_rows(TinyKind.STANDARD, looks_ahead=True)
     plan = StepPlan(prefill=(_chunk(2, 5, is_last=False),), decode=_ROWS)
     assert 7 not in _passes(monkeypatch, engine, plan)

@@ -1,4 +1,4 @@
-"""What formats make of keys and values, and what caches of them keep of it."""
+"""KV formats encode keys and values, and caches in a format keep them through joins and moves."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _decoded(
     [(64, 64), (128, 128), (80, 80), (96, 96), (160, 160), (16, 16), (7, 9), (1, 1), (512, 64)],
 )
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-def test_every_width_comes_back(
+def test_decoding_restores_every_width(
     name: str, key_width: int, value_width: int, dtype: mx.Dtype
 ) -> None:
-    """Shapes and dtypes are those that went in, and vectors are near; an array has every position."""
+    """Decoding restores shapes and dtypes and nearly the vectors; each array has every position."""
     keys = _random(2, _HEADS, 5, key_width).astype(dtype)
     values = _random(2, _HEADS, 5, value_width, seed=1).astype(dtype)
 
@@ -65,8 +65,8 @@ def test_every_width_comes_back(
 
 
 @_formats
-def test_a_layer_without_values_keeps_its_keys(name: str) -> None:
-    """Values of width 0 are what some layers keep: they pass through."""
+def test_format_keeps_keys_of_a_layer_without_values(name: str) -> None:
+    """Values of width 0, which some layers keep, pass through."""
     keys, values = _random(1, _HEADS, 3, 64), mx.zeros((1, _HEADS, 3, 0))
 
     _, near_keys, near_values = _decoded(kv_format_named(name), keys, values)
@@ -83,7 +83,7 @@ def test_a_layer_without_values_keeps_its_keys(name: str) -> None:
     ),
     scale=st.sampled_from([1e-3, 1.0, 50.0]),
 )
-def test_a_number_is_off_by_half_a_step(name: str, numbers: list[float], scale: float) -> None:
+def test_affine_error_is_at_most_half_a_step(name: str, numbers: list[float], scale: float) -> None:
     """Half a step of its group's range, and one at the far end, where mlx moves the range to hold 0."""
     vector = mx.array(numbers, dtype=mx.float32).reshape(1, 1, 1, 64) * scale
     _, near, _ = _decoded(kv_format_named(name), vector, vector)
@@ -100,7 +100,7 @@ def test_a_number_is_off_by_half_a_step(name: str, numbers: list[float], scale: 
     ("head_dim", "least"), [(64, 1.8), (80, 1.8), (96, 1.8), (128, 1.8), (256, 1.8)]
 )
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_eight_bits_make_room(head_dim: int, least: float, dtype: mx.Dtype) -> None:
+def test_affine8_shrinks_a_position(head_dim: int, least: float, dtype: mx.Dtype) -> None:
     """A position costs at least 1.8 times less, whatever the dtype, scales and offsets included."""
     vectors = _random(1, _HEADS, 4, head_dim).astype(dtype)
     plain = sum(array.nbytes for array in PLAIN.encode(vectors, vectors))
@@ -110,7 +110,7 @@ def test_eight_bits_make_room(head_dim: int, least: float, dtype: mx.Dtype) -> N
 
 
 @_coded
-def test_positions_do_not_know_of_one_another(name: str) -> None:
+def test_encoding_of_a_position_does_not_depend_on_others(name: str) -> None:
     """A position's columns are the same whatever is encoded with it, to the bit."""
     kv_format = kv_format_named(name)
     keys, values = _random(3, _HEADS, 20, 64), _random(3, _HEADS, 20, 64, seed=1)
@@ -127,8 +127,8 @@ def test_positions_do_not_know_of_one_another(name: str) -> None:
 
 
 @_formats
-def test_a_prompt_s_cuts_leave_no_trace(name: str) -> None:
-    """In one piece, in many, out of arrays, and after a trim a cache gives the same."""
+def test_quantized_cache_reads_the_same_however_a_prompt_is_cut(name: str) -> None:
+    """A cache reads the same written in one piece, in many, filled from arrays, and after a trim."""
     kv_format = kv_format_named(name)
     keys, values = _random(1, _HEADS, 300, 64), _random(1, _HEADS, 300, 64, seed=1)
     whole, cut = QuantizedCache(kv_format), QuantizedCache(kv_format)
@@ -160,7 +160,7 @@ class _Rows:
         self.seed = 0
 
     def join(self, length: int, limit: int) -> None:
-        """A row with so many positions."""
+        """Add a row with so many positions."""
         single = QuantizedCache(self.kv_format)
         if length:
             single.update_and_fetch(*self._tokens(1, length))
@@ -168,12 +168,12 @@ class _Rows:
         self.alone.append(single)
 
     def keep(self, *order: int) -> None:
-        """Those that stay, in that order."""
+        """Keep these rows, in that order."""
         self.batch.keep(order)
         self.alone = [self.alone[place] for place in order]
 
     def step(self) -> None:
-        """A token a row, and what each row sees is what it sees alone, to the bit."""
+        """Write a token a row; each row reads what it reads alone, to the bit."""
         keys, values = self._tokens(len(self.alone), 1)
         self.batch.open_step()
         (layer,) = self.batch.layers
@@ -192,8 +192,8 @@ class _Rows:
 
 
 @_coded
-def test_rows_in_company_are_rows_alone(name: str) -> None:
-    """Through joins, moves, an enlargement at 256 and a new layout when rows leave."""
+def test_batched_rows_read_as_single_rows(name: str) -> None:
+    """A batch's rows read as single rows do through joins, moves, growth at 256 and a new layout."""
     rows = _Rows(name)
     for length in (5, 254, 0, 40):
         rows.join(length, 400)
@@ -213,8 +213,8 @@ def test_rows_in_company_are_rows_alone(name: str) -> None:
 
 
 @_coded
-def test_a_row_that_joins_is_not_encoded_again(name: str) -> None:
-    """Its arrays in the batch are its arrays alone, bit by bit."""
+def test_join_copies_encoded_arrays(name: str) -> None:
+    """A joined row's arrays equal its arrays alone, bit by bit."""
     rows = _Rows(name)
     rows.join(9, 20)
     rows.join(13, 20)
@@ -227,8 +227,8 @@ def test_a_row_that_joins_is_not_encoded_again(name: str) -> None:
 
 
 @_coded
-def test_a_row_that_went_wrong_is_wiped(name: str) -> None:
-    """No array keeps anything of it, and others keep all."""
+def test_wipe_zeroes_one_row(name: str) -> None:
+    """Wiping zeroes the row in every array and leaves the others."""
     rows = _Rows(name)
     rows.join(9, 20)
     rows.join(13, 20)
@@ -244,10 +244,8 @@ def test_a_row_that_went_wrong_is_wiped(name: str) -> None:
 
 @_formats
 @pytest.mark.parametrize("lengths", [(40, 40, 40), (3, 200, 90), (700, 5, 9)])
-def test_attention_over_codes_is_attention_over_what_they_stand_for(
-    name: str, lengths: tuple[int, ...]
-) -> None:
-    """Folded into scores and weights, scales and offsets do what decoding does."""
+def test_folded_attention_equals_decoded_attention(name: str, lengths: tuple[int, ...]) -> None:
+    """Attention over folded keys and values equals attention over decoded ones."""
     kv_format = kv_format_named(name)
     positions = RowPositions()
     slab = SlabCache(positions, len(lengths), kv_format)
@@ -268,8 +266,8 @@ def test_attention_over_codes_is_attention_over_what_they_stand_for(
         assert float(mx.abs(heard[row : row + 1] - expected).max()) < 2e-4
 
 
-def test_costs_are_of_the_format_and_classes_the_model_s() -> None:
-    """Facts of a model say what rows cost as they are kept, and what caches it makes by itself."""
+def test_measured_costs_are_those_of_the_format() -> None:
+    """Measured costs are those of the KV format, and measured classes the model's own."""
     model = loaded(TinyKind.ROTATING).model
     plain, small = measure_model(model), measure_model(model, kv_format_named("affine8"))
 
@@ -279,7 +277,7 @@ def test_costs_are_of_the_format_and_classes_the_model_s() -> None:
 
 
 def test_only_standard_caches_are_in_the_format() -> None:
-    """Windows and states stay what the model made; lists are opened."""
+    """Windows and states stay as the model makes them; lists are opened."""
     for kind in TinyKind:
         model = loaded(kind).model
         pairs = zip(
@@ -290,6 +288,6 @@ def test_only_standard_caches_are_in_the_format() -> None:
             assert names in ({"KVCache", "QuantizedCache"}, {type(own).__name__})
 
 
-def test_names_are_told_apart() -> None:
+def test_format_names_are_distinct() -> None:
     """Blocks of two formats never meet: the name is in their key."""
     assert {kv_format_named(name).name for name in _EVERY} == set(_EVERY)

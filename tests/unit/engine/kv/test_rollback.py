@@ -1,4 +1,4 @@
-"""Marks of caches: nothing is copied, nothing that is written later reaches them, and lengths agree."""
+"""A checkpoint copies nothing, later writes do not reach it, and lengths agree after a rollback."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _window(tokens: int) -> RotatingKVCache:
 
 
 def _seen(cache: Any) -> list[Any]:
-    """The window's columns as the next token finds them, oldest first."""
+    """Return the window's columns in order of position, oldest first."""
     copy = RotatingKVCache(max_size=_WINDOW)
     copy.state = tuple(mx.array(one) if isinstance(one, mx.array) else one for one in cache.state)
     _write(copy, 99, 1)
@@ -57,12 +57,12 @@ def _seen(cache: Any) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("write", [True, False], ids=["named anew", "the same name"])
-def test_what_is_written_in_place_does_not_reach_a_mark(
+@pytest.mark.parametrize("write", [True, False], ids=["aliased", "the same name"])
+def test_checkpoint_is_safe_from_writes_in_place(
     write: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """States and windows come back to the number, unless the mark had the cache's own names."""
+    """States and windows are restored exactly, unless the checkpoint shared the cache's names."""
     if not write:
         monkeypatch.setattr(rollback, "_aliased", lambda state: state)
     state = ArraysCache(2)
@@ -83,8 +83,8 @@ def test_what_is_written_in_place_does_not_reach_a_mark(
     assert (window.keys[0, 0, :3, 0].tolist() == [0, 1, 2]) is write
 
 
-def test_a_mark_takes_no_memory() -> None:
-    """As long as nobody writes, the caches' own arrays are all there are."""
+def test_checkpoint_takes_no_memory() -> None:
+    """A checkpoint takes no memory before the next write."""
     state = ArraysCache(1)
     state.cache = [mx.zeros((1, 1 << 20))]
     mx.eval(state.cache)
@@ -100,8 +100,8 @@ def test_a_mark_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("before", range(11))
 @pytest.mark.parametrize("added", [2, 3, 4, 9])
-def test_a_window_that_is_cut_is_one_that_never_had_more(before: int, added: int) -> None:
-    """To the column, and so it stays: at every turn of the ring, for every number that is kept."""
+def test_cut_window_equals_one_never_filled(before: int, added: int) -> None:
+    """A cut window equals one that never had the columns, at every turn of the ring."""
     for count in range(added + 1):
         cache = _window(before)
         checkpoint = CacheCheckpoint([cache])
@@ -116,8 +116,8 @@ def test_a_window_that_is_cut_is_one_that_never_had_more(before: int, added: int
             _write(cache, token, 1)
 
 
-def test_a_window_is_put_back_where_too_little_of_it_is_left() -> None:
-    """Tokens one by one turn the ring over what a cut would need: then all is as it was."""
+def test_window_is_restored_when_too_few_columns_are_left() -> None:
+    """A window whose ring overwrote needed columns is restored to the checkpoint."""
     cache, state = _window(9), ArraysCache(1)
     checkpoint = CacheCheckpoint([cache])
     for token in range(9, 12):
@@ -131,8 +131,8 @@ def test_a_window_is_put_back_where_too_little_of_it_is_left() -> None:
     assert not CacheCheckpoint([KVCache(), state]).roll_back([1], [2])
 
 
-def test_all_caches_are_put_back_if_one_cannot_be_cut() -> None:
-    """The ones before it and the ones behind it in the list."""
+def test_all_caches_are_restored_if_one_cannot_be_cut() -> None:
+    """All caches are restored, before and behind the one that cannot be cut."""
     state = ArraysCache(1)
     state.cache = [mx.zeros(3)]
     caches = [_window(6), KVCache(), state, QuantizedCache(kv_format_named("affine8")), _window(2)]
@@ -153,7 +153,7 @@ def test_all_caches_are_put_back_if_one_cannot_be_cut() -> None:
 
 
 class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
-    """A model's own, whatever it does besides."""
+    """A model's own subclass of a known cache."""
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
         "private",
     ],
 )
-def test_only_known_classes_take_drafts(make: Callable[[], Any], known: bool) -> None:  # noqa: FBT001
-    """Inside lists, too; a class that inherits from a known one is not known."""
+def test_only_known_classes_can_roll_back(make: Callable[[], Any], known: bool) -> None:  # noqa: FBT001
+    """Only exact known classes can roll back, inside lists too; a subclass cannot."""
     assert supports_rollback(make()) is known
     single = SerialLaneKv()
     single.join(PrefilledRow([KVCache(), CacheList(KVCache(), make())], 0, 9, 1))
@@ -190,8 +190,8 @@ def test_only_known_classes_take_drafts(make: Callable[[], Any], known: bool) ->
     assert single.can_roll_back is known
 
 
-def test_rows_of_a_batch_take_drafts_if_they_can_be_cut_one_by_one() -> None:
-    """Standard caches and recurrent state always, a window while there is one row."""
+def test_batch_can_roll_back_if_its_rows_can_one_by_one() -> None:
+    """Standard caches and recurrent state can always roll back, a window with one row."""
     batch, state, window = BatchLaneKv(4), BatchLaneKv(4), BatchLaneKv(4)
     for count in (1, 2):
         batch.join(PrefilledRow([KVCache()], 0, 9, 1))
@@ -206,8 +206,8 @@ def test_rows_of_a_batch_take_drafts_if_they_can_be_cut_one_by_one() -> None:
     assert not state.takes_ragged_spans
 
 
-def test_state_of_several_rows_is_as_before_or_as_it_is() -> None:
-    """Unless every row keeps all, or none keeps anything, the rows are put back for another pass."""
+def test_state_of_several_rows_is_restored_or_kept_whole() -> None:
+    """State of several rows is restored unless every row keeps all or none keeps any."""
     for counts, is_done, value in (
         ([0, 0], True, 1.0),
         ([3, 1], True, 0.0),
@@ -223,8 +223,8 @@ def test_state_of_several_rows_is_as_before_or_as_it_is() -> None:
         assert float(state.cache[0].sum()) == 8 * value
 
 
-def test_state_is_told_what_pads_a_row_and_forgets_it() -> None:
-    """Rows of different length in one pass; the next pass is of one token each again."""
+def test_state_is_told_of_padding_for_one_pass() -> None:
+    """State gets the lengths of a ragged pass, and none in the next pass."""
     batch = BatchLaneKv(2)
     state = ArraysCache(1)
     for _ in range(2):
@@ -239,7 +239,7 @@ def test_state_is_told_what_pads_a_row_and_forgets_it() -> None:
 
 
 def test_a_window_with_sinks_keeps_them() -> None:
-    """The first positions stay where they are, and the ring turns behind them."""
+    """A window with sinks keeps its first positions, and the ring turns behind them."""
     for before in range(10):
         for count in range(4):
             pair = [RotatingKVCache(max_size=_WINDOW, keep=1) for _ in range(2)]
@@ -261,8 +261,8 @@ def test_a_window_with_sinks_keeps_them() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 20])
 @pytest.mark.parametrize("steps", range(7))
-def test_a_straight_window_has_the_row_and_nothing_else(length: int, steps: int) -> None:
-    """What mlx-lm counts of a row, and what machd knows of its length, are one."""
+def test_unrolled_window_holds_the_row_only(length: int, steps: int) -> None:
+    """An unrolled window has the row's columns only, and mlx-lm's count equals the row's length."""
     batch = BatchRotatingKVCache.merge([_window(11)])
     batch.extend(BatchRotatingKVCache.merge([_window(length)]))
     for step in range(steps):
@@ -279,8 +279,8 @@ def test_a_straight_window_has_the_row_and_nothing_else(length: int, steps: int)
     assert max(batch.left_padding.tolist()) <= 0
 
 
-def test_rows_are_cut_on_the_host_and_on_the_device() -> None:
-    """A step that follows begins where each row ends now."""
+def test_row_positions_are_cut_on_host_and_device() -> None:
+    """A step after a rollback begins at each row's new end."""
     positions = RowPositions()
     positions.append(5, 30)
     positions.append(9, 30)
@@ -301,8 +301,8 @@ def test_rows_are_cut_on_the_host_and_on_the_device() -> None:
     assert positions.shared_start == 11
 
 
-def test_a_row_is_wiped_from_a_column_on() -> None:
-    """What lies before it stays, and so do the other rows; behind the last column there is nothing."""
+def test_wipe_zeroes_a_row_from_a_column_on() -> None:
+    """Wiping keeps earlier columns and other rows, and a column behind the last is none."""
     positions = RowPositions()
     slab = SlabCache(positions, 2)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The slab's size is bounded by what its rows were promised, whoever was there before."""
+"""The slab's size is bounded by its rows' KV reservations, whatever rows were there before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADS, _HEAD_DIM = 2, 4
 
 
 class _Slab:
-    """One layer, with rows of keys that say whose they are."""
+    """One layer, with keys that hold their row's name."""
 
     def __init__(self, max_rows: int) -> None:
         self.positions = RowPositions()
@@ -23,7 +23,7 @@ class _Slab:
         self.names: list[float] = []
 
     def join(self, length: int, limit: int) -> None:
-        """A row; its name is its number."""
+        """Add a row, named by a number."""
         name = float(len(self.names) + 1 + sum(self.names))
         self.positions.append(length, limit)
         if length:
@@ -34,20 +34,20 @@ class _Slab:
         self.names.append(name)
 
     def keep(self, *order: int) -> None:
-        """Those that stay."""
+        """Keep these rows."""
         self.positions.keep(order)
         self.cache.keep(order)
         self.names = [self.names[row] for row in order]
 
     def step(self) -> None:
-        """One token a row."""
+        """Write one token a row."""
         self.positions.open_step()
         keys = mx.array(self.names)[:, None, None, None]
         keys = mx.broadcast_to(keys, (len(self.names), _HEADS, 1, _HEAD_DIM))
         self.cache.update_and_fetch(keys, -keys)
 
     def check(self) -> None:
-        """Every row holds its own, and all together little more than was promised."""
+        """Check that every row holds its own keys, and the slab little more than was reserved."""
         keys, values = self.cache.keys, self.cache.values
         assert keys is not None
         assert values is not None
@@ -58,8 +58,8 @@ class _Slab:
         assert keys.shape[0] * keys.shape[2] <= 2 * promised
 
 
-def test_rows_that_come_take_what_they_are_promised_and_no_more() -> None:
-    """Without anybody leaving, the array never exceeds the budget's own sum."""
+def test_slab_stays_within_reservations_of_joining_rows() -> None:
+    """The array never exceeds the sum of the reservations while rows only join."""
     slab = _Slab(max_rows=8)
     for number in range(8):
         slab.join(5 + 40 * number, 30 + 41 * number)
@@ -70,8 +70,8 @@ def test_rows_that_come_take_what_they_are_promised_and_no_more() -> None:
         assert rows * columns <= slab_rows(number + 1, 8) * max(slab.positions.limits)
 
 
-def test_what_a_long_row_left_is_not_multiplied_by_new_ones() -> None:
-    """Short rows that come after a long one are promised, and get, short rows."""
+def test_slab_is_not_widened_by_a_row_that_left() -> None:
+    """Short rows after a long one get short rows of the slab."""
     slab = _Slab(max_rows=8)
     slab.join(1000, 1020)
     slab.join(300, 312)
@@ -83,8 +83,8 @@ def test_what_a_long_row_left_is_not_multiplied_by_new_ones() -> None:
         slab.check()
 
 
-def test_rows_that_end_give_their_room_back() -> None:
-    """One row after the other leaves a wide batch."""
+def test_slab_shrinks_when_rows_leave() -> None:
+    """The slab shrinks as rows leave a wide batch one by one."""
     slab = _Slab(max_rows=16)
     for number in range(16):
         slab.join(10 + 60 * number, 1000)
@@ -96,8 +96,8 @@ def test_rows_that_end_give_their_room_back() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
-def test_a_row_without_positions_has_its_place(rows: int) -> None:
-    """Others may leave before its first step, also so many that the slab is laid out anew."""
+def test_row_without_positions_keeps_its_place(rows: int) -> None:
+    """A row without positions keeps its place when others leave, and in a new layout."""
     slab = _Slab(max_rows=16)
     for _ in range(rows):
         slab.join(5, 50)
@@ -109,8 +109,8 @@ def test_a_row_without_positions_has_its_place(rows: int) -> None:
     assert slab.positions.lengths == [1]
 
 
-def test_a_batch_of_rows_without_positions_begins_with_its_first_step() -> None:
-    """There is nothing to make room in before."""
+def test_slab_of_rows_without_positions_is_made_by_the_first_step() -> None:
+    """The slab of rows without positions is made by their first step."""
     slab = _Slab(max_rows=4)
     for _ in range(3):
         slab.join(0, 20)
@@ -119,8 +119,8 @@ def test_a_batch_of_rows_without_positions_begins_with_its_first_step() -> None:
     slab.check()
 
 
-def test_rows_of_about_one_length_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long row among short ones is a stretch of its own; each mask shows a row its own columns."""
+def test_row_groups_join_rows_of_about_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row among short ones is a group of its own; each mask shows a row its own columns."""
     monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", 100)
     positions = RowPositions()
     for length in (10, 12, 400, 9, 9):
@@ -139,8 +139,8 @@ def test_rows_of_about_one_length_are_read_together(monkeypatch: pytest.MonkeyPa
     assert row_groups[1].mask is row_groups[2].mask is None
 
 
-def test_a_short_difference_is_not_worth_a_call() -> None:
-    """Rows whose padding costs less than another call are read at once."""
+def test_row_groups_ignore_short_differences() -> None:
+    """Rows whose padding costs less than another call form one group."""
     positions = RowPositions()
     for length in (100, 150, 200):
         positions.append(length, 500)

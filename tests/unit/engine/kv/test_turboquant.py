@@ -12,7 +12,7 @@ from machd.engine.kv.kv_format import KvWidths
 from machd.engine.kv.turboquant import TurboQuantFormat, codebook, rotation
 
 _PUBLISHED_MSE = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}
-"""Of a unit vector, by bits of a coordinate: Max's figures for the normal distribution, which arXiv
+"""Error of a unit vector, by bits of a coordinate: Max's figures for the normal distribution, which arXiv
 2504.19874 rounds to 0.36, 0.117, 0.03 and 0.009."""
 
 _MAX_LEVELS = (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326)
@@ -22,7 +22,7 @@ _MAX_LEVELS = (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326)
 @pytest.mark.parametrize("bits", _PUBLISHED_MSE)
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_the_error_is_the_published_one(bits: int, width: int) -> None:
-    """For vectors of any direction, those along an axis and lopsided ones among them."""
+    """The error is the published one for vectors of any direction."""
     random = np.random.default_rng(0)
     normal = random.standard_normal((1, 1, 2000, width)).astype(np.float32)
     lopsided = normal * np.geomspace(1, 100, width, dtype=np.float32)
@@ -63,7 +63,7 @@ def test_the_rotation_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("width", [10, 64, 7])
 def test_codes_fill_words(bits: int, width: int) -> None:
-    """As many as fit into 32 bits; no vector's codes run over into another's words."""
+    """A word holds as many codes as fit into 32 bits, all of one vector."""
     vectors = mx.array(np.random.default_rng(1).standard_normal((1, 2, 3, width)))
     words = TurboQuantFormat(bits).encode(vectors, vectors)[0]
 
@@ -71,8 +71,8 @@ def test_codes_fill_words(bits: int, width: int) -> None:
     assert words.shape == (1, 4, 3, -(-width // (32 // bits)))
 
 
-def test_nothing_is_a_vector_too() -> None:
-    """A vector without length comes back as one."""
+def test_zero_vector_decodes_to_zeros() -> None:
+    """A vector of zeros decodes to zeros."""
     nothing = mx.zeros((1, 1, 2, 64))
     kv_format = TurboQuantFormat()
 
