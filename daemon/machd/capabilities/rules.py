@@ -57,9 +57,9 @@ def chunked_prefill(facts: CacheFacts) -> Verdict:
 
 
 def speculation(facts: CacheFacts) -> Verdict:
-    """Whether several guessed tokens can be verified in one pass, and the wrong ones taken back.
+    """Judge if draft tokens can be verified in one pass, and the rejected ones rolled back.
 
-    Where it is blocked, ``can_roll_back`` of the engine's row caches is false, and nowhere else.
+    Where it is blocked, ``can_roll_back`` of the engine's lanes is false, and nowhere else.
     """
     kinds = _kinds(facts)
     if KvCacheKind.COMPRESSED in kinds:

@@ -1,1 +1,5 @@
-"""Keys and values of rows and batches: slab, caches, positions, rollback, formats."""
+"""Keys, values and recurrent state of rows and batches.
+
+Decoders use :mod:`~machd.engine.kv.lane_kv`, satisfied by ``batch_lane`` and ``serial_lane``. Prefix blocks
+and proposers use ``row_caches``, attention kernels ``slab``, loading ``formats``. All else is internal.
+"""

@@ -1,4 +1,4 @@
-"""Attention in blocks is MLX's own attention."""
+"""Attention in blocks equals MLX's own attention."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ _SHAPES = pytest.mark.parametrize(
 
 @_SHAPES
 @pytest.mark.parametrize("mask", [None, "causal"])
-def test_prompts_and_steps(
+def test_attend_agrees_with_mlx(
     rows: int, heads: int, kv_heads: int, tokens: int, width: int, mask: str | None
 ) -> None:
-    """Whole contexts, and prompts whose queries are the last tokens of theirs."""
+    """Blocks agree with MLX for steps, prompts, and prompts that continue a context."""
     assert _is_right(_tensors(rows, heads, kv_heads, tokens, width), mask, _SCALE)
 
 
 @_SHAPES
-def test_rows_see_what_their_mask_shows(
+def test_attend_applies_boolean_masks(
     rows: int, heads: int, kv_heads: int, tokens: int, width: int
 ) -> None:
-    """Each row up to an end of its own, each token a window of it."""
+    """Masks by row and by token's window hide the same columns as in MLX."""
     ends = mx.arange(rows)[:, None, None, None] + width // 2
     own = ends + mx.arange(tokens)[:, None] - tokens // 2
     columns = mx.arange(width)
@@ -71,8 +71,8 @@ def test_rows_see_what_their_mask_shows(
     assert _is_right(_tensors(rows, heads, kv_heads, tokens, width), mask, _SCALE)
 
 
-def test_block_ends_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token a block or all in one: the same numbers."""
+def test_attend_does_not_depend_on_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token a block and all in one give the same numbers."""
     tensors = _tensors(4, 4, 2, 33, 64)
     whole = attend(*tensors, scale=_SCALE, mask="causal")
     monkeypatch.setattr(cpu_attention, "_BLOCK_SCORES", 1)
@@ -81,15 +81,15 @@ def test_block_ends_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mx.allclose(attend(*tensors, scale=_SCALE, mask="causal"), whole, atol=1e-6)
 
 
-def test_scores_far_apart_overflow_nothing() -> None:
-    """Scores of thousands, whose own last bits are thousandths: as right as those are."""
+def test_attend_does_not_overflow_when_scores_are_far_apart() -> None:
+    """Scores of thousands give results as exact as their own last bits, thousandths."""
     tensors = _tensors(2, 4, 2, 80, 80)
     right = mx.fast.scaled_dot_product_attention(*tensors, scale=1000.0, mask="causal")
     assert mx.allclose(attend(*tensors, scale=1000.0, mask="causal"), right, atol=2e-2)
 
 
-def test_hidden_columns_count_for_nothing() -> None:
-    """However large what is left behind a row's end, as long as it is a number."""
+def test_masked_columns_do_not_contribute() -> None:
+    """Large finite numbers behind a row's end change nothing."""
     queries, keys, values = _tensors(64, 4, 2, 1, 100)
     mask = mx.arange(100) < 60
     mask = mx.broadcast_to(mask, (64, 1, 1, 100))
@@ -99,8 +99,8 @@ def test_hidden_columns_count_for_nothing() -> None:
     assert mx.array_equal(attend(queries, large_keys, large_values, scale=_SCALE, mask=mask), usual)
 
 
-def test_a_key_that_is_no_number_is_seen() -> None:
-    """It reaches its own row's result, so that the row is found out, and no other row's."""
+def test_nan_key_reaches_its_own_row_only() -> None:
+    """A NaN shows in its own row's result, where it is detected, and in no other row's."""
     queries, keys, values = _tensors(64, 4, 2, 1, 100)
     keys[3, :, 7] = math.nan
     mixed = attend(queries, keys, values, scale=_SCALE, mask=None)
@@ -109,8 +109,8 @@ def test_a_key_that_is_no_number_is_seen() -> None:
     assert not mx.isnan(mixed[mx.array([row for row in range(64) if row != 3])]).any()
 
 
-def test_rows_in_stretches_are_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever rows are read together, each gets what it would get under one mask."""
+def test_attend_rows_does_not_depend_on_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row gets the same result however rows are grouped."""
     lengths = (300, 7, 8, 120, 119, 118, 1, 400)
     mixed = []
     for columns in (1, 1 << 20):

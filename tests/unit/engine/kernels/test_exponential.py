@@ -1,4 +1,4 @@
-"""Powers of two from plain operations are powers of two."""
+"""Powers of two from vectorised operations are exact to float32 rounding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2, silu_product
 
 
-def test_powers_of_two_are_right_to_two_steps_of_a_float() -> None:
-    """Over the whole range, whole numbers and halves between them included."""
+def test_exp2_is_exact_to_two_float_steps() -> None:
+    """The error stays under two float32 steps over the whole range, halves included."""
     exponents = np.concatenate(
         [np.linspace(MIN_EXPONENT, 126, 1_000_001), np.arange(-252, 253) / 2]
     ).astype(np.float32)
@@ -23,14 +23,14 @@ def test_powers_of_two_are_right_to_two_steps_of_a_float() -> None:
     assert not errors[exponents == np.round(exponents)].any(), "whole powers are exact"
 
 
-def test_what_is_no_number_stays_so() -> None:
-    """A row that went wrong must be seen to be wrong, not made right by chance."""
+def test_exp2_keeps_nan() -> None:
+    """A NaN stays NaN, so that a faulty row is detected."""
     assert mx.isnan(exp2(mx.array([math.nan]))).all()
     assert mx.isnan(silu_product(mx.full((16_384,), math.nan), mx.ones((16_384,)))).all()
 
 
 @pytest.mark.parametrize("size", [64, 16_384, 100_000])
-def test_the_activation_is_silu_times_up(size: int) -> None:
+def test_silu_product_agrees_with_mlx(size: int) -> None:
     """Few numbers and many, from where a sigmoid is 0 to where it is 1."""
     gate = mx.linspace(-200, 200, size)
     up = mx.linspace(-3, 3, size)
@@ -39,8 +39,8 @@ def test_the_activation_is_silu_times_up(size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_other_number_types_keep_their_own(dtype: mx.Dtype) -> None:
-    """The bits that the polynomial builds are those of a float32."""
+def test_silu_product_keeps_other_dtypes(dtype: mx.Dtype) -> None:
+    """Other dtypes than float32 go through MLX's sigmoid, as the polynomial builds float32 bits."""
     gate = mx.linspace(-4, 4, 10_000).astype(dtype)
     product = silu_product(gate, gate)
     assert product.dtype == dtype

@@ -1,4 +1,4 @@
-"""Merged layers compute what the layers they replace compute."""
+"""Fused layers compute the same as the layers they replace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _logits(model: LanguageModel, token_ids: Sequence[Sequence[int]]) -> mx.arra
 
 
 @pytest.mark.parametrize("length", [6, 200])
-def test_a_merged_model_gives_the_same_logits_and_weighs_the_same(length: int) -> None:
+def test_fused_model_gives_the_same_logits_in_the_same_memory(length: int) -> None:
     """Prompt and step agree within float32 rounding, biases included; nothing is held twice.
 
     A short prompt's softmax and activation are left to MLX, a long one's are not.
@@ -40,8 +40,8 @@ def test_a_merged_model_gives_the_same_logits_and_weighs_the_same(length: int) -
     assert weights_bytes(model) == before_bytes
 
 
-def test_a_merged_model_is_left_alone() -> None:
-    """Merging twice is merging once."""
+def test_fused_model_is_not_fused_again() -> None:
+    """A second fuse_layers changes nothing."""
     model = tiny_model(TinyKind.STANDARD).model
     fuse_layers(model)
     assert fuse_layers(model) == 0
@@ -49,12 +49,12 @@ def test_a_merged_model_is_left_alone() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in TinyKind if kind is not TinyKind.STANDARD])
 def test_other_layers_are_left_alone(kind: TinyKind) -> None:
-    """Only what was measured is replaced."""
+    """Only mlx-lm's own llama layers are replaced."""
     assert fuse_layers(tiny_model(kind).model) == 0
 
 
 def test_quantised_layers_are_left_alone() -> None:
-    """Quantised weights are not put together."""
+    """Quantised weights are not merged."""
     from mlx.nn.layers.quantized import quantize  # noqa: PLC0415 - only here
 
     model = tiny_model(TinyKind.STANDARD).model
@@ -62,8 +62,8 @@ def test_quantised_layers_are_left_alone() -> None:
     assert fuse_layers(model) == 0
 
 
-def test_positions_turn_heads_as_the_layer_does() -> None:
-    """Rows at different positions, one token each: the table is the layer's own rotation."""
+def test_rotation_table_agrees_with_the_layer() -> None:
+    """The table rotates rows at different positions as the layer does."""
     model = tiny_model(TinyKind.STANDARD).model
     rope = model.layers[0].self_attn.rope
     fuse_layers(model)

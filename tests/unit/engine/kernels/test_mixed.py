@@ -58,7 +58,7 @@ _ROWS = (DecodeRow(0), DecodeRow(1))
 
 @pytest.mark.parametrize("lane", Lane)
 @pytest.mark.parametrize("is_last", [False, True])
-def test_rows_and_a_chunk_are_one_pass(
+def test_rows_and_a_chunk_share_a_pass(
     lane: Lane,
     is_last: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
@@ -70,7 +70,7 @@ def test_rows_and_a_chunk_are_one_pass(
 
 
 def test_a_prompt_of_one_token_needs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the input of its row's first step and nothing else."""
+    """A prompt of one token is only the input of its row's first step."""
     engine = _with_two_rows(TinyKind.STANDARD)
     plan = StepPlan(prefill=(_chunk(2, 1),), decode=_ROWS)
     assert _passes(monkeypatch, engine, plan) == [2]
