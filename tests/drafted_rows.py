@@ -1,6 +1,6 @@
-"""Rows that read given texts, in passes with wrong guesses behind them, and what they should see.
+"""Rows that read given texts, in passes with rejected drafts behind them, beside plain rows.
 
-What comes next is given, so whatever a row kept of a wrong guess shows in its log-probabilities, and
+What comes next is given, so whatever a row kept of a rejected draft shows in its log-probabilities, and
 in those of all tokens behind.
 """
 
@@ -97,7 +97,7 @@ class DraftedRows:
         self.worst = 0.0
         """The largest difference of a log-probability so far, in nats."""
         self.was_done: list[bool] = []
-        """What ``roll_back`` said, each time."""
+        """The results of ``roll_back``."""
         self._random = np.random.default_rng(seed)
 
     def join(self, text: Text) -> None:
@@ -126,7 +126,7 @@ class DraftedRows:
             self._pass([1] * len(self.rows), [0] * len(self.rows))
 
     def draft(self, right: Sequence[int], wrong: Sequence[int]) -> None:
-        """A pass with so many right and wrong guesses of each row; the wrong ones are taken back."""
+        """Run a pass with so many accepted and rejected drafts of each row, and roll the latter back."""
         self.caches.checkpoint()
         kept = [1 + count for count in right]
         before = [row.length for row in self.rows]
@@ -139,7 +139,7 @@ class DraftedRows:
             self._pass(kept, [0] * len(self.rows))
 
     def draft_in_vain(self, tokens: Sequence[int]) -> None:
-        """A pass of wrong tokens alone, all of which are taken back."""
+        """Run a pass of rejected drafts only, and roll all of them back."""
         self.caches.checkpoint()
         self._pass([0] * len(self.rows), tokens)
         assert self.caches.roll_back(tokens)

@@ -1,4 +1,4 @@
-"""A row whose wrong guesses were taken back goes on as one that never made any.
+"""A row whose rejected drafts were rolled back continues as one that never had any.
 
 Rows of every kind of cache read texts, alone and in a batch, and what they say is compared with what
 they say token by token. At the end faults are planted, and the comparison has to notice.
@@ -75,8 +75,8 @@ def _kinds_and_formats() -> list[object]:
 
 @pytest.mark.parametrize(("kind", "name"), _kinds_and_formats())
 @_EACH_LANE
-def test_wrong_guesses_leave_nothing(kind: TinyKind, name: str, lane: str) -> None:
-    """Thirty times in a row, whether all, some or none of the guesses are wrong."""
+def test_rejected_drafts_leave_nothing(kind: TinyKind, name: str, lane: str) -> None:
+    """Thirty rollbacks in a row leave nothing, with all, some or no drafts rejected."""
     rows = _rows(kind, lane, name)
     rows.join(Text(1, 13))
     rows.steps(3)
@@ -90,7 +90,7 @@ def test_wrong_guesses_leave_nothing(kind: TinyKind, name: str, lane: str) -> No
     assert rows.worst < _noise(name)
     is_always_done = kind not in _HAS_STATE
     assert all(rows.was_done) is is_always_done
-    # Recurrent state alone has to be computed again, and only if there was a wrong guess.
+    # Recurrent state alone has to be computed again, and only if a draft was rejected.
     assert rows.was_done == [is_always_done or not (cycle * 3) % 5 for cycle in range(30)]
 
 
@@ -106,7 +106,7 @@ def test_wrong_guesses_leave_nothing(kind: TinyKind, name: str, lane: str) -> No
     ],
 )
 def test_a_window_is_right_at_every_turn_of_its_ring(kind: TinyKind, lane: str, wrong: int) -> None:
-    """Not yet full, just full and anywhere in the round; with more guesses than it has positions."""
+    """A window rolls back not yet full, just full and anywhere in its ring; with more drafts than columns."""
     for steps in range(2 * _WINDOW + 2):
         rows = _rows(kind, lane)
         rows.join(Text(2, 3, tokens=48))
@@ -135,7 +135,7 @@ def test_a_pass_that_is_taken_back_whole_was_never_there(kind: TinyKind, lane: s
 
 @_KINDS
 @_EACH_LANE
-def test_a_row_may_begin_with_guesses(kind: TinyKind, lane: str) -> None:
+def test_row_may_begin_with_drafts(kind: TinyKind, lane: str) -> None:
     """A prompt of one token leaves caches without arrays, which a pass is taken out of again."""
     for count in (0, 1, 3):
         rows = _rows(kind, lane)
@@ -151,7 +151,7 @@ def test_a_row_may_begin_with_guesses(kind: TinyKind, lane: str) -> None:
 @_KINDS
 @_EACH_LANE
 def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
-    """Where 256 positions are full, and guesses reach over it."""
+    """Drafts that cross the 256 positions of an allocation are rolled back."""
     for prompt_tokens in (250, 253, 254, 255, 256):
         rows = _rows(kind, lane)
         rows.join(Text(5, prompt_tokens, tokens=280))
@@ -165,7 +165,7 @@ def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
 
 @_EACH_FORMAT
 def test_rows_of_a_batch_roll_back_each_its_own(name: str) -> None:
-    """Ragged numbers of right and wrong guesses, while rows come and go."""
+    """Rows roll back different numbers of drafts, while rows join and leave."""
     rows = _rows(TinyKind.STANDARD, "batch", name)
     for seed, length in enumerate((40, 7, 22)):
         rows.join(Text(10 + seed, length))
@@ -252,7 +252,7 @@ _MOVES = st.one_of(
 @_KINDS
 @_EACH_LANE
 @pytest.mark.parametrize("max_examples", [3, pytest.param(30, marks=pytest.mark.long)])
-def test_no_history_leaves_a_guess_behind(kind: TinyKind, lane: str, max_examples: int) -> None:
+def test_no_history_leaves_a_draft_behind(kind: TinyKind, lane: str, max_examples: int) -> None:
     """A row is right whatever the passes are, and whichever rows join and leave between them."""
 
     @settings(max_examples=max_examples, derandomize=True)
@@ -301,12 +301,12 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def _a_list_that_models_write_into(patch: pytest.MonkeyPatch) -> None:
-    """The arrays are the mark's own, the list that they are in is the cache's."""
+    """The arrays are the checkpoint's own, the list that they are in is the cache's."""
 
-    def marked(self: Any, cache: Any) -> None:
+    def shared(self: Any, cache: Any) -> None:
         self._cache, self._state = cache, cache.state
 
-    patch.setattr(rollback._StateCheckpoint, "__init__", marked)
+    patch.setattr(rollback._StateCheckpoint, "__init__", shared)
 
 
 def _a_batch_without_ends(patch: pytest.MonkeyPatch) -> None:
@@ -360,19 +360,19 @@ def _positions_that_go_on(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(one, "cut", forgetful(one.cut, offsets))
 
 
-def _state_that_is_not_put_back(patch: pytest.MonkeyPatch) -> None:
-    """What goes on keeps what the wrong guesses made of it."""
+def _state_that_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """State keeps the rejected drafts after a rollback."""
     patch.setattr(rollback._StateCheckpoint, "restore", lambda *_: None)
 
 
-def _columns_that_are_not_put_back(patch: pytest.MonkeyPatch) -> None:
-    """Recurrent state is as it was, and standard caches beside it are not."""
+def _columns_that_are_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """Recurrent state is restored, and standard caches beside it are not."""
     patch.setattr(rollback._ColumnCheckpoint, "restore", lambda *_: None)
     patch.setattr(RowPositions, "cut", lambda *_: None)
 
 
 def _state_that_passes_for_cut(patch: pytest.MonkeyPatch) -> None:
-    """It says that the wrong guesses are out of it."""
+    """State claims that the rejected drafts are removed from it."""
     patch.setattr(rollback._StateCheckpoint, "cut", lambda *_: True)
 
 
@@ -402,10 +402,10 @@ _FAULTS: list[tuple[Plant, TinyKind, str]] = [
     (_columns_behind_the_end, TinyKind.ROTATING, "batch"),
     (_positions_that_go_on, TinyKind.ROTATING, "alone"),
     (_positions_that_go_on, TinyKind.ROTATING, "batch"),
-    (_state_that_is_not_put_back, TinyKind.HYBRID, "alone"),
-    (_state_that_is_not_put_back, TinyKind.NESTED, "batch"),
-    (_columns_that_are_not_put_back, TinyKind.HYBRID_GDN, "alone"),
-    (_columns_that_are_not_put_back, TinyKind.HYBRID_GDN, "batch"),
+    (_state_that_is_not_restored, TinyKind.HYBRID, "alone"),
+    (_state_that_is_not_restored, TinyKind.NESTED, "batch"),
+    (_columns_that_are_not_restored, TinyKind.HYBRID_GDN, "alone"),
+    (_columns_that_are_not_restored, TinyKind.HYBRID_GDN, "batch"),
     (_state_that_passes_for_cut, TinyKind.HYBRID_GDN, "alone"),
     (_state_that_passes_for_cut, TinyKind.NESTED, "batch"),
     (_a_window_short_of_a_column, TinyKind.ROTATING, "alone"),
@@ -455,8 +455,8 @@ def test_padding_of_others_is_noticed(steps: int, monkeypatch: pytest.MonkeyPatc
     assert rows.worst > 10 * NOISE
 
 
-def test_what_is_no_number_is_wiped() -> None:
-    """Behind a row's end it would reach later tokens through a mask; before it nothing changes."""
+def test_nan_behind_a_rows_end_is_wiped() -> None:
+    """A NaN behind a row's end reaches no later token once wiped; nothing before it changes."""
     rows = _rows(TinyKind.STANDARD, "batch")
     rows.join(Text(50, 30))
     rows.join(Text(51, 9))

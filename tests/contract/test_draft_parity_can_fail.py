@@ -151,12 +151,12 @@ def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
-    """What is marked changes with the cache."""
+    """A checkpoint changes with the cache."""
     patch.setattr(rollback, "_aliased", lambda state: state)
 
 
 def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
-    """State that was put back stays where it was before the pass."""
+    """Restored state stays where it was before the pass."""
     roll_back = Decoder._roll_back
 
     def without(this: Decoder, *args: Any) -> None:

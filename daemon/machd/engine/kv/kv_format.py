@@ -62,12 +62,13 @@ class FoldedKv:
 
 
 class KvFormat(Protocol):
-    """Encodes keys and values as arrays, and decodes them."""
+    """Encodes keys and values as arrays, and decodes them.
 
-    @property
-    def name(self) -> str:
-        """The format's value of ``cache.kv_quantization``."""
-        ...
+    Attributes:
+        name: The format's value of ``cache.kv_quantization``.
+    """
+
+    name: str
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         """Encode keys and values [rows, heads, tokens, head_dim] as arrays [rows, ., tokens, .].
@@ -88,18 +89,19 @@ class KvFormat(Protocol):
             widths: Of the vectors.
             width: Columns to read.
         """
-        ...
+        del arrays, widths, width
+        return None
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """Turn queries [..., head_dim] into one for each part of the folded keys."""
-        ...
+        return (queries,)
 
     def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
         """Turn sums over the parts of folded values [..., n] into the values' [..., head_dim]."""
-        ...
+        return parts[0]
 
 
-class PlainFormat:
+class PlainFormat(KvFormat):
     """Keys and values as the model computes them: one array each."""
 
     name = "none"
@@ -114,22 +116,11 @@ class PlainFormat:
         keys, values = arrays
         return keys, values
 
-    def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> None:
-        """Return None: there is nothing to decode."""
-
-    def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
-        """Return them as they are."""
-        return (queries,)
-
-    def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
-        """Return the only part."""
-        return parts[0]
-
 
 PLAIN = PlainFormat()
 
 
-class VectorFormat(ABC):
+class VectorFormat(KvFormat, ABC):
     """A format that encodes every vector by itself, keys and values alike.
 
     A vector becomes words and parameters, an array each. Keys and values of one shape share the two

@@ -12,7 +12,6 @@ arrays in a pass of several tokens anyway.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 import mlx.core as mx
 
@@ -159,10 +158,7 @@ class _BatchWindowCheckpoint(_StateCheckpoint):
         return True
 
 
-_CheckpointClass: TypeAlias = type[_ColumnCheckpoint | _StateCheckpoint]
-
-
-def _checkpoint_classes() -> Mapping[type, _CheckpointClass]:
+def _checkpoint_classes() -> Mapping[type, type[_ColumnCheckpoint | _StateCheckpoint]]:
     """Checkpoints by the exact class of a cache: a model's own subclass may do anything besides."""
     from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
         ArraysCache,
