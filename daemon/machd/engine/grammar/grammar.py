@@ -147,7 +147,7 @@ class LlguidanceCompiler:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._kept: OrderedDict[tuple[ConstraintKind, str], Grammar] = OrderedDict()
-        self._refused: OrderedDict[tuple[ConstraintKind, str, str], str] = OrderedDict()
+        self._refused: OrderedDict[Constraint, str] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Compile a constraint for the vocabulary, or return the grammar that is kept of it.
@@ -183,7 +183,7 @@ class LlguidanceCompiler:
 
     def _find(self, constraint: Constraint) -> Grammar | None:
         with self._lock:
-            refusal = self._refused.get((*_key(constraint), constraint.param))
+            refusal = self._refused.get(constraint)
             if refusal is not None:
                 raise GrammarError(refusal, param=constraint.param)
             grammar = self._kept.pop(_key(constraint), None)
@@ -210,7 +210,7 @@ class LlguidanceCompiler:
         if len(constraint.source) > _MAX_REFUSED_CHARACTERS:
             return  # too long to keep; its length is refused quickly
         with self._lock:
-            self._refused[(*_key(constraint), constraint.param)] = error.message
+            self._refused[constraint] = error.message
             while len(self._refused) > _MAX_REFUSALS:
                 self._refused.popitem(last=False)
 

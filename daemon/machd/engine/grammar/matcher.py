@@ -91,16 +91,16 @@ class Matcher:
 
     @property
     def is_done(self) -> bool:
-        """Whether the row may say anything from now on, so that it needs no matcher any more."""
+        """True if the row may say anything from now on, so that it needs no matcher any more."""
         return self._phase is _Phase.ANSWERING and self.llmatcher is None and not self.forced
 
     @property
     def needs_mask(self) -> bool:
-        """Whether the next token is to be chosen under a mask: none is forced, and some are ruled out."""
+        """True if the next token is to be chosen under a mask: none is forced, some are ruled out."""
         return self.llmatcher is not None and not self.forced
 
     def allows(self, token_id: int) -> bool:
-        """Whether a token may come next."""
+        """Tell whether a token may come next."""
         if self.forced:
             return token_id == self.forced[0]
         if self.llmatcher is None or token_id == self.thought_opening:
@@ -143,7 +143,7 @@ class Matcher:
 
     @property
     def is_masked_by_grammar(self) -> bool:
-        """Whether llguidance writes the mask; inside of thoughts only the end of text is ruled out."""
+        """True if llguidance writes the mask; inside of thoughts only the end of text is ruled out."""
         return self._phase is not _Phase.THINKING
 
     @property

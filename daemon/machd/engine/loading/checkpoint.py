@@ -72,7 +72,7 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         )
     weight_files = _weight_files(path)
     headers = [read_safetensors_header(file) for file in weight_files]
-    check_counts(config, sum(len(header.tensor_names) for header in headers))
+    check_counts(config, sum(header.tensor_count for header in headers))
     return Checkpoint(
         path=path,
         config=config,

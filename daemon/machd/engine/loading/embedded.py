@@ -18,7 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -59,12 +59,11 @@ def locate(cache_directory: Path) -> Path | None:
     """
     path = _model_path(cache_directory)
     try:
-        facts = path.stat()
+        if path.stat().st_size != EMBEDDED_SIZE_BYTES:
+            return None
     except OSError:
         return None
-    if facts.st_size != EMBEDDED_SIZE_BYTES:
-        return None
-    if _read_stamp(path) == _stamp(facts):
+    if _is_stamped(path):
         return path
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -209,28 +208,27 @@ def _write_checked(source: IO[bytes], path: Path, progress: LoadProgress) -> Non
     _write_stamp(path)
 
 
-def _stamp_path(path: Path) -> Path:
-    return path.with_name(path.name + ".stamp")
-
-
-def _stamp(facts: os.stat_result) -> dict[str, object]:
-    return {
+def _stamp(path: Path) -> tuple[Path, str]:
+    """Return the stamp's path and text for the file as it is now."""
+    facts = path.stat()
+    stamp = {
         "sha256": EMBEDDED_SHA256,
         "size_bytes": facts.st_size,
         "modified_unix_ns": facts.st_mtime_ns,
     }
+    return path.with_name(path.name + ".stamp"), json.dumps(stamp)
 
 
-def _read_stamp(path: Path) -> object:
+def _is_stamped(path: Path) -> bool:
     try:
-        return json.loads(_stamp_path(path).read_text(encoding="utf-8"))
+        stamp_path, text = _stamp(path)
+        return stamp_path.read_text(encoding="utf-8") == text
     except (OSError, ValueError):
-        return None
+        return False
 
 
 def _write_stamp(path: Path) -> None:
     # A cache that cannot be written costs a hash at each start and nothing else.
-    try:
-        _stamp_path(path).write_text(json.dumps(_stamp(path.stat())), encoding="utf-8")
-    except OSError:
-        return
+    with suppress(OSError):
+        stamp_path, text = _stamp(path)
+        stamp_path.write_text(text, encoding="utf-8")

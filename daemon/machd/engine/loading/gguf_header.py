@@ -50,29 +50,22 @@ _MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockFormat:
-    name: str
-    elements: int
-    size_bytes: int
-
-
-_TENSOR_TYPES: Mapping[int, _BlockFormat] = {
-    0: _BlockFormat("F32", 1, 4),
-    1: _BlockFormat("F16", 1, 2),
-    2: _BlockFormat("Q4_0", 32, 18),
-    3: _BlockFormat("Q4_1", 32, 20),
-    6: _BlockFormat("Q5_0", 32, 22),
-    7: _BlockFormat("Q5_1", 32, 24),
-    8: _BlockFormat("Q8_0", 32, 34),
-    10: _BlockFormat("Q2_K", 256, 84),
-    11: _BlockFormat("Q3_K", 256, 110),
-    12: _BlockFormat("Q4_K", 256, 144),
-    13: _BlockFormat("Q5_K", 256, 176),
-    14: _BlockFormat("Q6_K", 256, 210),
-    30: _BlockFormat("BF16", 1, 2),
+_TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
 }
-"""ggml's tensor types, elements and bytes a block (ggml.h, ggml-common.h)."""
+"""ggml's tensor types: name, elements and bytes of a block (ggml.h, ggml-common.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +273,13 @@ class _Reader:
                 f"{self._path.name}: {shortened(name)} has the tensor type {kind}, which machd does not "
                 "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
             )
+        type_name, block_elements, block_bytes = block
         elements = math.prod(dimensions)
-        if dimensions and dimensions[0] % block.elements:
+        if dimensions and dimensions[0] % block_elements:
             raise ModelFormatError(
                 f"{self._path.name} is corrupt: {shortened(name)} has broken blocks"
             )
-        size_bytes = elements // block.elements * block.size_bytes
+        size_bytes = elements // block_elements * block_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))
-        return GgufTensor(name, shape, block.name, size_bytes, elements), offset
+        return GgufTensor(name, shape, type_name, size_bytes, elements), offset

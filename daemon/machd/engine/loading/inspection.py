@@ -67,8 +67,6 @@ _MODES = (
 )
 """Every mode of mlx 0.32.4, with its usual bits and group."""
 
-_TRIAL_WIDTH = 64
-_TRIAL_ROWS = 2
 _TRIAL_TOLERANCE = 1e-2
 
 
@@ -306,12 +304,8 @@ def native_modes() -> dict[str, bool]:
 
 def _multiplies(quantization: Quantization) -> bool:
     group, bits, mode = quantization.group_size, quantization.bits, quantization.mode
-    plain = mx.sin(mx.arange(_TRIAL_WIDTH * _TRIAL_WIDTH, dtype=mx.float32)).reshape(
-        _TRIAL_WIDTH, _TRIAL_WIDTH
-    )
-    rows = mx.cos(mx.arange(_TRIAL_ROWS * _TRIAL_WIDTH, dtype=mx.float32)).reshape(
-        _TRIAL_ROWS, _TRIAL_WIDTH
-    )
+    plain = mx.sin(mx.arange(64 * 64, dtype=mx.float32)).reshape(64, 64)
+    rows = mx.cos(mx.arange(2 * 64, dtype=mx.float32)).reshape(2, 64)
     try:
         weight, scales, *rest = mx.quantize(plain, group, bits, mode)
         biases = rest[0] if rest else None

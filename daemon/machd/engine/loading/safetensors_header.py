@@ -32,10 +32,10 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """The tensors of one file: their size together, and their names."""
+    """The number of one file's tensors, and their size together."""
 
+    tensor_count: int
     tensor_bytes: int
-    tensor_names: frozenset[str]
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
@@ -64,7 +64,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     data_bytes = size_bytes - _LENGTH_BYTES - length_bytes
     tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
     total_bytes = sum(_checked_bytes(path, *item, data_bytes) for item in tensors.items())
-    return SafetensorsHeader(total_bytes, frozenset(tensors))
+    return SafetensorsHeader(len(tensors), total_bytes)
 
 
 def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int:

@@ -71,11 +71,9 @@ class TextSplitter(Protocol):
         Every change of state shows: a state that begins and ends without text gives an empty
         stretch. The last stretch is of the state that the text is in now.
         """
-        ...
 
     def finish(self) -> list[tuple[TextState, str]]:
         """Return the text that was held back as the possible beginning of a marker."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

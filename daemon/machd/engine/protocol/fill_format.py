@@ -27,8 +27,8 @@ class FillTokens:
     Attributes:
         prefix: The token before the prefix.
         suffix: The token before the suffix.
-        middle: The token at which the model begins to write; None where a prompt ends without one.
-        is_suffix_first: Whether the suffix stands before the prefix.
+        middle: The token at which the model begins to write; None for a family without one, whose
+            prompts have the suffix first.
         repository: The token before the name of a repository, where the model has it.
         file: The token before the name of a file, where the model has it.
         ends: Tokens that end a fill when the model writes them.
@@ -37,7 +37,6 @@ class FillTokens:
     prefix: int
     suffix: int
     middle: int | None
-    is_suffix_first: bool = False
     repository: int | None = None
     file: int | None = None
     ends: frozenset[int] = frozenset()
@@ -49,26 +48,18 @@ class FillTokens:
         return frozenset(one for one in found if one is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    prefix: str
-    suffix: str
-    middle: str | None
-    is_suffix_first: bool = False
-
-
 _FAMILIES = (
-    _Family("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
-    _Family("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    _Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek
-    _Family("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    _Family("<PRE>", "<SUF>", "<MID>"),
-    _Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
-    _Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1
-    # Codestral; mistral_common writes no token before the middle.
-    _Family("[PREFIX]", "[SUFFIX]", None, is_suffix_first=True),
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1
+    ("[PREFIX]", "[SUFFIX]"),  # Codestral; mistral_common writes the suffix first, and no middle
 )
+"""The markers of prefix, suffix and middle in each family."""
 
 _REPOSITORY = ("<|repo_name|>", "<|fim_repo|>", "<repo_name>", "<reponame>", "<fim-repo>")
 _FILE = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
@@ -85,15 +76,14 @@ def find_fill_tokens(vocabulary: Mapping[str, int]) -> FillTokens | None:
     def first(names: Sequence[str]) -> int | None:
         return next((vocabulary[one] for one in names if one in vocabulary), None)
 
-    for family in _FAMILIES:
-        markers = (family.prefix, family.suffix, *([family.middle] if family.middle else ()))
+    for markers in _FAMILIES:
         if all(one in vocabulary for one in markers):
+            prefix, suffix, *middle = markers
             ends = (*markers, *_REPOSITORY, *_FILE, *_ENDS)
             return FillTokens(
-                prefix=vocabulary[family.prefix],
-                suffix=vocabulary[family.suffix],
-                middle=None if family.middle is None else vocabulary[family.middle],
-                is_suffix_first=family.is_suffix_first,
+                prefix=vocabulary[prefix],
+                suffix=vocabulary[suffix],
+                middle=first(middle),
                 repository=first(_REPOSITORY),
                 file=first(_FILE),
                 ends=frozenset(vocabulary[one] for one in ends if one in vocabulary),
@@ -142,9 +132,10 @@ class FillFormat:
         tokens = self._tokens
         before = (tokens.prefix, *self._encode(prefix))
         after = (tokens.suffix, *self._encode(suffix))
-        parts = (after, before) if tokens.is_suffix_first else (before, after)
-        middle = () if tokens.middle is None else (tokens.middle,)
-        return (*self._opening, *self._context(context), *parts[0], *parts[1], *middle)
+        opening = (*self._opening, *self._context(context))
+        if tokens.middle is None:
+            return (*opening, *after, *before)
+        return (*opening, *before, *after, tokens.middle)
 
     def _context(self, context: Sequence[ContextFile]) -> list[int]:
         """Encode the files before the prefix as llama.cpp does for ``input_extra``.

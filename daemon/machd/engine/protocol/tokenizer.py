@@ -19,11 +19,9 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str:
         """Return the text that is known with this token; empty inside a multi-byte character."""
-        ...
 
     def finish(self) -> str:
         """Return the text that is still held back; incomplete bytes become U+FFFD."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +45,26 @@ class Tokenizer(Protocol):
     @property
     def vocabulary_tokens(self) -> int:
         """The highest id that has a text, plus one."""
-        ...
 
     @property
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that stand for no text."""
-        ...
 
     @property
     def info(self) -> TokenizerInfo:
         """The special tokens and the chat template."""
-        ...
 
     @property
     def knows_token_bytes(self) -> bool:
         """True if the :meth:`token_bytes` of a text's tokens, joined, are the text."""
-        ...
 
     @property
     def has_chat_template(self) -> bool:
         """True if :meth:`render_chat` can work."""
-        ...
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja source of conversations; None where there is none."""
-        ...
 
     @property
     def fill_format(self) -> FillFormat | None:
@@ -80,20 +72,16 @@ class Tokenizer(Protocol):
 
         The first access may take a second: use a worker thread.
         """
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a text."""
-        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode token ids, special tokens left out."""
-        ...
 
     @property
     def chat_format(self) -> ChatFormat:
         """The format of the model's thoughts and calls."""
-        ...
 
     def render_chat(
         self,
@@ -119,19 +107,15 @@ class Tokenizer(Protocol):
             InvalidRequestError: The template refuses the conversation, or takes too much time,
                 memory or text to render it.
         """
-        ...
 
     def template_notes(self) -> tuple[str, ...]:
         """Warn of a chat template that cannot be used."""
-        ...
 
     def close(self) -> None:
         """Close the renderer of chat templates."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token, which need not be whole characters."""
-        ...
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
         """Make the detokenizer of one completion.
@@ -139,4 +123,3 @@ class Tokenizer(Protocol):
         Args:
             keeps: Texts that are decoded even where special tokens stand for them, or for parts.
         """
-        ...

@@ -95,22 +95,6 @@ def send_frame(channel: socket.socket, kind: bytes, content: bytes) -> None:
     channel.sendall(content)
 
 
-def read_exactly(channel: socket.socket, size: int) -> bytes:
-    """Read ``size`` bytes.
-
-    Raises:
-        EOFError: The other side closed before.
-    """
-    content = bytearray(size)
-    view, start = memoryview(content), 0
-    while start < size:
-        got = channel.recv_into(view[start:])
-        if not got:
-            raise EOFError
-        start += got
-    return bytes(content)
-
-
 def as_bytes(text: str) -> bytes:
     """UTF-8 that keeps lone surrogates, which JSON can spell."""
     return text.encode("utf-8", "surrogatepass")
@@ -126,7 +110,7 @@ def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         # Both go to a whole process group; the parent decides when this process ends.
         signal.signal(one, signal.SIG_IGN)
-    with socket.socket(fileno=sys.stdin.fileno()) as channel:
+    with socket.socket(fileno=sys.stdin.fileno()) as channel, channel.makefile("rb") as requests:
         try:
             render_text("ready", [], {})
         except Exception:  # noqa: BLE001 - a broken installation; the parent reports it
@@ -134,14 +118,17 @@ def main() -> None:
             return
         send_frame(channel, READY, b"")
         try:
-            while True:
-                _, size = HEADER.unpack(read_exactly(channel, HEADER.size))
-                request: RenderRequest = json.loads(as_text(read_exactly(channel, size)))
+            while len(header := requests.read(HEADER.size)) == HEADER.size:
+                _, size = HEADER.unpack(header)
+                content = requests.read(size)
+                if len(content) < size:
+                    return
+                request: RenderRequest = json.loads(as_text(content))
                 _end_when_orphaned()
                 kind, text = _answer(request, _FREE_CHARS + _CHARS_PER_SENT_BYTE * size)
                 send_frame(channel, kind, as_bytes(text))
-        except (EOFError, OSError):
-            return
+        except OSError:
+            return  # the parent has ended
 
 
 def _answer(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:

@@ -191,7 +191,7 @@ class _Child:
         self._clock = SystemClock()
         self._is_ready = False
         self._ready_bytes = 0
-        self._end = weakref.finalize(self, _end, self._process, self._channel)
+        self.end = weakref.finalize(self, _end, self._process, self._channel)
 
     def is_usable(self, bounds: RenderBounds) -> bool:
         """Tell whether the process runs, and has given back the memory of earlier requests."""
@@ -199,10 +199,6 @@ class _Child:
             self._process.poll() is None
             and self._memory_bytes() <= self._ready_bytes + bounds.memory_bytes
         )
-
-    def end(self) -> None:
-        """Kill the process. Idempotent."""
-        self._end()
 
     def wait_ready(self) -> None:
         """Wait until the process has finished its imports.

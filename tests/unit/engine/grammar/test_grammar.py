@@ -1,10 +1,11 @@
-"""What compiles, what is refused and how soon, and what is kept."""
+"""The compiler: accepted and refused grammars, and the ones that are kept."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -215,13 +216,15 @@ def test_what_people_write_compiles(lark: str) -> None:
     FakeEngine().grammars.compile(Constraint(ConstraintKind.GRAMMAR, lark, "guided_grammar"))
 
 
+def _regex_compiler() -> Callable[[str], object]:
+    compiler = FakeEngine().grammars
+    return lambda pattern: compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+
+
 def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was used longest ago goes first, so memory stays bounded."""
     monkeypatch.setattr("machd.engine.grammar.grammar._MAX_GRAMMARS", 2)
-    compiler = FakeEngine().grammars
-
-    def compile_(pattern: str) -> object:
-        return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+    compile_ = _regex_compiler()
 
     a, b = compile_("a"), compile_("b")
     assert compile_("a") is a
@@ -233,10 +236,7 @@ def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_kept_grammars_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grammars used longest ago are dropped until the estimate of all kept ones fits."""
     monkeypatch.setattr("machd.engine.grammar.grammar._MAX_KEPT_BYTES", 350_000)
-    compiler = FakeEngine().grammars
-
-    def compile_(pattern: str) -> object:
-        return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+    compile_ = _regex_compiler()
 
     a, b, c = compile_("a"), compile_("b"), compile_("c")  # 100 kB each
     compile_("d")
@@ -250,10 +250,7 @@ def test_grammar_larger_than_the_memory_for_all_is_not_kept(
 ) -> None:
     """A grammar that could never fit drives no other out."""
     monkeypatch.setattr("machd.engine.grammar.grammar._MAX_KEPT_BYTES", 150_000)
-    compiler = FakeEngine().grammars
-
-    def compile_(pattern: str) -> object:
-        return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
+    compile_ = _regex_compiler()
 
     a, large = compile_("a"), compile_("b" * 200)
     assert compile_("b" * 200) is not large
@@ -299,7 +296,7 @@ def test_grammar_can_be_followed_however_many_answers_came_before(
 
 
 def test_grammars_are_equal_by_what_they_say() -> None:
-    """Two engines' grammars of one source are the same to whoever compares requests."""
+    """Two engines' grammars of one source compare equal, so requests can be coalesced."""
     schema = {"type": "integer"}
     one, other = (schema_grammar(FakeEngine(), schema) for _ in range(2))
     assert one == other
@@ -308,7 +305,7 @@ def test_grammars_are_equal_by_what_they_say() -> None:
 
 
 def test_a_tokenizer_without_bytes_supports_no_grammar() -> None:
-    """Where tokens have no bytes of their own, a constraint is refused instead of ignored."""
+    """A constraint is refused, not ignored, if the tokens have no bytes of their own."""
 
     class Tokenizer(type(FakeEngine().tokenizer)):  # type: ignore[misc]
         knows_token_bytes = False

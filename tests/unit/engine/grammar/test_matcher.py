@@ -50,7 +50,7 @@ def test_only_what_the_grammar_allows_is_allowed(digits: Grammar) -> None:
 
 
 def test_a_token_that_is_not_allowed_is_an_error(digits: Grammar) -> None:
-    """What a wrong mask would let through does not pass in silence."""
+    """A token that a wrong mask let through is an error."""
     one = matcher(digits)
     with pytest.raises(GrammarError):
         one.accept(ord("x"))

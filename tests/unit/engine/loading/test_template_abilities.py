@@ -1,4 +1,4 @@
-"""What a chat template can do is found by trying it, and trying it is safe."""
+"""The abilities of a chat template are found by trying it, and trying it is safe."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _compiling() -> None:
 
 
 def inspected(path: Path, *, chat_template: str | None = None) -> TemplateAbilities:
-    """What the inspection of a directory says of its template."""
+    """Inspect a directory, and return the abilities of its template."""
     source = ModelSource(SourceKind.DIRECTORY, path, path.name)
     return inspect_model(source, chat_template=chat_template).template
 
 
 def abilities(directory: Path, template: str | None, *added: str) -> TemplateAbilities:
-    """What the inspection says of a chat template, with some added tokens."""
+    """Inspect a chat template, with some added tokens."""
     path = write_header_checkpoint(directory, config=SMALL)
     write_tokenizer_files(path, template=template, added=added)
     return inspected(path)
@@ -53,7 +53,7 @@ def test_without_a_template_the_row_says_so(tmp_path: Path) -> None:
 
 
 def test_without_chat_by_choice_the_row_says_that(tmp_path: Path) -> None:
-    """Who serves it without chat is not told to do so."""
+    """The hint to serve without chat is left out where the settings say so already."""
     path = write_header_checkpoint(tmp_path / "plain", config=SMALL)
     found = inspected(path, chat_template="none")
     assert found.problem == "served without chat, as model.chat_template says"

@@ -96,7 +96,7 @@ def test_fill_format_fits_a_model_that_has_a_row_for_each_marker() -> None:
 
 @pytest.mark.parametrize("place", ["prefix", "suffix", "file"])
 def test_fill_text_that_would_become_a_token_is_refused(place: str) -> None:
-    """Where a tokenizer reads a marker in a text as the token, the text is refused, whole."""
+    """A text is refused if its tokenizer reads a marker in it as the token."""
     tokens = find_fill_tokens({"<PRE>": _P, "<SUF>": _S, "<MID>": _M})
     assert tokens is not None
     form = FillFormat(tokens, lambda text: [_M] if "<MID>" in text else _bytes(text))

@@ -1,4 +1,4 @@
-"""What mlx-lm knows of how models write, asked once and kept from failing in other ways."""
+"""The chat formats that mlx-lm infers, and their splitters and parsers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _replace(content: str, *, regex: str | None = None) -> dict[str, object]:
 
 
 def test_a_panic_while_a_text_is_encoded_is_an_error(tiny: TinyLlama) -> None:
-    """Of ours, with the library's own as its cause."""
+    """The error is machd's, with the library's as its cause."""
     _change(tiny, pre_tokenizer=_FIXED_LENGTH)
     tokenizer = load_model(tiny.source).tokenizer
     with pytest.raises(PanicError) as caught:

@@ -1,4 +1,4 @@
-"""What machd renders is, byte for byte, what mlx-lm and transformers render."""
+"""Prompts are, byte for byte, those of mlx-lm and transformers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _expected(
     messages: Sequence[Mapping[str, object]],
     arguments: Mapping[str, object],
 ) -> str:
-    """As the libraries render it; a word of its own for a refusal, which differs in its wording."""
+    """Render with the libraries; a refusal is a fixed word, since its wording differs."""
     try:
         return str(tokenizer.wrapped.apply_chat_template(messages, tokenize=False, **arguments))
     except Exception as error:  # noqa: BLE001 - a template raises anything
@@ -161,7 +161,7 @@ def test_a_final_message_that_is_not_shown_is_refused(tokenizer: MlxTokenizer) -
 
 
 def test_templates_without_a_default_are_no_template(tokenizer: MlxTokenizer) -> None:
-    """Where tools alone have one, a conversation without tools is refused by name."""
+    """A conversation without tools is refused by name if only tools have a template."""
     tokenizer.wrapped._tokenizer.chat_template = {"tool_use": "t {{ messages[0].content }}"}
     user: dict[str, object] = {"role": "user", "content": "a"}
     assert tokenizer.render_chat([user], tools=[TOOL]) == "t a"
