@@ -1,10 +1,9 @@
-"""What a model's cache is, read from live cache objects after a short prompt.
+"""Facts of a model's caches, read from the live cache objects after a short prompt.
 
-A configuration can change the kind of cache an architecture makes, so nothing is told from names
-in files: the objects that ``make_prompt_cache`` gives are asked, down into cache lists.
-
-The prompt can be traced instead of computed: shapes are known of arrays that nobody computed, and
-they are all that a cost is made of. So a model larger than the machine can be asked, too.
+A configuration can change the kind of cache that an architecture makes, so names in files tell
+nothing: the facts are those of the objects that ``make_prompt_cache`` gives, down into cache lists.
+The prompt can be traced instead of computed, for a model larger than the machine: costs need shapes
+only.
 """
 
 from __future__ import annotations
@@ -30,34 +29,25 @@ _PROMPT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """What a short prompt shows.
-
-    Attributes:
-        logits_tokens: Width of the logits.
-    """
+    """The caches of a model that has run, and the width of its logits."""
 
     cache: CacheFacts
     logits_tokens: int
 
 
-def cache_facts(model: Module) -> CacheFacts:
-    """Facts of the model's cache; see :func:`measure_model`."""
-    return measure_model(model).cache
-
-
 def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
-    """Run twice eight tokens through the model and look at what its caches hold.
+    """Run eight tokens through a model, and eight more, and read the sizes of its caches.
 
-    A cache of keys and values tells its cost by their shapes. A cache of another class costs a
-    position what the second eight tokens added; what then is left of the first eight is what a
-    sequence costs whatever its length. A rotating cache is counted as if it never rotated: an
-    upper bound for sequences longer than its window.
+    A cache of keys and values tells its cost by their shapes. For a cache of another class the bytes
+    that the second eight tokens added are the cost of positions; the rest of the first eight's is the
+    cost of a sequence of any length. A rotating cache is counted as if it never rotated: an upper
+    bound for sequences longer than its window.
 
-    The run also compiles what mlx compiles at run time, which the first request would wait for.
+    The run also compiles mlx's kernels, for which the first request would wait.
 
     Args:
-        model: Of any class of mlx-lm's.
-        kv_format: How keys and values are kept: costs are of this, classes are the model's own.
+        model: A model of mlx-lm's.
+        kv_format: KV format of the costs; the classes are the model's own.
     """
     layers = layer_facts(model)
     caches = make_row_caches(model, kv_format)
@@ -73,25 +63,20 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """What a short prompt shows when nothing is computed.
-
-    Attributes:
-        note: What could not be seen and was worked out instead; empty where all was seen.
-    """
+    """The caches of a model that was traced; the note tells what was inferred, empty for nothing."""
 
     cache: CacheFacts
     note: str = ""
 
 
 def trace_model(model: LanguageModel) -> TracedModel:
-    """What :func:`measure_model` says of the cache, without computing a single weight.
+    """Find the facts of :func:`measure_model` without computing a weight.
 
     The forward pass runs as mlx traces a function to compile it: every array stays a shape, and a
-    model that wants to read one gets an exception from mlx instead of 100 GB of weights. Where
-    that happens, the layers that came before show what the others of their class cost.
+    model that reads one gets an exception from mlx instead of 100 GB of weights. Then the layers
+    before it show the costs of the others of their class.
 
-    Compilation must not be switched off in this process (``mx.disable_compile``), because mlx then
-    does not trace.
+    Compilation must not be switched off in this process (``mx.disable_compile``): mlx would not trace.
 
     Raises:
         ModelArchitectureError: The forward pass fails here, before a layer shows its cost.
@@ -109,7 +94,7 @@ def trace_model(model: LanguageModel) -> TracedModel:
             model(tokens, cache=caches)
             first_bytes.extend(_held_bytes(cache) for cache in opened)
             model(tokens, cache=caches)
-        except Exception as error:  # noqa: BLE001 - whatever a model of mlx-lm's raises
+        except Exception as error:  # noqa: BLE001 - a model of mlx-lm's raises any error
             failures.append(error)
         return ()
 
@@ -126,7 +111,7 @@ def trace_model(model: LanguageModel) -> TracedModel:
 
 
 def _is_traced(tokens: mx.array) -> bool:
-    """Whether mlx refuses to compute, as it does while it traces."""
+    """Tell whether mlx refuses to compute, as it does while it traces."""
     try:
         mx.eval(tokens)
     except ValueError:
@@ -135,10 +120,10 @@ def _is_traced(tokens: mx.array) -> bool:
 
 
 def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[list[_Cost], int]:
-    """The costs of caches of which only the first were filled, and how many those are.
+    """Infer the costs of caches of which only the first were filled; returns their number, too.
 
     Raises:
-        ModelArchitectureError: A class of which none was filled with keys and values.
+        ModelArchitectureError: No cache of a class was filled with keys and values.
     """
     filled = [cache for cache in caches if isinstance(getattr(cache, "keys", None), mx.array)]
     by_class = {type(cache): _cost(cache, 0) for cache in filled}
@@ -150,17 +135,14 @@ def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[
 
 
 def layer_facts(model: Module) -> tuple[LayerCacheFacts, ...]:
-    """Facts of empty caches: trimmable is said of those, because a short window fills at once.
-
-    No weight is read for them.
-    """
+    """Read the facts of empty caches, and no weight; a filled window would not be trimmable."""
     caches = make_row_caches(model)
     owners = _owners(model, caches)
     return tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
 
 
 def _prompt(model: Module) -> mx.array:
-    """Token ids (1, 8), inside the vocabulary."""
+    """Make token ids inside the vocabulary, [1, 8]."""
     return mx.array([list(range(1, _PROMPT_TOKENS + 1))]) % _vocabulary_tokens(model)
 
 
@@ -179,18 +161,18 @@ class _Cost:
 
 
 def _cost(cache: Cache, first_bytes: int) -> _Cost:
-    """What one cache costs, seen after 16 tokens; ``first_bytes`` is what it held after 8."""
-    arrays = kv_arrays(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
-    planes = [array for array in arrays if isinstance(array, mx.array)]
-    if len(planes) == len(arrays):
-        # (1, heads, positions, n); positions may be allocated ahead.
-        return _Cost(sum(plane.nbytes // plane.shape[-2] for plane in planes), 0)
+    """Find the cost of a cache of 16 tokens; ``first_bytes`` is its size after 8."""
+    held = kv_arrays(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
+    arrays = [array for array in held if isinstance(array, mx.array)]
+    if len(arrays) == len(held):
+        # [1, heads, positions, n]; positions may be allocated ahead.
+        return _Cost(sum(array.nbytes // array.shape[-2] for array in arrays), 0)
     per_token_bytes = max(_held_bytes(cache) - first_bytes, 0) // _PROMPT_TOKENS
     return _Cost(per_token_bytes, max(first_bytes - per_token_bytes * _PROMPT_TOKENS, 0))
 
 
 def _run(model: LanguageModel, tokens: mx.array, caches: list[Cache]) -> mx.array:
-    """Logits (1, tokens, vocabulary) of one more chunk; the caches grow by it."""
+    """Compute the logits of one more chunk, [1, tokens, vocabulary]; the caches grow by it."""
     output = model(tokens, cache=caches)
     logits: mx.array = getattr(output, "logits", output)
     mx.eval(logits, [array for cache in innermost(caches) for array in _arrays(cache)])
@@ -198,7 +180,7 @@ def _run(model: LanguageModel, tokens: mx.array, caches: list[Cache]) -> mx.arra
 
 
 def _vocabulary_tokens(model: Module) -> int:
-    """Rows of the first embedding, so that the probe's token ids stay inside."""
+    """Count the rows of the first embedding."""
     for _, module in model.named_modules():
         if isinstance(module, Embedding | QuantizedEmbedding):
             return int(module.weight.shape[0])
@@ -206,7 +188,7 @@ def _vocabulary_tokens(model: Module) -> int:
 
 
 def _arrays(cache: Cache) -> Iterator[mx.array]:
-    """The arrays that a cache holds; none where it is of no use to this model."""
+    """List the arrays of a cache; none for a cache that the model does not use."""
     try:
         state = cache.state
     except AttributeError:
@@ -220,19 +202,15 @@ def _held_bytes(cache: Cache) -> int:
     return sum(array.nbytes for array in _arrays(cache))
 
 
-def _is_list(cache: Cache) -> bool:
-    return type(cache).__name__ == "CacheList"
-
-
 def _facts(cache: Cache, owner: str) -> LayerCacheFacts:
     window = getattr(cache, "max_size", None)
-    nested = cache.caches if _is_list(cache) else ()
+    nested = cache.caches if type(cache).__name__ == "CacheList" else ()
     inner = tuple(_facts(each, owner) for each in nested)
     return LayerCacheFacts(
         class_name=type(cache).__name__,
         owner=owner,
         trimmable=bool(cache.is_trimmable()),
-        # A list always has the method; what counts is what it would call.
+        # A list always has the method, which calls those of its caches.
         mergeable=all(each.mergeable for each in inner) if inner else hasattr(cache, "merge"),
         keep=int(getattr(cache, "keep", 0) or 0),
         window_tokens=int(window) if window is not None else None,
@@ -241,7 +219,7 @@ def _facts(cache: Cache, owner: str) -> LayerCacheFacts:
 
 
 def _owners(model: Module, caches: Sequence[Cache]) -> list[str]:
-    """Class of the module that keeps state in each cache; empty where the two do not pair up."""
+    """Name the class of the module that fills each cache; empty where layers and caches differ."""
     layers = getattr(model, "layers", None)
     if layers is None or len(layers) != len(caches):
         return [""] * len(caches)
@@ -249,12 +227,11 @@ def _owners(model: Module, caches: Sequence[Cache]) -> list[str]:
 
 
 def _owner(layer: Module) -> str:
-    """The child that takes a ``cache``: attention, or a recurrent mixer."""
-    for child in layer.children().values():
-        if isinstance(child, Module) and _takes_cache(child):
-            return type(child).__name__
-    return type(layer).__name__
-
-
-def _takes_cache(module: Module) -> bool:
-    return callable(module) and "cache" in inspect.signature(module).parameters
+    """Name the child that takes a ``cache``: attention, or a recurrent mixer."""
+    children = (child for child in layer.children().values() if isinstance(child, Module))
+    owners = (
+        child
+        for child in children
+        if callable(child) and "cache" in inspect.signature(child).parameters
+    )
+    return type(next(owners, layer)).__name__

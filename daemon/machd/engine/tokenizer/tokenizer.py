@@ -71,16 +71,13 @@ class MlxTokenizer:
     def info(self) -> TokenizerInfo:
         """The special tokens and the chat template."""
         inner = getattr(self.wrapped, "_tokenizer", self.wrapped)
-        template: object = self.wrapped.chat_template if self._has_chat else None
-        if isinstance(template, dict):
-            template = template.get("default")
         with self._lock:
             named = dict(getattr(inner, "special_tokens_map", {}))
         return TokenizerInfo(
             class_name=type(inner).__name__,
             # Other entries are lists of further special tokens, without a role each.
             special_tokens={role: str(one) for role, one in named.items() if isinstance(one, str)},
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=self._template_source,
         )
 
     @property
@@ -96,11 +93,13 @@ class MlxTokenizer:
     @property
     def chat_template(self) -> str | None:
         """The template's Jinja source; None without one, or where a library's code renders."""
+        return None if _has_own_renderer(self.wrapped) else self._template_source
+
+    @property
+    def _template_source(self) -> str | None:
         templates = self.wrapped.chat_template if self._has_chat else None
-        if templates is None or _has_own_renderer(self.wrapped):
-            return None
         source = templates.get("default") if isinstance(templates, dict) else templates
-        return None if source is None else str(source)
+        return source if isinstance(source, str) else None
 
     @functools.cached_property
     def fill_format(self) -> FillFormat | None:

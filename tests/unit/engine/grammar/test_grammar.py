@@ -211,7 +211,7 @@ def test_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["sums", "json", "many ways", "gbnf"],
 )
-def test_what_people_write_compiles(lark: str) -> None:
+def test_common_grammar_compiles(lark: str) -> None:
     """Recursion as languages have it, and long lists without any, are within the bounds."""
     FakeEngine().grammars.compile(Constraint(ConstraintKind.GRAMMAR, lark, "guided_grammar"))
 
@@ -221,7 +221,7 @@ def _regex_compiler() -> Callable[[str], object]:
     return lambda pattern: compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "x"))
 
 
-def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_kept_grammars_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was used longest ago goes first, so memory stays bounded."""
     monkeypatch.setattr("machd.engine.grammar.grammar._MAX_GRAMMARS", 2)
     compile_ = _regex_compiler()

@@ -40,7 +40,7 @@ def test_a_row_without_bounds_has_no_matcher() -> None:
     assert matcher_for(SamplingParams(thinking=Thinking(START, END, is_open=True))) is None
 
 
-def test_only_what_the_grammar_allows_is_allowed(digits: Grammar) -> None:
+def test_matcher_allows_the_tokens_of_the_grammar(digits: Grammar) -> None:
     """Digits, then nothing but the end."""
     one = matcher(digits)
     assert one.allowed() == frozenset(b"0123456789")

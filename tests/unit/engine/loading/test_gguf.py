@@ -41,7 +41,7 @@ def _logits(model: object, token_ids: list[int]) -> mx.array:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_type_gives_the_numbers_of_its_format(tmp_path: Path, kind: str) -> None:
+def test_tensor_of_every_type_has_the_numbers_of_its_format(tmp_path: Path, kind: str) -> None:
     """Blocks dequantise to ggml's reference formulas; float32 scales leave no rounding."""
     values = np.random.default_rng(3).standard_normal((8, 256)).astype(np.float32)
     blocks = quantised(kind, values)
@@ -55,7 +55,7 @@ def test_every_type_gives_the_numbers_of_its_format(tmp_path: Path, kind: str) -
     np.testing.assert_allclose(found, dequantised(blocks), rtol=tolerance, atol=tolerance)
 
 
-def test_the_model_is_the_one_that_was_converted(tmp_path: Path, tiny: TinyLlama) -> None:
+def test_gguf_model_equals_the_converted_one(tmp_path: Path, tiny: TinyLlama) -> None:
     """Names, order of rows and configuration: a float32 GGUF answers as its original does."""
     original = load_model(tiny.source).model
     converted = load_model(_source(tiny_gguf(tmp_path / "tiny.gguf", "F32")))
@@ -66,7 +66,7 @@ def test_the_model_is_the_one_that_was_converted(tmp_path: Path, tiny: TinyLlama
     assert converted.description.context_tokens == 512
 
 
-def test_rows_left_in_llama_cpps_order_would_be_noticed(tmp_path: Path, tiny: TinyLlama) -> None:
+def test_rows_in_llama_cpp_order_are_noticed(tmp_path: Path, tiny: TinyLlama) -> None:
     """The comparison above can fail: with the wrong number of heads it does."""
     original = load_model(tiny.source).model
     path = tiny_gguf(
@@ -121,7 +121,7 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path: Path, share: fl
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "truncated or corrupt"),
     ],
 )
-def test_what_is_no_gguf_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_file_of_another_format_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     """Lengths in the file are claims; none is believed beyond the file's end."""
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)

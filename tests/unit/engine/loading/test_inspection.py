@@ -54,7 +54,7 @@ def inspected(path: Path, **settings: Any) -> ModelInspection:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
-def test_it_says_what_loading_says(tiny: TinyLlama, dtype: str) -> None:
+def test_inspection_agrees_with_loading(tiny: TinyLlama, dtype: str) -> None:
     """Every figure that the loader's description has, too, is the same without the weights."""
     found = inspected(tiny.path, dtype=dtype)
     loaded = load_model(tiny.source, dtype=dtype).description
@@ -67,7 +67,7 @@ def test_it_says_what_loading_says(tiny: TinyLlama, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "F16", "F32"])
-def test_a_gguf_file_too(tmp_path: Path, kind: str) -> None:
+def test_inspection_of_a_gguf_file_agrees_with_loading(tmp_path: Path, kind: str) -> None:
     """The same of a GGUF file, packed or not, and its quantisation as loading would keep it."""
     path = tiny_gguf(tmp_path / "tiny.gguf", kind)
     source = ModelSource(SourceKind.GGUF, path, "tiny")
@@ -82,7 +82,7 @@ def test_a_gguf_file_too(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3_text", "qwen3_next", "lfm2", "falcon_h1", "mamba", "deepseek_v41"]
 )
-def test_tracing_sees_what_running_sees(name: str) -> None:
+def test_tracing_agrees_with_running(name: str) -> None:
     """Kinds and costs of every sort of cache are the same, and nothing was computed for them."""
     model = tiny_architecture(name)
     mx.reset_peak_memory()
@@ -100,7 +100,7 @@ def test_a_model_that_computes_while_it_runs_is_counted_from_its_first_layer() -
     assert traced.cache == measure_model(tiny_architecture("dbrx")).cache
 
 
-def test_a_cost_that_no_layer_shows_is_not_made_up() -> None:
+def test_tracing_fails_when_no_layer_shows_a_cost() -> None:
     """A model that fails before it has filled a cache of each class is an error."""
     with pytest.raises(ModelArchitectureError, match="does not work here"):
         trace_model(Reader([KVCache(), ArraysCache(1)]))
@@ -117,7 +117,7 @@ def test_inspection_computes_no_weight(tmp_path: Path) -> None:
     assert found.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
 
 
-def test_quantisation_is_told_as_stored(tiny: TinyLlama) -> None:
+def test_quantisation_is_reported_as_stored(tiny: TinyLlama) -> None:
     """Mode, bits and group come from the configuration; what memory would hold is told apart."""
     quantised = quantised_copy(tiny, mode="affine", bits=4, group_size=32)
     found = inspected(quantised)
@@ -128,7 +128,7 @@ def test_quantisation_is_told_as_stored(tiny: TinyLlama) -> None:
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), [("mxfp4", 4, 32), ("mxfp8", 8, 32)])
-def test_other_modes_are_named(tiny: TinyLlama, mode: str, bits: int, group: int) -> None:
+def test_quantisation_mode_is_reported(tiny: TinyLlama, mode: str, bits: int, group: int) -> None:
     """The microscaling formats are told from affine packing."""
     found = inspected(quantised_copy(tiny, mode=mode, bits=bits, group_size=group))
     assert found.quantization is not None
@@ -181,7 +181,7 @@ def test_native_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_position_embeddings": 2**53 + 1}, "absurd"),
     ],
 )
-def test_absurd_configuration_is_an_error_that_says_what_is_absurd(
+def test_absurd_configuration_is_named_in_the_error(
     tiny: TinyLlama, changes: dict[str, object], words: str
 ) -> None:
     """Whatever a field holds, a model error says what is wrong, and not that it took too long."""
@@ -197,7 +197,7 @@ def test_a_missing_field_is_an_error(tiny: TinyLlama) -> None:
         inspected(tiny.path)
 
 
-def test_files_that_are_not_there_or_broken(tiny: TinyLlama) -> None:
+def test_missing_or_broken_file_is_an_error(tiny: TinyLlama) -> None:
     """A truncated header, tokenizer files that are no JSON, none, no model at all."""
     (tiny.path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelFormatError, match=r"tokenizer\.json"):
@@ -246,7 +246,7 @@ def test_a_pipe_is_not_waited_for(tiny: TinyLlama, name: str, read: Callable[...
 
 
 @pytest.mark.parametrize("name", ["plamo3", "phi3small"])
-def test_a_model_is_mended_as_the_loader_mends_it(tmp_path: Path, name: str) -> None:
+def test_inspection_repairs_a_model_as_loading_does(tmp_path: Path, name: str) -> None:
     """Its caches are those that it is served with: a mended model may make others."""
     path = tmp_path / name
     write_header_checkpoint(path, tensors={})
@@ -269,7 +269,7 @@ def test_a_tokenizer_that_serve_cannot_build_is_found(tiny: TinyLlama) -> None:
             read(tiny.source)
 
 
-def test_a_tokenizer_that_was_not_built_is_said(tiny: TinyLlama) -> None:
+def test_tokenizer_that_was_not_built_is_noted(tiny: TinyLlama) -> None:
     """A note says that a tokenizer of another kind was not checked."""
     assert not inspected(tiny.path).notes
     (tiny.path / "tokenizer.json").rename(tiny.path / "tokenizer.model")
@@ -285,7 +285,7 @@ def test_a_gguf_tokenizer_that_serve_cannot_build_is_found(tmp_path: Path) -> No
             read(ModelSource(SourceKind.GGUF, path, "tiny"))
 
 
-def test_what_a_file_says_is_shown_in_part(tiny: TinyLlama) -> None:
+def test_long_text_of_a_file_is_shortened(tiny: TinyLlama) -> None:
     """No message and no row is as long as a text in a file."""
     long = "x" * 100_000
     for changes in ({"model_type": long}, {"model_file": long}):

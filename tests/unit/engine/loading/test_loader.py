@@ -73,7 +73,7 @@ def _logits(loaded: LoadedModel) -> mx.array:
     return logits.astype(mx.float32)
 
 
-def test_the_description_says_what_was_loaded(tiny: TinyLlama) -> None:
+def test_description_agrees_with_the_files(tiny: TinyLlama) -> None:
     """Every field comes from the files or from the live model."""
     description = load_model(tiny.source, blas="OpenBLAS 0.3.21").description
     assert description.model_id == "tiny-llama"
@@ -133,7 +133,7 @@ def test_quantised_weights_are_widened_without_changing_the_model(
     assert largest(a - b) < 0.05 * largest(a)
 
 
-def test_a_named_dtype_is_taken(tiny: TinyLlama) -> None:
+def test_named_dtype_is_used(tiny: TinyLlama) -> None:
     """Every floating-point weight gets it."""
     loaded = load_model(tiny.source, dtype="bfloat16")
     assert loaded.description.dtype == "bfloat16"
@@ -286,7 +286,7 @@ def _no_template(tiny: TinyLlama) -> None:
         (_no_template, ChatTemplateMissingError, "--model-chat-template none"),
     ],
 )
-def test_damage_is_named_and_nothing_crashes(
+def test_damaged_checkpoint_is_named_in_the_error(
     tiny: TinyLlama,
     damage: Callable[[TinyLlama], object],
     expected: type[MachdError],
@@ -354,7 +354,7 @@ def test_the_context_is_never_stretched_in_silence(tiny: TinyLlama) -> None:
         load_model(tiny.source, max_context_tokens=513)
 
 
-def test_the_cost_of_a_position_is_that_of_the_format(tiny: TinyLlama) -> None:
+def test_bytes_per_token_are_those_of_the_kv_format(tiny: TinyLlama) -> None:
     """The budget reckons with the size of keys and values in the KV format."""
     plain = load_model(tiny.source).description.cache
     small = load_model(tiny.source, kv_format=kv_format_named("affine8")).description.cache
@@ -379,7 +379,7 @@ def test_a_model_without_a_cache_for_the_format_is_refused_before_it_is_read(
     assert refused.value.exit_code == 2
 
 
-def test_windows_beside_standard_caches_are_no_reason_to_refuse(tiny: TinyLlama) -> None:
+def test_kv_format_is_accepted_with_windows_beside_standard_caches(tiny: TinyLlama) -> None:
     """Standard caches are in the KV format, windows stay as they are."""
     tiny.change_config(layer_types=["sliding_attention", "full_attention"], sliding_window=8)
 

@@ -45,7 +45,7 @@ def test_packed_layers_are_the_plain_ones() -> None:
     assert read_model_code(layer, FACTS) == before
 
 
-def test_repairs_are_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repaired_layers_change_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose layers were not repaired is not covered by one whose were."""
     repaired = tiny_loaded("gpt_bigcode").description.code
     monkeypatch.setattr(batchable, "_MENDED", {})
@@ -56,7 +56,7 @@ def test_repairs_are_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not repaired.covers(bare)
 
 
-def test_an_edited_file_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_file_changes_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest covers the architecture's file and those it imports from, and no others."""
     names = ("mine", "imported", "unrelated")
     files = {name: tmp_path / f"{name}.py" for name in names}
@@ -104,7 +104,7 @@ def test_caches_are_told_apart_by_all_but_their_sizes() -> None:
     assert len({caches(window), caches(sinks), caches(nested)}) == 3
 
 
-def test_what_is_shared_is_no_architectures_own() -> None:
+def test_shared_classes_belong_to_no_architecture() -> None:
     """Layers of a module that defines a model, and repaired layers, are not shared."""
     code = ModelCode(
         "mlx_lm.models.llama",

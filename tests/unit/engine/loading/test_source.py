@@ -18,7 +18,7 @@ def _resolve(model: str | None, cache_directory: Path, *, offline: bool = True) 
     return resolve_model(model, offline=offline, cache_directory=cache_directory)
 
 
-def test_nothing_means_the_embedded_default(
+def test_no_model_argument_means_the_embedded_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without MODEL the embedded file is taken from the cache, under its own name."""
@@ -67,7 +67,7 @@ def test_another_file_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["./no/such", "/no/such/dir", "nowhere", "org/x.gguf", "a/b/c"])
-def test_what_is_nowhere_is_an_error(tmp_path: Path, model: str) -> None:
+def test_missing_model_is_an_error(tmp_path: Path, model: str) -> None:
     """Nothing that looks like a path is ever looked up on the hub."""
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         _resolve(model, tmp_path, offline=False)
@@ -93,9 +93,7 @@ def test_a_hub_id_offline_reads_the_local_cache_alone(
         _resolve("org/name-4bit", tmp_path)
 
 
-def test_fetching_takes_data_and_never_code_or_pickles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetching_takes_data_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pattern lets ``.bin``, ``.pt``, ``.pkl`` or ``.py`` files come."""
     patterns: list[str] = []
 
@@ -125,13 +123,13 @@ def test_an_unreachable_hub_is_a_download_error(
 
 
 @pytest.mark.parametrize("model", ["/" + "a" * 300, "~no-such-user-of-this-machine/model"])
-def test_path_that_cannot_be_looked_at_is_an_error(model: str, tmp_path: Path) -> None:
+def test_unreadable_path_is_an_error(model: str, tmp_path: Path) -> None:
     """A name too long for the system and an unknown home are told with their reason."""
     with pytest.raises(ModelNotFoundError, match="cannot look at"):
         _resolve(model, tmp_path)
 
 
-def test_pipe_is_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_pipe_is_refused_as_no_model(tmp_path: Path) -> None:
     """It exists, and is no model."""
     pipe = tmp_path / "model.gguf"
     os.mkfifo(pipe)

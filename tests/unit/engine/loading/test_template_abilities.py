@@ -44,7 +44,7 @@ def abilities(directory: Path, template: str | None, *added: str) -> TemplateAbi
     return inspected(path)
 
 
-def test_without_a_template_the_row_says_so(tmp_path: Path) -> None:
+def test_model_without_template_is_reported(tmp_path: Path) -> None:
     """A model that takes prompts only is no error."""
     found = abilities(tmp_path / "plain", None)
     assert not found.present
@@ -52,7 +52,7 @@ def test_without_a_template_the_row_says_so(tmp_path: Path) -> None:
     assert "`--model-chat-template none`" in found.problem
 
 
-def test_without_chat_by_choice_the_row_says_that(tmp_path: Path) -> None:
+def test_model_served_without_chat_is_reported(tmp_path: Path) -> None:
     """The hint to serve without chat is left out where the settings say so already."""
     path = write_header_checkpoint(tmp_path / "plain", config=SMALL)
     found = inspected(path, chat_template="none")
@@ -127,7 +127,7 @@ def test_reasoning_and_its_switch(tmp_path: Path) -> None:
         "{{ messages[7].content.nothing }}",
     ],
 )
-def test_a_hostile_template_is_a_row_that_says_so(
+def test_hostile_template_is_reported(
     tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A template may not take the process's time or memory, nor look behind the sandbox."""

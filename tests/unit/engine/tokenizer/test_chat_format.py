@@ -195,9 +195,9 @@ def test_a_parsed_call_has_json_arguments(parsed: object, arguments: str) -> Non
         {"name": "f", "arguments": 5},
     ],
 )
-def test_what_is_no_call_is_a_value_error(parsed: object) -> None:
+def test_text_without_a_call_is_a_value_error(parsed: object) -> None:
     """The one way to fail."""
-    with pytest.raises(ValueError):  # noqa: PT011 - its words are for nobody
+    with pytest.raises(ValueError):  # noqa: PT011 - its text is not shown
         parsed_call(parsed)
 
 
@@ -230,7 +230,7 @@ def test_prompted_calls_are_json_whatever_the_model_would_do() -> None:
     assert call.name == "f"
 
 
-def test_special_tokens_come_out_where_they_are_asked_for() -> None:
+def test_special_tokens_are_decoded_on_request() -> None:
     """Markers that are special tokens reach the reader, and other special tokens never do."""
     tokenizer = _tokenizer("", special=("<|call|>", "<|other|>"), plain=("<plain>",))
     text = "a<|call|>b<|other|><plain>c"
@@ -329,7 +329,7 @@ def test_mlx_lms_own_renderers_get_arguments_as_text() -> None:
     assert call["function"] == {"name": "f", "arguments": {"a": 1}}
 
 
-def test_the_fakes_lines() -> None:
+def test_fake_tokenizer_renders_lines() -> None:
     """Plain conversations as ever; tools, calls and thinking on lines of their own."""
     fake = FakeTokenizer()
     user: list[dict[str, object]] = [{"role": "user", "content": "hi"}]

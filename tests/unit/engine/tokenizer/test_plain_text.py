@@ -58,7 +58,7 @@ def test_other_added_tokens_are_still_recognised(coder: MlxTokenizer) -> None:
     assert _id(coder, "<whole>") in form.prompt("a<whole>", "")
 
 
-def test_plain_text_is_encoded_as_ever(coder: MlxTokenizer) -> None:
+def test_plain_text_is_encoded_as_before(coder: MlxTokenizer) -> None:
     """A text that spells nothing has the ids that a prompt has; the shared tokenizer is untouched."""
     form = coder.fill_format
     assert form is not None

@@ -174,7 +174,7 @@ def test_merges_from_scores_cut_as_sentence_piece_does(text: str) -> None:
     assert _sentence_piece().encode(text, add_special_tokens=False).tokens == pieces
 
 
-def test_begin_tokens_come_only_when_asked_for() -> None:
+def test_begin_token_is_added_on_request_only() -> None:
     """SentencePiece models begin with ``<s>``; a rendered chat is encoded without another."""
     backend = _sentence_piece()
     assert backend.encode("ab", add_special_tokens=True).tokens[0] == "<s>"
@@ -236,7 +236,7 @@ def test_a_chat_is_rendered_with_and_without_the_generation_prompt(tiny: TinyLla
         ({"role": "user"}, "content"),
     ],
 )
-def test_what_a_template_refuses_is_the_clients_mistake(
+def test_template_refusal_is_an_invalid_request(
     tiny: TinyLlama, message: dict[str, object], words: str
 ) -> None:
     """A conversation that the template cannot take is a 400 with the template's own words."""
@@ -264,7 +264,7 @@ def test_without_chat_messages_are_refused(tiny: TinyLlama) -> None:
     assert tokenizer.encode("hello", add_special_tokens=False)
 
 
-def test_an_unknown_pre_tokenizer_is_said() -> None:
+def test_unknown_pre_tokenizer_is_noted() -> None:
     """It works with GPT-2's, and a person reads why text may be cut otherwise."""
     built = _built(llama_metadata(tokenizer__ggml__pre="brand-new"))
     assert "brand-new" in built.notes[0]
