@@ -136,10 +136,7 @@ class LlguidanceCompiler:
     ) -> None:
         """Begin without grammars; the vocabulary is read when it is first needed.
 
-        Args:
-            tokenizer: Tells the bytes of each token.
-            vocabulary_tokens: Width of the logits.
-            eos_token_ids: Tokens that end a completion.
+        ``vocabulary_tokens`` is the width of the logits.
         """
         self._tokenizer = tokenizer
         self._vocabulary_tokens = vocabulary_tokens
@@ -249,17 +246,11 @@ class LlguidanceCompiler:
                         "its tokens stand for",
                         param=param,
                     )
-                self._vocabulary = self._read_vocabulary()
+                size, ends = self._vocabulary_tokens, sorted(self._eos_token_ids)
+                with panics_as_errors("llguidance"):
+                    wrapper = TokenizerWrapper(_Vocabulary(self._tokenizer, size, ends[0]))
+                    self._vocabulary = LLTokenizer(wrapper, n_vocab=size, eos_token=ends)
             return self._vocabulary
-
-    @panics_as_errors("llguidance")
-    def _read_vocabulary(self) -> LLTokenizer:
-        tokenizer, size = self._tokenizer, self._vocabulary_tokens
-        return LLTokenizer(
-            TokenizerWrapper(_Vocabulary(tokenizer, size, min(self._eos_token_ids))),
-            n_vocab=size,
-            eos_token=sorted(self._eos_token_ids),
-        )
 
 
 class _Vocabulary:

@@ -27,19 +27,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING = 8
 _ARRAY = 9
-_SCALARS: Mapping[int, str] = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS: Mapping[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 """GGUF's value types as struct formats; 8 is a string and 9 an array."""
 
 _MAX_ENTRIES = 1 << 22
@@ -220,8 +208,7 @@ class _Reader:
         return header
 
     def _unpack(self, code: str) -> int:
-        (value,) = struct.unpack_from("<" + code, self._data, self.position)
-        self.position += struct.calcsize("<" + code)
+        (value,) = self._scalars(code)
         assert isinstance(value, int)
         return value
 
@@ -254,13 +241,12 @@ class _Reader:
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind in _SCALARS:
-            return list(self._scalars(kind, count))
+            return list(self._scalars(f"{count}{_SCALARS[kind]}"))
         raise ModelFormatError(f"{self._path.name} is corrupt: metadata of type {kind}")
 
-    def _scalars(self, kind: int, count: int) -> tuple[bool | int | float, ...]:
-        code = f"<{count}{_SCALARS[kind]}"
-        values = struct.unpack_from(code, self._data, self.position)
-        self.position += struct.calcsize(code)
+    def _scalars(self, code: str) -> tuple[bool | int | float, ...]:
+        values = struct.unpack_from("<" + code, self._data, self.position)
+        self.position += struct.calcsize("<" + code)
         return values
 
     def _tensor(self) -> tuple[GgufTensor, int]:

@@ -8,8 +8,9 @@ for damaged weights, too little memory, and a tokenizer that has no ``tokenizer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -46,6 +47,7 @@ from machd.errors import ModelCodeError, ModelError, ModelFormatError
 
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
+_reading = partial(bounded, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)
 _MAX_NOTE_CHARS = 300
 
 _WORKING_TOKENS = 512
@@ -263,11 +265,7 @@ def _working_bytes(model: Module) -> int:
 
 
 def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
-    """Check the figures of a report, which follow from the numbers of a stranger's file.
-
-    Raises:
-        ModelFormatError: One is larger than any model's.
-    """
+    """Check the figures of a report, which follow from the numbers of a stranger's file."""
     for name, value in figures.items():
         if value > _LARGEST_FIGURE:
             raise ModelFormatError(
@@ -288,10 +286,6 @@ def _building(source: ModelSource) -> Iterator[None]:
         raise ModelFormatError(
             f"{source.path.name}: weights and configuration do not fit together: {printable(error)}"
         ) from error
-
-
-def _reading(what: str) -> AbstractContextManager[None]:
-    return bounded(what, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)
 
 
 def native_modes() -> dict[str, bool]:

@@ -174,11 +174,7 @@ def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
 
 
 def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
-    """Refuse a KV format that none of the model's caches can have.
-
-    Raises:
-        SettingsError: The model has no cache that can be in the format.
-    """
+    """Refuse a KV format that none of the model's caches can have."""
     if kv_format is PLAIN:
         return
     verdict = kv_quantization(CacheFacts(layer_facts(model), 0, 0))

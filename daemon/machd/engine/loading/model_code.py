@@ -23,12 +23,8 @@ def read_model_code(
 ) -> ModelCode:
     """Name the classes of a model's layers, and hash the files that define them.
 
-    Takes some milliseconds. Call it when layers have been repaired and not yet fused.
-
-    Args:
-        model: A model of any class.
-        cache: Facts of its caches.
-        own_files: Python code of the checkpoint's own, which may have changed any class.
+    Takes some milliseconds. Call it when layers have been repaired and not yet fused. Python code of
+    the checkpoint's own (``own_files``) may have changed any class, so it is hashed as well.
     """
     package = type(model).__module__
     layers = frozenset(_name(module) for module in model.modules())
@@ -85,10 +81,7 @@ def _modules(package: str) -> Iterator[ModuleType]:
         seen.add(name)
         yield module
         for value in list(vars(module).values()):
-            origin = value.__name__ if isinstance(value, ModuleType) else _origin(value)
-            names.append(origin)
-
-
-def _origin(value: object) -> str:
-    origin = getattr(value, "__module__", "")
-    return origin if isinstance(origin, str) else ""
+            is_module = isinstance(value, ModuleType)
+            origin = getattr(value, "__name__" if is_module else "__module__", "")
+            if isinstance(origin, str):
+                names.append(origin)

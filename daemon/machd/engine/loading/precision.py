@@ -53,11 +53,8 @@ def choose_dtype(
     ``auto`` keeps them on a GPU. On the CPU it takes float32 where that fits: there a quantised
     product costs the same for every row of a batch, and 16-bit ones gain little.
 
-    Args:
-        requested: ``auto``, ``float32``, ``float16`` or ``bfloat16``. A named dtype dequantises.
-        backend: ``cpu``, ``metal`` or ``cuda``.
-        parameters: Number of weights.
-        available_bytes: Memory that the weights may take.
+    A named dtype (``float32``, ``float16``, ``bfloat16``) dequantises. ``parameters`` is the number of
+    weights, ``available_bytes`` the memory that they may take.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.

@@ -70,7 +70,14 @@ def resolve_model(
     """
     progress = progress or SilentProgress()
     if model is None or model == embedded.EMBEDDED_MODEL_ID:
-        return _embedded(offline=offline, cache_directory=cache_directory, progress=progress)
+        file = embedded.locate(cache_directory)
+        if file is None and offline:
+            raise ModelNotFoundError(
+                f"the embedded model {embedded.EMBEDDED_MODEL_ID} is not on this machine; "
+                "`machd model pull` fetches it (or start with `--no-model-offline`)"
+            )
+        file = file or embedded.pull(cache_directory, progress=progress)
+        return ModelSource(SourceKind.GGUF, file, embedded.EMBEDDED_MODEL_ID)
     path, mode = _named_file(model)
     if stat.S_ISDIR(mode):
         return ModelSource(SourceKind.DIRECTORY, path, Path(os.path.abspath(path)).name)  # noqa: PTH100 - a link keeps its own name
@@ -106,11 +113,7 @@ def list_hub_models() -> list[tuple[str, Path]]:
 
 
 def _named_file(model: str) -> tuple[Path, int]:
-    """Find the path and the file mode of a MODEL argument; mode 0 where no file has that name.
-
-    Raises:
-        ModelNotFoundError: The path cannot be looked at, or its home directory is unknown.
-    """
+    """Find the path and the file mode of a MODEL argument; mode 0 where no file has that name."""
     path = Path(model)
     try:
         path = path.expanduser()
@@ -122,18 +125,6 @@ def _named_file(model: str) -> tuple[Path, int]:
     except OSError as error:
         reason = error.strerror or str(error)
     raise ModelNotFoundError(f"cannot look at {shortened(model)}: {reason}")
-
-
-def _embedded(*, offline: bool, cache_directory: Path, progress: LoadProgress) -> ModelSource:
-    path = embedded.locate(cache_directory)
-    if path is None and not offline:
-        path = embedded.pull(cache_directory, progress=progress)
-    if path is None:
-        raise ModelNotFoundError(
-            f"the embedded model {embedded.EMBEDDED_MODEL_ID} is not on this machine; "
-            "`machd model pull` fetches it (or start with `--no-model-offline`)"
-        )
-    return ModelSource(SourceKind.GGUF, path, embedded.EMBEDDED_MODEL_ID)
 
 
 def _hub_snapshot(model_id: str, *, offline: bool) -> Path:

@@ -274,11 +274,7 @@ def _templates(path: Path, config: Mapping[str, object]) -> tuple[str | None, st
 
 
 def _fast_tokenizer(path: Path) -> Backend | None:
-    """Build the tokenizer of ``tokenizer.json``; None where there is no such file.
-
-    Raises:
-        ModelFormatError: It describes none.
-    """
+    """Build the tokenizer of ``tokenizer.json``; None where there is no such file."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:

@@ -100,10 +100,10 @@ class FillFormat:
         encode_plain: Callable[[str], list[int]],
         opening: Sequence[int] = (),
     ) -> None:
-        """Take the model's tokens and encoder.
+        """Take the model's markers.
 
         Args:
-            tokens: The model's markers.
+            tokens: The markers.
             encode_plain: Encodes a text without special tokens, as plain text where it can.
             opening: Tokens that begin every prompt, such as the begin-of-text token.
         """

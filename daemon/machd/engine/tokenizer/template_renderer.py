@@ -111,12 +111,7 @@ class TemplateRenderer:
         messages: Sequence[Mapping[str, object]],
         arguments: Mapping[str, object],
     ) -> str:
-        """Render a conversation to prompt text.
-
-        Args:
-            template: Jinja source.
-            messages: The conversation as the template reads it.
-            arguments: Further arguments of transformers' ``render_jinja_template``.
+        """Render a conversation; the arguments are those of transformers' ``render_jinja_template``.
 
         Raises:
             InvalidRequestError: The template refuses the conversation; its own words are given.
@@ -175,11 +170,7 @@ class _Child:
     """One process and the socket to it. Not for several threads."""
 
     def __init__(self) -> None:
-        """Start the process.
-
-        Raises:
-            OverloadedError: There are no file descriptors, processes or memory for it.
-        """
+        """Start the process."""
         try:
             self._channel, other = socket.socketpair()
             with other:
@@ -201,11 +192,7 @@ class _Child:
         )
 
     def wait_ready(self) -> None:
-        """Wait until the process has finished its imports.
-
-        Raises:
-            RuntimeError: They failed, or took too long.
-        """
+        """Wait until the process has finished its imports."""
         if self._is_ready:
             return
         try:
@@ -218,11 +205,7 @@ class _Child:
         self._ready_bytes = self._memory_bytes()
 
     def ask(self, request: bytes, bounds: RenderBounds) -> tuple[bytes, str]:
-        """Send a request and wait for the answer.
-
-        Raises:
-            TemplateLimitError: The process is beyond its bounds, and has to be ended.
-        """
+        """Send a request and wait for the answer; after an error the process has to be ended."""
         try:
             self._channel.settimeout(bounds.limit_s + _GRACE_S)
             send_frame(self._channel, REQUEST, request)

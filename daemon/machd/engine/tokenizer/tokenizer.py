@@ -6,6 +6,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from types import MappingProxyType
 
 from machd.engine.backend.untyped import Backend, WrappedTokenizer
@@ -150,7 +151,7 @@ class MlxTokenizer:
         """Decode token ids, special tokens left out."""
         if self._table is not None and self.knows_token_bytes:
             return decode_bytes(self._table, token_ids)
-        return self._decode_whole(token_ids)
+        return self._decode(token_ids)
 
     @functools.cached_property
     def chat_format(self) -> MarkedChatFormat:
@@ -253,11 +254,11 @@ class MlxTokenizer:
 
     def _rendered_by_library(self, messages: ChatMessages, **arguments: object) -> str:
         """Render with Python code of a dependency's; no code of a checkpoint's runs."""
-        given = list(messages)
-        if getattr(self.wrapped, "_chat_template", None) is not None:
-            # Templates read the arguments of calls as objects; mlx-lm's own renderers, as JSON text.
-            given = [_with_arguments_as_text(message) for message in messages]
         with refusals_as_errors(arguments):
+            given = list(messages)
+            if getattr(self.wrapped, "_chat_template", None) is not None:
+                # Templates read arguments of calls as objects; mlx-lm's own renderers, as JSON text.
+                given = [_with_arguments_as_text(message) for message in messages]
             return str(self.wrapped.apply_chat_template(given, tokenize=False, **arguments))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -274,28 +275,18 @@ class MlxTokenizer:
         kept = self.special_token_ids & used
         if self._table is not None and self.knows_token_bytes:
             return ByteDetokenizer(self._table, keeps=kept)
-        if not kept:
-            return WindowDetokenizer(self._decode_whole)
-        return WindowDetokenizer(functools.partial(self._decode_keeping, kept))
-
-    def _decode_whole(self, token_ids: Sequence[int]) -> str:
-        return self._decode(token_ids, skip_special_tokens=True)
-
-    def _decode_keeping(self, kept: frozenset[int], token_ids: Sequence[int]) -> str:
-        """Decode with some special tokens kept: the library drops all of them or none."""
-        dropped = self.special_token_ids - kept
-        return self._decode(
-            [one for one in token_ids if one not in dropped], skip_special_tokens=False
-        )
+        return WindowDetokenizer(functools.partial(self._decode, kept=kept))
 
     @panics_as_errors("tokenizers")
-    def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def _decode(self, token_ids: Sequence[int], kept: frozenset[int] = frozenset()) -> str:
+        """Decode with the library, special tokens left out except the kept ones."""
+        # The library drops all special tokens or none.
+        dropped = self.special_token_ids - kept if kept else ()
+        ids = [one for one in token_ids if one not in dropped]
         if self._backend is not None:
-            decoded = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-            return str(decoded)
+            return str(self._backend.decode(ids, skip_special_tokens=not kept))
         with self._lock:
-            decoded = self.wrapped.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return str(decoded)
+            return str(self.wrapped.decode(ids, skip_special_tokens=not kept))
 
 
 def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:
@@ -319,21 +310,14 @@ def _templates(wrapped: WrappedTokenizer) -> list[str]:
 
 
 def _with_arguments_as_text(message: dict[str, object]) -> dict[str, object]:
+    message = deepcopy(message)
     calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_call_as_text(call) for call in calls]}
-
-
-def _call_as_text(call: object) -> object:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return call
-    text = json.dumps(arguments or {}, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
+            arguments = function.get("arguments") or {}
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return message
 
 
 def _shared_backend(wrapped: WrappedTokenizer) -> Backend | None:
