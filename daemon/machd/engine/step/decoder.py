@@ -92,8 +92,8 @@ class Decoder:
         self, joining: Sequence[tuple[int, int]], draft_tokens: int, bytes_per_token: int
     ) -> int:
         """Upper bound of the bytes that the next pass allocates; see :class:`LaneKv`."""
-        is_guided = any(row.sampling.matcher is not None for row in self._rows)
-        ahead_tokens = max(draft_tokens, MAX_FORCED_TOKENS if is_guided else 0)
+        is_constrained = any(row.sampling.matcher is not None for row in self._rows)
+        ahead_tokens = max(draft_tokens, MAX_FORCED_TOKENS if is_constrained else 0)
         return self._caches.growth_bytes(joining, 1 + ahead_tokens, bytes_per_token)
 
     def cached_row(self, slot_index: int) -> CachedRow | None:

@@ -209,7 +209,7 @@ class Sampler:
         self._biases = _bias_matrix(rows, vocabulary_tokens)
         self._filters = _filters(rows)
         self._held_open = [i for i, row in enumerate(rows) if row.params.min_tokens]
-        self._guided = [i for i, row in enumerate(rows) if row.matcher is not None]
+        self._constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
         self._masks = masks
         self._scripted = [i for i, row in enumerate(rows) if row.params.forced_token_ids]
         self._logprob_rows = tuple(
@@ -238,7 +238,7 @@ class Sampler:
             adjusted = self._penalise(adjusted.astype(mx.float32))
         if self._held_open:
             adjusted = self._hold_open(adjusted)
-        if self._guided:
+        if self._constrained:
             adjusted = self._mask(adjusted)
         token_ids = mx.argmax(adjusted, axis=-1).astype(mx.int32)
         chosen = mx.take_along_axis(adjusted, token_ids[:, None], axis=-1)[:, 0]
@@ -313,7 +313,7 @@ class Sampler:
     def _mask(self, logits: mx.array) -> mx.array:
         """Rule out tokens that the rows' grammars do not allow."""
         assert self._masks is not None, "rows with a grammar come with masks"
-        matchers = {i: one for i in self._guided if (one := self._rows[i].matcher) is not None}
+        matchers = {i: one for i in self._constrained if (one := self._rows[i].matcher) is not None}
         masked = [i for i, matcher in matchers.items() if matcher.needs_mask]
         if not masked:
             return logits
@@ -333,7 +333,7 @@ class Sampler:
             row = self._rows[i]
             if row.position < len(row.params.forced_token_ids):
                 forced[i] = row.params.forced_token_ids[row.position]
-        for i in self._guided:
+        for i in self._constrained:
             matcher = self._rows[i].matcher
             if matcher is not None and matcher.forced:
                 forced[i] = matcher.forced[0]
