@@ -890,7 +890,7 @@ class LastComeFirstServed(Scheduler):
 class _Careless(CoalescingIndex):
     def find(self, request: SequenceRequest, *, subscribers: int) -> Sequence | None:
         del request, subscribers
-        return next(iter(self._decodes.values()), None)
+        return next(iter(self._sequences.values()), None)
 
 
 class SharesWithAnybody(Scheduler):
@@ -904,7 +904,7 @@ class SharesWithAnybody(Scheduler):
 
 class _NeverForgets(CoalescingIndex):
     def add(self, sequence: Sequence) -> None:
-        self._decodes.setdefault(key_of(sequence.request), sequence)
+        self._sequences.setdefault(key_of(sequence.request), sequence)
 
     def remove(self, sequence: Sequence) -> None:
         del sequence

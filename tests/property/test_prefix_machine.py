@@ -40,6 +40,7 @@ from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
+from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous
 from machd.scheduler.events import (
@@ -50,9 +51,8 @@ from machd.scheduler.events import (
     SequenceFinished,
     TokenGenerated,
 )
-from machd.scheduler.kept_blocks import KeptBlocks
 from machd.scheduler.pacing import StepPace
-from machd.scheduler.prefix_cache import PrefixCache, PrefixShape, _Row
+from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig, _Row
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
@@ -104,7 +104,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     is_stateful: ClassVar[bool] = False
     cache_class: ClassVar[type[PrefixCache]] = PrefixCache
-    kept_class: ClassVar[type[KeptBlocks]] = KeptBlocks
+    pool_class: ClassVar[type[BlockPool]] = BlockPool
     tree_class: ClassVar[type[BlockTree]] = BlockTree
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
         state_bytes = expected_state_bytes if self.is_stateful else 0
         costs = BlockCosts(TOKEN_BYTES, state_bytes, *least)
-        self.shape = PrefixShape(b"model", block_tokens, costs, min_gain_tokens)
+        self.shape = PrefixConfig(b"model", block_tokens, costs, min_gain_tokens)
         self.config = self._scheduler_config(max_b, chunk_tokens)
         self.engine_parts = {"is_late": is_late, "looks_ahead": looks_ahead}
         self._start({})
@@ -177,12 +177,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.engine.disk, self.engine.draft_script = disk, self.guesses
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
         self.cache = self.cache_class(self.shape, self.limits)
-        if self.kept_class is not KeptBlocks or self.tree_class is not BlockTree:
+        if self.pool_class is not BlockPool or self.tree_class is not BlockTree:
             tree = self.cache._tree = self.tree_class(self.shape.model_key)
-            self.cache._kept = self.kept_class(tree, self.shape.costs, self.limits)
-        tier = self.cache._kept.second_tier
+            self.cache._pool = self.pool_class(tree, self.shape.costs, self.limits)
+        tier = self.cache._pool.disk_tier
         tier.max_loads = tier.max_saves = self.moved
-        self.cache._kept.find_saved(saved)
+        self.cache._pool.find_saved(saved)
         self.core = Scheduler(self.config, self.cache)
         self.opened = self.hits = self.prefix_hits = 0
 
@@ -286,7 +286,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(lost=st.sets(st.integers(0, 5), min_size=1), is_written=st.booleans())
     def step_with_losses(self, lost: set[int], *, is_written: bool) -> None:
-        """Some stores and loads go wrong, and the second tier may miss what it is given."""
+        """Some stores and loads go wrong, and the disk tier may miss what it is given."""
         counts = iter(range(1000))
         self.engine.loses = lambda _change: next(counts) in lost
         self.engine.writes = is_written
@@ -298,7 +298,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(dropped=st.sets(st.integers(0, 5), min_size=1), steps=st.integers(1, 3))
     def step_with_dropped_writes(self, dropped: set[int], steps: int) -> None:
-        """The second tier misses some of what it is given, and says so later."""
+        """The disk tier misses some of what it is given, and says so later."""
         counts = iter(range(1000))
         self.engine.drops = lambda _change: next(counts) in dropped
         self._run(steps)
@@ -332,13 +332,13 @@ class PrefixMachine(RuleBasedStateMachine):
         """All is forgotten that nobody needs."""
         if not is_now:
             return
-        kept = self.cache._kept
+        kept = self.cache._pool
         count = self.core.clear_prefixes(is_disk_included=is_disk_included)
         assert count >= 0
         pinned = {block for row in self.cache._rows.values() for block in row.pinned.path()}
         pinned |= {block for row in self.cache._rows.values() for block in row.tip.path()}
         assert set(kept._by_id.values()) <= pinned
-        assert not is_disk_included or not kept.second_tier.count
+        assert not is_disk_included or not kept.disk_tier.count
 
     @rule(missing=st.sets(st.integers(0, 9), max_size=3))
     def lose_files(self, missing: set[int]) -> None:
@@ -396,7 +396,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert (reading.hits, reading.prefix_hits) == (self.hits, self.prefix_hits)
         assert reading.pinned_bytes <= reading.bytes
         for row in self.cache._rows.values():
-            assert not self.is_lossless or row.pinned in self.cache._kept, (
+            assert not self.is_lossless or row.pinned in self.cache._pool, (
                 "rows keep what they hold"
             )
             assert row.leader is None or not row.leader.sequence.is_prefilled, "that one is done"
@@ -405,14 +405,14 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_within_its_limits(self) -> None:
         """What is above them is pinned or on its way."""
-        kept = self.cache._kept
+        kept = self.cache._pool
         can_go = any(block.is_evictable for block in kept.tree)
         assert kept.bytes <= kept.limit_bytes or not can_go
         assert kept.limit_bytes <= self.limits.max_bytes
         if self.limits.max_entries is not None:
             assert kept.entries <= self.limits.max_entries or not can_go
         if self.limits.disk_bytes is not None:
-            assert kept.second_tier.file_bytes <= self.limits.disk_bytes
+            assert kept.disk_tier.file_bytes <= self.limits.disk_bytes
 
     @invariant()
     def blocks_are_the_engine_s(self) -> None:
@@ -421,7 +421,7 @@ class PrefixMachine(RuleBasedStateMachine):
         unsettled: set[int] = set()
         for change in self.cache.changes:
             _foresee(change, block_ids, unsettled)
-        kept = self.cache._kept
+        kept = self.cache._pool
         assert block_ids == set(kept._by_id)
         for block_id, block in kept._by_id.items():
             if block_id not in unsettled:
@@ -510,7 +510,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self._remember_computed()
         lost = set(result.lost_blocks)
         self._commit(plan, result)
-        assert not lost & set(self.cache._kept._by_id), "what is lost is not kept"
+        assert not lost & set(self.cache._pool._by_id), "what is lost is not kept"
 
     def _check_moves(self, changes: tuple[BlockChange, ...]) -> None:
         """Not more is read and written at once than a step may; what is cut is written besides."""
@@ -613,7 +613,7 @@ class PrefixMachine(RuleBasedStateMachine):
         """Without newcomers everything ends within the steps that its tokens and blocks take."""
         left = [one for one in self.records if one.finished is None]
         tokens = sum(len(one.request.prompt) + one.request.max_tokens for one in left)
-        steps = 8 + 8 * len(left) + 4 * tokens + len(self.cache._kept._by_id)
+        steps = 8 + 8 * len(left) + 4 * tokens + len(self.cache._pool._by_id)
         while self.core.running_count + self.core.waiting_count:
             self._step()
             steps -= 1
@@ -667,7 +667,7 @@ TestStatefulPrefixMachine = StatefulPrefixMachine.TestCase
 TestStatefulPrefixMachine.settings = SETTINGS
 
 
-class PinsNothing(KeptBlocks):
+class PinsNothing(BlockPool):
     """What running rows need may go."""
 
     def pin(self, block: Block) -> None:
@@ -677,7 +677,7 @@ class PinsNothing(KeptBlocks):
         """Nothing was held."""
 
 
-class EvictsPinned(KeptBlocks):
+class EvictsPinned(BlockPool):
     """Looks at nobody's needs when there is no room."""
 
     def _evict(self, keep: Collection[Block] = ()) -> Block | None:
@@ -688,7 +688,7 @@ class EvictsPinned(KeptBlocks):
         return None
 
 
-class SplitsElsewhere(KeptBlocks):
+class SplitsElsewhere(BlockPool):
     """Tells the engine another place than the tree."""
 
     def split(self, block: Block, at: int) -> Block:
@@ -701,7 +701,7 @@ class SplitsElsewhere(KeptBlocks):
         return head
 
 
-class CountsTwice(KeptBlocks):
+class CountsTwice(BlockPool):
     """Counts what comes into memory two times."""
 
     def _enter_memory(self, block: Block) -> None:
@@ -709,7 +709,7 @@ class CountsTwice(KeptBlocks):
         self.counts.bytes += block.nbytes
 
 
-class KnowsNoLimits(KeptBlocks):
+class KnowsNoLimits(BlockPool):
     """Always has room."""
 
     def _make_room(self, nbytes: int, *, after: Block, besides: Block | None = None) -> bool:
@@ -720,7 +720,7 @@ class KnowsNoLimits(KeptBlocks):
         pass
 
 
-class NeverTellsTheEngine(KeptBlocks):
+class NeverTellsTheEngine(BlockPool):
     """Counts blocks out that the engine keeps."""
 
     def _drop(self, block: Block) -> None:
@@ -729,7 +729,7 @@ class NeverTellsTheEngine(KeptBlocks):
             self._remove(block)
 
 
-class KeepsWhatIsLost(KeptBlocks):
+class KeepsWhatIsLost(BlockPool):
     """Does not listen to what went wrong."""
 
     def confirm(
@@ -740,19 +740,19 @@ class KeepsWhatIsLost(KeptBlocks):
         super().confirm([*held, *lost_ones], (), unsaved)
 
 
-class BelievesInWrites(KeptBlocks):
+class BelievesInWrites(BlockPool):
     """Does not listen to what is not on disk."""
 
     def _take_as_unsaved(self, digest: bytes) -> None:
         del digest
 
 
-class ReadsAllAtOnce(KeptBlocks):
+class ReadsAllAtOnce(BlockPool):
     """A step reads as much as there is."""
 
     def load(self, blocks: Iterable[Block]) -> bool:
         """One step's reads after the other's."""
-        self.second_tier.max_loads = 1000
+        self.disk_tier.max_loads = 1000
         return super().load(blocks)
 
 
@@ -800,14 +800,14 @@ class WaitsForGood(PrefixCache):
     """Whoever waits for another row does so until that one is gone."""
 
     def _is_leading(self, row: _Row) -> bool:
-        return row.tip in self._kept
+        return row.tip in self._pool
 
 
 class NeverLetsGo(PrefixCache):
     """Rows hold their blocks after their end."""
 
     def _let_go(self, row: _Row) -> None:
-        self._kept.unpin(row.root)
+        self._pool.unpin(row.root)
 
 
 class NeedsNoState(PrefixCache):
@@ -879,13 +879,13 @@ STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
     + [(StatefulPrefixMachine, one) for one in STATEFUL],
 )
 def test_the_machine_notices_a_broken_cache(
-    machine: type[PrefixMachine], broken: type[PrefixCache | KeptBlocks | BlockTree]
+    machine: type[PrefixMachine], broken: type[PrefixCache | BlockPool | BlockTree]
 ) -> None:
     """Each way of being wrong shows, so a green machine means something."""
 
     class Broken(machine):  # type: ignore[valid-type, misc]
         cache_class = broken if issubclass(broken, PrefixCache) else PrefixCache
-        kept_class = broken if issubclass(broken, KeptBlocks) else KeptBlocks
+        pool_class = broken if issubclass(broken, BlockPool) else BlockPool
         tree_class = broken if issubclass(broken, BlockTree) else BlockTree
 
     _check_that_it_fails(Broken)

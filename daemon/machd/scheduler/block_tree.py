@@ -32,13 +32,13 @@ class Block:
         children: What follows it, by the first token.
         is_held: Whether it is in memory.
         is_pending: Whether the engine was asked to bring it there.
-        is_saved: Whether the second tier was asked to keep it.
+        is_saved: Whether the disk tier was asked to keep it.
         has_state: Whether what exists at its end alone is kept, too.
         nbytes: What it takes in memory, or would.
         pins: Running rows whose text goes on after it, or ends in it.
         uses: How often a prompt began with it.
         memory_children: Blocks after it that are in memory.
-        saved_children: Blocks after it that the second tier was asked to keep.
+        saved_children: Blocks after it that the disk tier was asked to keep.
         entries: Texts in memory that begin with it, if it is there.
         holds: Its pins, and the blocks after it that are pinned or before one that is.
         priority: What it is worth; see :mod:`machd.scheduler.eviction`.
@@ -293,12 +293,14 @@ def common_tokens(
     while low < length:
         high = min(low + _SLICE_TOKENS, length)
         if block[low:high] != text[at + low : at + high]:
-            return _parting(block, text, at, low, high)
+            return _first_difference(block, text, at, low, high)
         low = high
     return length
 
 
-def _parting(block: tuple[int, ...], text: tuple[int, ...], at: int, low: int, high: int) -> int:
+def _first_difference(
+    block: tuple[int, ...], text: tuple[int, ...], at: int, low: int, high: int
+) -> int:
     """Where two texts part that are known to, from ``low`` on and before ``high``."""
     while high - low > 1:
         middle = (low + high) // 2

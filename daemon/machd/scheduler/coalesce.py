@@ -55,7 +55,7 @@ class CoalescingIndex:
     def __init__(self, *, is_on: bool) -> None:
         """Start empty."""
         self.is_on = is_on
-        self._decodes: dict[CoalescingKey, Sequence] = {}
+        self._sequences: dict[CoalescingKey, Sequence] = {}
         # By number: a key hashes the whole prompt, which is not for every token.
         self._keys: dict[int, CoalescingKey] = {}
 
@@ -64,7 +64,7 @@ class CoalescingIndex:
 
         Then the next one to compute it is the one to be found.
         """
-        sequence = self._decodes.get(key_of(request)) if self._decodes else None
+        sequence = self._sequences.get(key_of(request)) if self._sequences else None
         if sequence is not None and not sequence.can_replay(subscribers):
             self.remove(sequence)
             return None
@@ -74,14 +74,14 @@ class CoalescingIndex:
         """Let others find it."""
         if self.is_on and is_shareable(sequence.request):
             key = self._keys[sequence.number] = key_of(sequence.request)
-            before = self._decodes.setdefault(key, sequence)
+            before = self._sequences.setdefault(key, sequence)
             assert before is sequence, "identical work is done once"
 
     def remove(self, sequence: Sequence) -> None:
         """It takes nobody in any more; that it did not before is no fault."""
         key = self._keys.pop(sequence.number, None)
         if key is not None:
-            del self._decodes[key]
+            del self._sequences[key]
             sequence.close_to_subscribers()
 
     def switch(self, *, is_on: bool) -> None:
@@ -91,10 +91,10 @@ class CoalescingIndex:
         """
         self.is_on = is_on
         if not is_on:
-            for sequence in tuple(self._decodes.values()):
+            for sequence in tuple(self._sequences.values()):
                 self.remove(sequence)
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Assert that it holds exactly these."""
         expected = {key_of(one.request): one for one in sequences if one.takes_subscribers}
-        assert self._decodes == expected, "the coalescing index names who waits and runs"
+        assert self._sequences == expected, "the coalescing index names who waits and runs"

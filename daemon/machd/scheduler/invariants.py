@@ -16,10 +16,10 @@ def check_sequences(slots: Slots, waiting: WaitingQueue, is_open: Mapping[str, S
         assert slots.at(-1 if sequence.slot_index is None else sequence.slot_index) is sequence, (
             "a sequence does not know its slot"
         )
-        _check_readers(sequence.subscribers, SubscriberState.RUNNING)
+        _check_subscribers(sequence.subscribers, SubscriberState.RUNNING)
     for sequence in waiting:
         assert not sequence.is_running, "a running sequence waits"
-        _check_readers(sequence.subscribers, SubscriberState.WAITING)
+        _check_subscribers(sequence.subscribers, SubscriberState.WAITING)
     expected = {
         one.sequence_id: sequence for sequence in (*slots, *waiting) for one in sequence.subscribers
     }
@@ -28,7 +28,7 @@ def check_sequences(slots: Slots, waiting: WaitingQueue, is_open: Mapping[str, S
     assert prompt_tokens == waiting.prompt_tokens, "queued tokens do not add up"
 
 
-def _check_readers(subscribers: list[Subscriber], state: SubscriberState) -> None:
+def _check_subscribers(subscribers: list[Subscriber], state: SubscriberState) -> None:
     assert subscribers, f"nobody reads a {state} decode"
     assert {one.state for one in subscribers} == {state}, (
         f"a subscriber of a {state} decode is not {state}"

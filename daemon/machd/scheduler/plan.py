@@ -83,17 +83,17 @@ class _Prompts:
 
     def __init__(self, sequences: Collection[Sequence], prefixes: PrefixCache | None) -> None:
         self._prefixes = prefixes
-        self._decodes = [one for one in sequences if prefixes is None or prefixes.is_ready(one)]
+        self._sequences = [one for one in sequences if prefixes is None or prefixes.is_ready(one)]
 
     @property
     def context_tokens(self) -> int:
         """Tokens before those that come next of the prompt whose turn it is."""
-        return self._decodes[0].prefilled_tokens if self._decodes else 0
+        return self._sequences[0].prefilled_tokens if self._sequences else 0
 
     def whole(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
         """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""
         chunks: list[PrefillChunk] = []
-        for sequence in self._decodes:
+        for sequence in self._sequences:
             rest = sequence.prompt_tokens - sequence.prefilled_tokens
             if sequence.is_opened or rest > budget_tokens:
                 break
@@ -104,7 +104,7 @@ class _Prompts:
     def chunks(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
         """What one prompt leaves of the budget goes to the next."""
         chunks: list[PrefillChunk] = []
-        for sequence in self._decodes:
+        for sequence in self._sequences:
             if budget_tokens > 0:
                 chunk = self._chunk(sequence, budget_tokens)
                 chunks.append(chunk)

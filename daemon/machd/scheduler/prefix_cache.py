@@ -2,7 +2,7 @@
 
 A row is looked up when it gets its slot. What is found it holds until it ends; what it computes is
 kept as it goes, so that the next one can have it. Two cases wait before they begin: for blocks that are
-being read from the second tier, and for a row that computes the same beginning right now.
+being read from the disk tier, and for a row that computes the same beginning right now.
 
 Models whose caches can be cut take any beginning, to the token. With windows or recurrent state a
 row can only begin where such state was kept: at the ends of prompts and answers, and where texts were
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
 from machd.engine.protocol.step import StepPlan, StepResult
+from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
-from machd.scheduler.kept_blocks import KeptBlocks, RowStand
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.sequence import Sequence
 
 _MIN_GAIN_TOKENS = 16
 
-_MAX_PARTINGS = 2
+_MAX_BRANCH_POINTS = 2
 """Places at which a row leaves its state for those who wait for it and part from it there."""
 
 
@@ -33,7 +33,7 @@ _MAX_CHECKED_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixShape:
+class PrefixConfig:
     """What the prefix cache is made of.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Row:
         leader: The row that computes what this one waits for; None while there is none.
         leader_tokens: How far that one has to be.
         is_compared: Whether it was found that nobody computes more of its prompt than it has.
-        is_loading: Whether what it holds is not all yet that it asked the second tier for.
+        is_loading: Whether what it holds is not all yet that it asked the disk tier for.
         parting: Where its text leaves others, if state is wanted there.
         common_tokens: With whom it was compared, and how many of its tokens that one begins with.
         nearest: Of those the one that it has most in common with.
@@ -71,6 +71,7 @@ class _Row:
 
     __slots__ = (
         "beginning",
+        "branch_point",
         "common_tokens",
         "found_tokens",
         "is_compared",
@@ -80,7 +81,6 @@ class _Row:
         "leader",
         "leader_tokens",
         "nearest",
-        "parting",
         "pinned",
         "root",
         "sequence",
@@ -97,34 +97,34 @@ class _Row:
         self.is_open = self.is_compared = self.is_loading = False
         self.leader: _Row | None = None
         self.leader_tokens = 0
-        self.parting = 0
+        self.branch_point = 0
 
 
 class PrefixCache:
     """The blocks, and the running rows that share them."""
 
     def __init__(
-        self, shape: PrefixShape, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
+        self, shape: PrefixConfig, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
     ) -> None:
-        """Begin with what the second tier has kept."""
+        """Begin with what the disk tier has kept."""
         self._block_tokens = shape.block_tokens
         self._min_gain_tokens = shape.min_gain_tokens
         self._is_stateful = shape.costs.is_stateful
         self._tree = BlockTree(shape.model_key)
-        self._kept = KeptBlocks(self._tree, shape.costs, limits)
-        self._kept.find_saved(saved)
+        self._pool = BlockPool(self._tree, shape.costs, limits)
+        self._pool.find_saved(saved)
         self._rows: dict[int, _Row] = {}
         self._queries = self._hits = self._prefix_hits = 0
 
     @property
     def changes(self) -> tuple[BlockChange, ...]:
         """What the next step has to do with blocks."""
-        return tuple(self._kept.changes)
+        return tuple(self._pool.changes)
 
     @property
     def reading(self) -> PrefixReading:
         """Counts, and what is there."""
-        kept, counts = self._kept, self._kept.counts
+        kept, counts = self._pool, self._pool.counts
         return PrefixReading(
             queries=self._queries,
             hits=self._hits,
@@ -139,41 +139,41 @@ class PrefixCache:
             bytes_saved=counts.bytes_saved,
             limit_bytes=kept.limit_bytes,
             evictions=kept.evictions,
-            saved_blocks=kept.second_tier.count,
-            saved_bytes=kept.second_tier.bytes,
+            saved_blocks=kept.disk_tier.count,
+            saved_bytes=kept.disk_tier.bytes,
         )
 
     def set_limits(self, limits: PrefixLimits) -> None:
         """Keep less, or more."""
-        self._kept.set_limits(limits)
+        self._pool.set_limits(limits)
 
     def observe_memory(self, available_bytes: int | None) -> None:
         """Take in what the machine has left."""
-        self._kept.observe(available_bytes)
+        self._pool.observe(available_bytes)
 
     @property
     def evictable_bytes(self) -> int:
         """Bytes of blocks in memory that no running row holds."""
-        return self._kept.counts.bytes - self._kept.counts.pinned_bytes
+        return self._pool.counts.bytes - self._pool.counts.pinned_bytes
 
     def yield_bytes(self, missing_bytes: int) -> bool:
         """Evict blocks of ``missing_bytes``, as far as rows allow; returns whether any went.
 
         The limit stays that low until memory is observed the next time.
         """
-        return self._kept.shrink(self._kept.bytes - missing_bytes)
+        return self._pool.shrink(self._pool.bytes - missing_bytes)
 
     def clear(self, *, is_disk_included: bool) -> int:
         """Forget what no running row needs; returns how many blocks that were."""
-        return self._kept.clear(is_disk_included=is_disk_included)
+        return self._pool.clear(is_disk_included=is_disk_included)
 
     def enter(self, sequence: Sequence) -> None:
         """Look a prompt up, for a row that has just got its slot."""
         assert sequence.slot_index is not None, "a row has a slot"
         root = self._tree.root(sequence.request.cache_namespace)
         row = self._rows[sequence.slot_index] = _Row(sequence, root)
-        self._kept.pin(root)  # for as long as it runs, whatever it holds besides
-        self._kept.pin(row.pinned)
+        self._pool.pin(root)  # for as long as it runs, whatever it holds besides
+        self._pool.pin(row.pinned)
         self._look_up(row)
 
     def leave(self, sequence: Sequence, *, keeps: bool) -> None:
@@ -197,9 +197,9 @@ class PrefixCache:
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what a step left in memory, keep what it computed, and see who can begin."""
-        del self._kept.changes[: len(plan.blocks)]
+        del self._pool.changes[: len(plan.blocks)]
         self._open_rows(plan)
-        self._kept.confirm(result.held_blocks, result.lost_blocks, result.unsaved_blocks)
+        self._pool.confirm(result.held_blocks, result.lost_blocks, result.unsaved_blocks)
         for chunk in plan.prefill:
             self._keep_prompt(self._rows[chunk.slot_index])
         if plan.prefill or plan.blocks:
@@ -214,14 +214,14 @@ class PrefixCache:
                 row.is_open = True
                 row.sequence.reused_tokens = row.found_tokens
                 self._count(row)
-                self._kept.use(row.pinned.path())
+                self._pool.use(row.pinned.path())
 
     def fail(self) -> None:
         """The engine has failed and forgotten its rows, and who knows what it did with blocks."""
         for row in self._rows.values():
             self._let_go(row)
         self._rows.clear()
-        self._kept.lose_memory()
+        self._pool.lose_memory()
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Whether a row may begin: it has, or nothing that is worth waiting for is on its way."""
@@ -248,7 +248,7 @@ class PrefixCache:
         if not self._is_stateful:
             return stop
         row = self._rows[sequence.slot_index]
-        wanted = {row.parting, sequence.prompt_tokens - 1, *self._partings_behind(row)}
+        wanted = {row.branch_point, sequence.prompt_tokens - 1, *self._awaited_branch_points(row)}
         return min([stop, *(one for one in wanted if sequence.prefilled_tokens < one < stop)])
 
     def check_invariants(self, sequences: Iterable[Sequence], *, is_whole: bool = True) -> None:
@@ -264,16 +264,16 @@ class PrefixCache:
         pins: dict[int, int] = {}
         for row in self._rows.values():
             pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
-        if is_whole and len(self._kept) <= _MAX_CHECKED_BLOCKS:
-            self._kept.check_invariants()
+        if is_whole and len(self._pool) <= _MAX_CHECKED_BLOCKS:
+            self._pool.check_invariants()
             for block in self._tree:
                 assert block.pins == pins.get(id(block), 0), "rows hold blocks, nobody else does"
         for row in self._rows.values():
-            if row.pinned in self._kept and not row.pinned.is_root:
+            if row.pinned in self._pool and not row.pinned.is_root:
                 assert row.pinned.pins == pins[id(row.pinned)], "rows hold blocks"
-                if not is_whole or len(self._kept) > _MAX_CHECKED_BLOCKS:
-                    self._kept.check_path(row.pinned)
-            assert row.is_open or row.pinned in self._kept, "what a row begins from is in memory"
+                if not is_whole or len(self._pool) > _MAX_CHECKED_BLOCKS:
+                    self._pool.check_path(row.pinned)
+            assert row.is_open or row.pinned in self._pool, "what a row begins from is in memory"
             assert row.leader is None or row.leader in self._rows.values(), "who leads runs"
 
     def _count(self, row: _Row) -> None:
@@ -291,13 +291,13 @@ class PrefixCache:
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         row.known = walk.whole_block
         block = tip = self._usable(walk.block, walk.tokens)
-        row.is_loading = block not in self._kept and self._kept.load(_missing(block))
-        if block not in self._kept:
-            while tip not in self._kept:
+        row.is_loading = block not in self._pool and self._pool.load(_missing(block))
+        if block not in self._pool:
+            while tip not in self._pool:
                 tip = tip.before
             block = self._usable(tip, walk.tokens)
         tokens = min(block.stop, walk.tokens)
-        row.parting = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
+        row.branch_point = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
         self._find_leader(row, tokens)
         row.found_tokens = sequence.prefilled_tokens = tokens
         # What is on its way to it stays, although it may have no use without what is not there yet.
@@ -325,7 +325,7 @@ class PrefixCache:
     def _leader_of(self, row: _Row, found_tokens: int) -> tuple[_Row | None, int]:
         """Who computes more of this prompt's beginning right now, and how much of it."""
         best, best_tokens = None, found_tokens + self._min_gain_tokens - 1
-        if not self._kept.can_keep(self._min_gain_tokens):
+        if not self._pool.can_keep(self._min_gain_tokens):
             return None, 0
         for other in self._rows.values():
             if other is row:
@@ -343,7 +343,7 @@ class PrefixCache:
     def _goes_on_waiting(self, row: _Row) -> bool:
         """Whether what a row waits for is still being computed, so that nothing is new to it."""
         leader = row.leader
-        if leader is None or row.pinned not in self._kept or not self._is_leading(leader):
+        if leader is None or row.pinned not in self._pool or not self._is_leading(leader):
             return False
         if leader.sequence.place > row.sequence.place:
             return False  # its turn comes later now
@@ -355,10 +355,14 @@ class PrefixCache:
         """Whether a row's state is kept there for another one, as far as others leave it room."""
         if not self._is_stateful:
             return True
-        partings = self._partings_behind(leader, besides=besides)
-        return tokens in partings or len(partings) < _MAX_PARTINGS or tokens > min(partings)
+        branch_points = self._awaited_branch_points(leader, besides=besides)
+        return (
+            tokens in branch_points
+            or len(branch_points) < _MAX_BRANCH_POINTS
+            or tokens > min(branch_points)
+        )
 
-    def _partings_behind(self, leader: _Row, besides: _Row | None = None) -> list[int]:
+    def _awaited_branch_points(self, leader: _Row, besides: _Row | None = None) -> list[int]:
         """Where those who wait for a row part from it; with state only the furthest ones.
 
         For each a chunk ends and all state is copied.
@@ -368,7 +372,7 @@ class PrefixCache:
             for row in self._rows.values()
             if row.leader is leader and row is not besides
         }
-        return sorted(waiting)[-_MAX_PARTINGS:] if self._is_stateful else sorted(waiting)
+        return sorted(waiting)[-_MAX_BRANCH_POINTS:] if self._is_stateful else sorted(waiting)
 
     def _kept_tokens(self, row: _Row) -> int:
         """How far others need not wait for a row any more.
@@ -399,19 +403,19 @@ class PrefixCache:
 
     def _is_leading(self, row: _Row) -> bool:
         """Whether a row computes its prompt, and what it computes is kept: there was room so far."""
-        if row.sequence.is_prefilled or row.tip not in self._kept:
+        if row.sequence.is_prefilled or row.tip not in self._pool:
             return False
         boundary = (row.tip.stop // self._block_tokens + 1) * self._block_tokens
         return row.sequence.prefilled_tokens < boundary
 
     def _let_go(self, row: _Row) -> None:
-        self._kept.unpin(row.pinned)
-        self._kept.unpin(row.root)
+        self._pool.unpin(row.pinned)
+        self._pool.unpin(row.root)
 
     def _hold(self, row: _Row, block: Block) -> None:
         if block is not row.pinned:
-            self._kept.pin(block)
-            self._kept.unpin(row.pinned)
+            self._pool.pin(block)
+            self._pool.unpin(row.pinned)
             row.pinned = block
 
     def _keep_prompt(self, row: _Row) -> None:
@@ -422,7 +426,7 @@ class PrefixCache:
             self._extend(row, sequence.request.prompt, upto, position=None, is_end=True)
             return
         position = sequence.prefilled_tokens
-        ends = {row.parting, sequence.prompt_tokens - 1, *self._partings_behind(row)}
+        ends = {row.branch_point, sequence.prompt_tokens - 1, *self._awaited_branch_points(row)}
         if not sequence.is_prefilled:
             is_end = position in ends
             self._extend(row, sequence.request.prompt, position, position=position, is_end=is_end)
@@ -439,23 +443,31 @@ class PrefixCache:
             position: Where it stands, if that is known exactly.
             is_end: Whether the last block may end in the middle, and state is wanted there.
         """
-        if row.tip not in self._kept:
+        if row.tip not in self._pool:
             return
-        stand = RowStand(self._slot_of(row), position if self._is_stateful and is_end else None)
+        row_position = RowPosition(
+            self._slot_of(row), position if self._is_stateful and is_end else None
+        )
         while row.tip.stop < upto:
-            block = self._next_block(row.tip, text, upto, stand, is_end=is_end)
+            block = self._next_block(row.tip, text, upto, row_position, is_end=is_end)
             if block is None:
                 break
             row.tip = block
         is_at_end = is_end and row.tip.stop == upto and not row.tip.is_root
-        if is_at_end and self._lacks_state(row.tip, stand):
-            self._kept.store_anew(row.tip, stand)
+        if is_at_end and self._lacks_state(row.tip, row_position):
+            self._pool.store_anew(row.tip, row_position)
         # What it began from lies behind the tip until its own text has gone that far.
         if row.tip.stop >= row.found_tokens:
             self._hold(row, row.tip)
 
     def _next_block(
-        self, tip: Block, text: tuple[int, ...], upto: int, stand: RowStand, *, is_end: bool
+        self,
+        tip: Block,
+        text: tuple[int, ...],
+        upto: int,
+        row_position: RowPosition,
+        *,
+        is_end: bool,
     ) -> Block | None:
         """The block that follows ``tip`` in a text, made if need be; None where the tree ends."""
         child = tip.children.get(text[tip.stop])
@@ -464,30 +476,30 @@ class PrefixCache:
             stop = min(upto, boundary)
             if stop < boundary and not is_end:
                 return None  # it will be full with a later step
-            return self._kept.store(tip, text[tip.stop : stop], stand)
+            return self._pool.store(tip, text[tip.stop : stop], row_position)
         known = text[tip.stop : min(upto, child.stop)]
         common = common_tokens(child.token_ids, known)
         if common < len(child.token_ids):
-            is_parting = tip.stop + common < upto
-            is_state_wanted = stand.position == tip.stop + common and is_end
-            if not child.is_held or not (is_parting or is_state_wanted):
+            is_branch_point = tip.stop + common < upto
+            is_state_wanted = row_position.position == tip.stop + common and is_end
+            if not child.is_held or not (is_branch_point or is_state_wanted):
                 return None
-            child = self._kept.split(child, common)
-        if self._is_better_saved(child, stand):
-            self._kept.load([child])
+            child = self._pool.split(child, common)
+        if self._is_better_saved(child, row_position):
+            self._pool.load([child])
             return child if child.is_in_memory else None
-        if not child.is_in_memory or self._lacks_state(child, stand):
-            return child if self._kept.store_anew(child, stand) else None
+        if not child.is_in_memory or self._lacks_state(child, row_position):
+            return child if self._pool.store_anew(child, row_position) else None
         return child
 
-    def _is_better_saved(self, block: Block, stand: RowStand) -> bool:
-        """Whether the second tier alone has a block, with state that the row does not stand at."""
+    def _is_better_saved(self, block: Block, row_position: RowPosition) -> bool:
+        """Whether the disk tier alone has a block, with state that the row does not stand at."""
         is_elsewhere = self._is_stateful and not block.is_in_memory
-        return is_elsewhere and block.has_state and stand.position != block.stop
+        return is_elsewhere and block.has_state and row_position.position != block.stop
 
-    def _lacks_state(self, block: Block, stand: RowStand) -> bool:
+    def _lacks_state(self, block: Block, row_position: RowPosition) -> bool:
         """Whether a row stands where a block ends, and the block could have state from there."""
-        return stand.position == block.stop and not block.has_state
+        return row_position.position == block.stop and not block.has_state
 
     def _slot_of(self, row: _Row) -> int:
         assert row.sequence.slot_index is not None, "a row has a slot"

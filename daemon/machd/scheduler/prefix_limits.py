@@ -9,7 +9,7 @@ MIN_BLOCK_BYTES = 4096
 bytes would not bound blocks that have no positions and no state."""
 
 BYTES_PER_FILE = 6 * 1024
-"""What a file of the second tier has besides keys, values and state: names, shapes, tokens."""
+"""What a file of the disk tier has besides keys, values and state: names, shapes, tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PrefixLimits:
         max_bytes: In memory, each block counted once.
         max_entries: Texts that are kept: ends of chains of blocks; None for any number.
         left_bytes: What the machine is to have left. While it has less, blocks take less.
-        disk_bytes: In the second tier, by what they would take in memory and what a file has
+        disk_bytes: In the disk tier, by what they would take in memory and what a file has
             besides; None without one.
     """
 
@@ -48,7 +48,7 @@ class BlockCosts:
     Attributes:
         bytes_per_token: Of keys and values.
         bytes_per_state: Of what exists at its end alone.
-        min_block_bytes: What it counts as at least, in memory and in the second tier.
+        min_block_bytes: What it counts as at least, in memory and in the disk tier.
         bytes_per_file: What it takes there besides.
     """
 

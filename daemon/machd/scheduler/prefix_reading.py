@@ -23,7 +23,7 @@ class PrefixReading:
         bytes_saved: What would be taken besides if every entry had blocks of its own.
         limit_bytes: What they may take; None where only their number is limited.
         evictions: Blocks that made room for others.
-        saved_blocks: Blocks in the second tier.
+        saved_blocks: Blocks in the disk tier.
         saved_bytes: What those would take in memory.
     """
 

@@ -39,7 +39,7 @@ class WaitingQueue:
         """Start empty, in front of so many slots."""
         self._limits = limits
         self._slot_count = slot_count
-        self._decodes: dict[int, Sequence] = {}
+        self._sequences: dict[int, Sequence] = {}
         self._prompt_tokens = 0
         self._service_time_s = 0.0
 
@@ -54,15 +54,15 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         """Sequences that wait."""
-        return len(self._decodes)
+        return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
         """Who is next first."""
-        return iter(sorted(self._decodes.values(), key=lambda sequence: sequence.place))
+        return iter(sorted(self._sequences.values(), key=lambda sequence: sequence.place))
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether that sequence waits."""
-        return sequence.number in self._decodes
+        return sequence.number in self._sequences
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,17 +72,17 @@ class WaitingQueue:
     @property
     def subscriber_count(self) -> int:
         """Sequences that wait, those that share a sequence included."""
-        return sum(len(sequence.subscribers) for sequence in self._decodes.values())
+        return sum(len(sequence.subscribers) for sequence in self._sequences.values())
 
     @property
     def first(self) -> Sequence:
         """Who is next."""
-        return min(self._decodes.values(), key=lambda sequence: sequence.place)
+        return min(self._sequences.values(), key=lambda sequence: sequence.place)
 
     @property
     def oldest_s(self) -> float:
         """When the one that is here longest was submitted."""
-        return min(sequence.submitted_s for sequence in self._decodes.values())
+        return min(sequence.submitted_s for sequence in self._sequences.values())
 
     def check_room(self, sequences: tuple[Sequence, ...], *, free_slots: int) -> None:
         """Refuse a request's sequences unless all of them fit; free slots do not count as queue.
@@ -110,22 +110,22 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         assert sequence not in self, "a sequence queues once"
-        self._decodes[sequence.number] = sequence
+        self._sequences[sequence.number] = sequence
         self._prompt_tokens += sequence.prompt_tokens
 
     def position(self, sequence: Sequence) -> int:
         """How many are in front of it."""
         place = sequence.place
-        return sum(other.place < place for other in self._decodes.values())
+        return sum(other.place < place for other in self._sequences.values())
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
-        del self._decodes[sequence.number]
+        del self._sequences[sequence.number]
         self._prompt_tokens -= sequence.prompt_tokens
 
     def expired(self, now_s: float) -> tuple[Subscriber, ...]:
         """Those that have waited too long to be worth starting, in order."""
-        if not any(self._expires_s(one) <= now_s for one in self._sequences()):
+        if not any(self._expires_s(one) <= now_s for one in self._subscribers()):
             return ()  # sorting is for the rare case
         return tuple(
             one
@@ -136,11 +136,11 @@ class WaitingQueue:
 
     def next_expiry_s(self) -> float:
         """When somebody will have waited too long; nobody else comes sooner."""
-        return min((self._expires_s(one) for one in self._sequences()), default=math.inf)
+        return min((self._expires_s(one) for one in self._subscribers()), default=math.inf)
 
     def start_group(self, group_id: str) -> None:
         """Note that a request's first sequence has been admitted."""
-        for subscriber in self._sequences():
+        for subscriber in self._subscribers():
             if subscriber.request.group_id == group_id:
                 subscriber.is_group_started = True
 
@@ -158,8 +158,8 @@ class WaitingQueue:
         seconds_s = self._service_time_s / self._slot_count
         return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))
 
-    def _sequences(self) -> Iterator[Subscriber]:
-        return (one for sequence in self._decodes.values() for one in sequence.subscribers)
+    def _subscribers(self) -> Iterator[Subscriber]:
+        return (one for sequence in self._sequences.values() for one in sequence.subscribers)
 
     def _expires_s(self, subscriber: Subscriber) -> float:
         """A request whose first sequence was admitted no longer waits in the queue's sense."""

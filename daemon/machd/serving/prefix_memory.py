@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machd.engine.protocol.engine import ModelDescription
-from machd.scheduler.prefix_cache import PrefixShape
+from machd.scheduler.prefix_cache import PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.settings.cache import CacheSettings
 
@@ -15,7 +15,7 @@ _MAX_LEFT_BYTES = _GB
 the cache gives way."""
 
 
-def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixShape:
+def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixConfig:
     """What the prefix cache of a model is made of."""
     facts = model.cache
     state_bytes = 0
@@ -24,7 +24,7 @@ def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixShape
         window_bytes = max(facts.window_tokens, default=0) * facts.bytes_per_token
         state_bytes = max(facts.bytes_per_sequence + window_bytes, 1)
     costs = BlockCosts(facts.bytes_per_token, state_bytes)
-    return PrefixShape(model.block_key, section.block_tokens, costs)
+    return PrefixConfig(model.block_key, section.block_tokens, costs)
 
 
 def prefix_limits(section: CacheSettings, available_bytes: int | None) -> PrefixLimits:

@@ -365,7 +365,7 @@ def test_who_has_missed_too_much_is_computed_anew(subscribers: int) -> None:
 def test_an_index_that_lost_a_decode_is_noticed() -> None:
     """The coalescing index and the books of queue and slots are checked against each other."""
     scheduler, _ = _running()
-    scheduler._index._decodes.clear()
+    scheduler._index._sequences.clear()
     with pytest.raises(AssertionError, match="coalescing index"):
         scheduler.check_invariants()
 

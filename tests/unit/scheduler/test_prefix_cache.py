@@ -17,7 +17,7 @@ from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, PromptReused, SequenceFinished, TokenGenerated
 from machd.scheduler.pacing import StepPace
-from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
+from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.prefix_reading import PrefixReading
 from machd.scheduler.scheduler import Scheduler
@@ -48,7 +48,7 @@ class Daemon:
         if before is not None:
             self.engine.disk = before.engine.disk
         costs = BlockCosts(TOKEN_BYTES, STATE_BYTES if is_stateful else 0, 0, 0)
-        shape = PrefixShape(b"model", 4, costs, min_gain_tokens=3)
+        shape = PrefixConfig(b"model", 4, costs, min_gain_tokens=3)
         saved = sorted((one for one, _ in self.engine.disk.values()), key=lambda one: one.start)
         self.cache = PrefixCache(shape, limits, saved)
         batching = batching_of(max_b=max_b, prefill_chunk_tokens=chunk_tokens)
@@ -398,7 +398,7 @@ STOPS = (10, 20, 50, 30, 40)
 
 
 def test_what_was_cleared_while_a_row_ran_is_saved_again() -> None:
-    """The system prompt that everybody begins with is not lost to the second tier for good."""
+    """The system prompt that everybody begins with is not lost to the disk tier for good."""
     daemon = Daemon(limits=DISK)
     daemon.ask(*SYSTEM, 1)
     daemon.submit(*SYSTEM, 2, max_tokens=6)

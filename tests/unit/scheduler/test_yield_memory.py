@@ -19,7 +19,7 @@ from machd.scheduler.events import (
     SequenceFinished,
     TokenGenerated,
 )
-from machd.scheduler.prefix_cache import PrefixCache, PrefixShape
+from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import MemoryYield, Scheduler
 
@@ -132,7 +132,7 @@ def test_admission_beside_others_waits_for_memory() -> None:
 
 def test_yield_memory_evicts_cached_blocks_first() -> None:
     """No request pays for a shortage while blocks of the prefix cache can be dropped."""
-    shape = PrefixShape(b"fake", 8, BlockCosts(BYTES_PER_TOKEN))
+    shape = PrefixConfig(b"fake", 8, BlockCosts(BYTES_PER_TOKEN))
     prefixes = PrefixCache(shape, PrefixLimits(max_bytes=1_000_000))
     scheduler, engine = Scheduler(single_flight(LIMITS), prefixes), FakeEngine()
     scheduler.submit((request_of("a", prompt_tokens=40, max_tokens=1),), 0.0)

@@ -15,11 +15,11 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
+from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree
-from machd.scheduler.kept_blocks import KeptBlocks, RowStand
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 
-ROW = RowStand(0, None)
+ROW = RowPosition(0, None)
 PLENTY = 1_000_000
 
 
@@ -36,7 +36,7 @@ class Shelf:
 
     def __post_init__(self) -> None:
         self.tree = BlockTree(b"model")
-        self.kept = KeptBlocks(self.tree, self.costs, self.limits)
+        self.kept = BlockPool(self.tree, self.costs, self.limits)
         self.kept.find_saved(self.saved)
         self.root = self.tree.root("")
 
@@ -68,7 +68,7 @@ class Shelf:
         self.made += changes
         return changes
 
-    def add(self, parent: Block | None, *token_ids: int, row: RowStand = ROW) -> Block:
+    def add(self, parent: Block | None, *token_ids: int, row: RowPosition = ROW) -> Block:
         """A block that is in memory."""
         block = self.kept.store(parent or self.root, token_ids, row)
         assert block is not None, "there is room"
@@ -189,7 +189,7 @@ def test_state_is_added_to_a_block_although_all_entries_are_taken() -> None:
     shelf = Shelf(max_entries=1, costs=BlockCosts(10, 5, 0, 0))
     first = shelf.add(None, 1, 1)
     shelf.kept.pin(first)
-    assert shelf.kept.store_anew(first, RowStand(0, 2))
+    assert shelf.kept.store_anew(first, RowPosition(0, 2))
     shelf.settle()
     assert first.has_state
     assert shelf.kept.bytes == 25
@@ -204,7 +204,7 @@ def test_a_split_counts_the_same() -> None:
     head = shelf.kept.split(block, 1)
     assert (head.nbytes, block.nbytes, shelf.kept.bytes, shelf.kept.entries) == (10, 30, 50, 1)
     shelf.kept.confirm([HeldBlock(head.block_id, 16), HeldBlock(block.block_id, 40)], ())
-    assert shelf.kept.bytes == shelf.kept.second_tier.bytes == 66
+    assert shelf.kept.bytes == shelf.kept.disk_tier.bytes == 66
     shelf.kept.check_invariants()
     kinds = [type(change) for change in shelf.kept.changes]
     assert kinds == [ForgetSaved, SplitBlock, SaveBlock, SaveBlock]
@@ -236,7 +236,7 @@ def test_a_fault_drops_all_that_may_be_in_memory() -> None:
     assert newest is not None
     queued = list(shelf.kept.changes)
     forgotten = [one for one in queued if isinstance(one, ForgetSaved)]
-    shelf.kept.second_tier.set_limit(0)
+    shelf.kept.disk_tier.set_limit(0)
     shelf.kept.lose_memory()
     shelf.kept.check_invariants()
     dropped = {
@@ -253,7 +253,7 @@ def test_a_fault_drops_all_that_may_be_in_memory() -> None:
     assert [one for one in shelf.kept.changes if isinstance(one, ForgetSaved)][
         : len(forgotten)
     ] == forgotten
-    assert shelf.kept.bytes == shelf.kept.entries == shelf.kept.second_tier.bytes == 0
+    assert shelf.kept.bytes == shelf.kept.entries == shelf.kept.disk_tier.bytes == 0
     assert not gone.is_held
     assert list(shelf.tree) == []
 
@@ -269,7 +269,7 @@ def test_what_was_saved_is_found_by_its_tokens() -> None:
     second = shelf.add(shelf.add(None, 1, 2), 3, 4)
     shelf.settle()
     other = Shelf(disk_bytes=PLENTY, saved=_saved(shelf))
-    assert other.kept.second_tier.count == 2
+    assert other.kept.disk_tier.count == 2
     assert len(other.kept) == other.kept.bytes == 0
     walk = other.tree.walk(other.root, (1, 2, 3, 4))
     assert (walk.tokens, walk.block.digest) == (4, second.digest)
@@ -288,9 +288,9 @@ def test_files_that_fit_nowhere_are_deleted() -> None:
     whole, middle, last = _saved(shelf)
     cut = SavedBlock(b"x" * 16, whole.parent, 0, (1,), has_state=False, nbytes=10)
     found = Shelf(disk_bytes=PLENTY, saved=(whole, cut, last))
-    assert found.kept.second_tier.count == 1
+    assert found.kept.disk_tier.count == 1
     assert found.kept.changes == [ForgetSaved((cut.digest,)), ForgetSaved((last.digest,))]
-    assert not Shelf(disk_bytes=PLENTY, saved=(middle, last)).kept.second_tier.count
+    assert not Shelf(disk_bytes=PLENTY, saved=(middle, last)).kept.disk_tier.count
 
 
 def test_what_is_found_is_forgotten_again_by_its_digest() -> None:
@@ -318,10 +318,10 @@ def test_of_what_is_found_the_longest_unused_goes_first() -> None:
     assert {block.token_ids[0] for block in found.tree} == {0, 2}
 
 
-def test_the_second_tier_stays_within_its_budget() -> None:
+def test_the_disk_tier_stays_within_its_budget() -> None:
     """What is worth least is forgotten first, and never what something kept follows."""
     shelf = Shelf(disk_bytes=100)
-    parent, tier = None, shelf.kept.second_tier
+    parent, tier = None, shelf.kept.disk_tier
     for number in range(30):
         parent = shelf.add(parent if number % 3 else None, number, 0)
         shelf.settle()
@@ -353,7 +353,7 @@ def test_clearing_counts_each_block_once_and_spares_what_runs() -> None:
     shelf.kept.pin(first)
     assert shelf.kept.clear(is_disk_included=True) == 3
     assert list(shelf.tree) == [first]
-    assert shelf.kept.second_tier.count == 0
+    assert shelf.kept.disk_tier.count == 0
     shelf.kept.check_invariants()
     shelf.kept.unpin(first)
 
@@ -405,14 +405,14 @@ def test_what_was_not_written_is_written_when_it_is_used_again() -> None:
     blocks = _chain(shelf, 3)
     _run_through(shelf)
     shelf.kept.confirm((), (), (blocks[0].digest, blocks[1].digest, b"nobody knows"))
-    assert (shelf.kept.second_tier.count, shelf.kept.second_tier.bytes) == (1, 20)
+    assert (shelf.kept.disk_tier.count, shelf.kept.disk_tier.bytes) == (1, 20)
     for step in _run_through(shelf):
         assert all(isinstance(one, ForgetSaved) for one in step)
     shelf.kept.use(blocks)
     shelf.kept.confirm((), ())
     saved = [one.block_id for one in shelf.kept.changes if isinstance(one, SaveBlock)]
     assert saved == [blocks[0].block_id, blocks[1].block_id]
-    assert shelf.kept.second_tier.count == 3
+    assert shelf.kept.disk_tier.count == 3
     shelf.kept.check_invariants()
 
 
@@ -474,13 +474,13 @@ def test_a_limit_bounds_blocks_that_take_nothing() -> None:
         shelf.kept.confirm([HeldBlock(block.block_id, 0)], ())
     assert len(shelf.kept) == 20
     assert shelf.kept.bytes == 20 * 4096
-    assert shelf.kept.second_tier.bytes == 50 * 4096
-    assert shelf.kept.second_tier.file_bytes == 50 * (4096 + 6 * 1024)
-    shelf.kept.second_tier.set_limit(20 * 10_240)
-    assert shelf.kept.second_tier.count == 20
+    assert shelf.kept.disk_tier.bytes == 50 * 4096
+    assert shelf.kept.disk_tier.file_bytes == 50 * (4096 + 6 * 1024)
+    shelf.kept.disk_tier.set_limit(20 * 10_240)
+    assert shelf.kept.disk_tier.count == 20
     found = SavedBlock(b"d" * 16, shelf.root.digest, 0, (99,), has_state=False, nbytes=0)
     other = Shelf(disk_bytes=PLENTY, costs=costs, saved=(found,))
-    assert other.kept.second_tier.bytes == 4096
+    assert other.kept.disk_tier.bytes == 4096
 
 
 def test_files_count_for_more_than_what_is_in_them() -> None:
@@ -489,8 +489,8 @@ def test_files_count_for_more_than_what_is_in_them() -> None:
     for number in range(5):
         shelf.add(None, number, 0)
         shelf.settle()
-    assert shelf.kept.second_tier.count == 2
-    assert shelf.kept.second_tier.bytes == 40
+    assert shelf.kept.disk_tier.count == 2
+    assert shelf.kept.disk_tier.bytes == 40
 
 
 def test_the_budget_of_disk_holds_while_a_block_is_cut() -> None:
@@ -498,9 +498,9 @@ def test_the_budget_of_disk_holds_while_a_block_is_cut() -> None:
     shelf = Shelf(disk_bytes=100, costs=BlockCosts(10, 0, 0, 30))
     other, block = shelf.add(None, 1, 2), shelf.add(None, 3, 4)
     shelf.settle()
-    assert shelf.kept.second_tier.file_bytes == 100
+    assert shelf.kept.disk_tier.file_bytes == 100
     shelf.kept.split(block, 1)
-    assert shelf.kept.second_tier.file_bytes == 80
+    assert shelf.kept.disk_tier.file_bytes == 80
     assert not other.is_saved
     shelf.kept.check_invariants()
 
@@ -512,10 +512,10 @@ def test_the_budget_of_disk_holds_while_a_block_is_stored_anew() -> None:
     assert block is not None
     shelf.kept.confirm([HeldBlock(block.block_id, 10)], ())
     other = shelf.add(None, 3, 4)
-    assert shelf.kept.second_tier.file_bytes == 30
+    assert shelf.kept.disk_tier.file_bytes == 30
     shelf.kept.use([block])
     assert shelf.kept.store_anew(block, ROW)
-    assert shelf.kept.second_tier.file_bytes == 20
+    assert shelf.kept.disk_tier.file_bytes == 20
     assert not other.is_saved
     shelf.kept.check_invariants()
 

@@ -1,4 +1,4 @@
-"""The books of the second tier: which blocks it was asked to keep, and what they would take in memory.
+"""The books of the disk tier: which blocks it was asked to keep, and what they would take in memory.
 
 A block is kept there only behind what comes before it, or nobody could find it again. The tier itself
 is the engine's; all that is known here is what it was asked for, and what it says that it missed.
@@ -24,7 +24,7 @@ _MIN_SWEPT_ENTRIES = 64
 """Entries of the heap before those that no longer hold are looked for."""
 
 
-class SecondTier:
+class DiskTier:
     """The tree's blocks that outlive the daemon.
 
     Attributes:
@@ -46,7 +46,7 @@ class SecondTier:
             tree: All blocks.
             changes: What the next step does with blocks; this adds to it.
             costs: What blocks take, and their files.
-            limit_bytes: What those in the second tier may take; None where there is no such tier.
+            limit_bytes: What those in the disk tier may take; None where there is no such tier.
         """
         self.bytes = 0
         self.max_loads, self.max_saves = _MAX_LOADS, _MAX_SAVES

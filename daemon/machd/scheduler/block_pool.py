@@ -1,4 +1,4 @@
-"""What is kept of blocks: in memory within a limit, in the second tier within another.
+"""What is kept of blocks: in memory within a limit, in the disk tier within another.
 
 Everything that the engine has to do for it is queued as a change, which the next step makes. A block
 counts from the moment it is asked for, with what it is expected to take, and with what it really
@@ -22,15 +22,15 @@ from machd.engine.protocol.blocks import (
 )
 from machd.scheduler.block_counts import BlockCounts
 from machd.scheduler.block_tree import Block, BlockTree
+from machd.scheduler.disk_tier import DiskTier
 from machd.scheduler.eviction import EvictionOrder
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
-from machd.scheduler.second_tier import SecondTier
 
 _Digest = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class RowStand:
+class RowPosition:
     """Where a row is, that blocks are copied from.
 
     Attributes:
@@ -41,12 +41,12 @@ class RowStand:
     position: int | None
 
 
-class KeptBlocks:
+class BlockPool:
     """The tree's blocks, and where each of them is.
 
     Attributes:
         changes: What the next step has to do, in order.
-        second_tier: Blocks that are kept besides, or only there.
+        disk_tier: Blocks that are kept besides, or only there.
         counts: Of those in memory.
         evictions: Blocks that made room for others.
     """
@@ -55,7 +55,7 @@ class KeptBlocks:
         """Begin with an empty tree."""
         self.tree = tree
         self.changes: list[BlockChange] = []
-        self.second_tier = SecondTier(tree, self.changes, costs, limits.disk_bytes)
+        self.disk_tier = DiskTier(tree, self.changes, costs, limits.disk_bytes)
         self.counts = BlockCounts()
         self.evictions = 0
         self._order = EvictionOrder(costs)
@@ -100,7 +100,7 @@ class KeptBlocks:
         """Keep less, or more, from now on."""
         self._limits = limits
         self._look_at_memory()
-        self.second_tier.set_limit(limits.disk_bytes)
+        self.disk_tier.set_limit(limits.disk_bytes)
 
     def observe(self, available_bytes: int | None) -> None:
         """Take in what the machine has left, and keep less if that is too little."""
@@ -118,7 +118,7 @@ class KeptBlocks:
         self._trim()
         return self.evictions > evictions
 
-    def store(self, parent: Block, token_ids: tuple[int, ...], row: RowStand) -> Block | None:
+    def store(self, parent: Block, token_ids: tuple[int, ...], row: RowPosition) -> Block | None:
         """Copy what a row has of ``token_ids`` into a new block; None where there is no room."""
         has_state = row.position == parent.stop + len(token_ids)
         nbytes = self._costs.of(len(token_ids), has_state=has_state)
@@ -129,28 +129,28 @@ class KeptBlocks:
         self._ask_for(block, row, has_state=has_state)
         return block
 
-    def store_anew(self, block: Block, row: RowStand) -> bool:
+    def store_anew(self, block: Block, row: RowPosition) -> bool:
         """Copy a block's positions out of a row, because it is not in memory or lacks its state."""
         has_state = row.position == block.stop
         expected = self._costs.of(len(block.token_ids), has_state=has_state)
         if not self._make_room(expected, after=block.before, besides=block):
             return False
         if self._costs.is_stateful and has_state != block.has_state:
-            self.second_tier.forget(block)
+            self.disk_tier.forget(block)
         self._resize(block, expected)
         if block.is_in_memory:  # it stays where it is counted, by another number
             del self._by_id[block.block_id]
             self.changes.append(DropBlocks((block.block_id,)))
         block.block_id = self.tree.new_id()
         self._ask_for(block, row, has_state=has_state)
-        self.second_tier.trim()  # its file may be larger than it was
+        self.disk_tier.trim()  # its file may be larger than it was
         return True
 
     def split(self, block: Block, at: int) -> Block:
         """Cut a block that is in memory; returns the part before ``at``."""
         assert block.is_held, "only what is in memory can be cut"
         is_saved, nbytes = block.is_saved, block.nbytes
-        self.second_tier.forget(block)
+        self.disk_tier.forget(block)
         head = self.tree.split(block, at)
         head.is_held = True
         head.has_state = block.has_state and not self._costs.is_stateful
@@ -162,7 +162,7 @@ class KeptBlocks:
         self._by_id[head.block_id] = head
         self.changes.append(SplitBlock(block.block_id, head.block_id, at))
         if is_saved:
-            self.second_tier.write_halves(head, block)
+            self.disk_tier.write_halves(head, block)
         return head
 
     def load(self, blocks: Iterable[Block]) -> bool:
@@ -173,30 +173,30 @@ class KeptBlocks:
         """
         for block in blocks:
             assert block.is_saved, "what is nowhere is not in the tree"
-            if not self.second_tier.has_load_room:
+            if not self.disk_tier.has_load_room:
                 return True
             if not self._make_room(block.nbytes, after=block.before):
                 return False
             block.is_pending = True
             self._enter_memory(block)
-            self.second_tier.load(block)
+            self.disk_tier.load(block)
         return False
 
     def find_saved(self, saved: Iterable[SavedBlock]) -> None:
-        """Take over what the second tier has kept since another day, parents first."""
+        """Take over what the disk tier has kept since another day, parents first."""
         saved = tuple(saved)
         times_s = sorted({one.used_unix_s for one in saved})
         shares = {used_s: (rank + 1) / len(times_s) for rank, used_s in enumerate(times_s)}
         used_s = {one.digest: one.used_unix_s for one in saved}
-        for block in self.second_tier.find(saved):
+        for block in self.disk_tier.find(saved):
             self._order.begin(block)
             block.priority *= shares[used_s[block.digest]]  # what was used last is worth most
 
     def use(self, blocks: Collection[Block]) -> None:
-        """Count that a prompt begins with these, and have the second tier keep what it does not."""
+        """Count that a prompt begins with these, and have the disk tier keep what it does not."""
         for block in blocks:
             self._order.use(block)
-        self.second_tier.save_path(blocks)
+        self.disk_tier.save_path(blocks)
 
     def pin(self, block: Block) -> None:
         """Keep a block, and with it all before it, until it is let go."""
@@ -216,12 +216,12 @@ class KeptBlocks:
         Args:
             held: Blocks that are in memory now.
             lost: Those that could not be brought there.
-            unsaved: What the second tier was to keep, and does not.
+            unsaved: What the disk tier was to keep, and does not.
         """
         known = [(self._by_id[one.block_id], one) for one in held if one.block_id in self._by_id]
         for block, one in known:
             if block.has_state != one.has_state:
-                self.second_tier.forget(block)  # that one is as it was expected to be
+                self.disk_tier.forget(block)  # that one is as it was expected to be
             self._resize(block, self._costs.counted(one.nbytes))
             block.has_state = one.has_state
             block.is_held, block.is_pending = True, False
@@ -232,14 +232,14 @@ class KeptBlocks:
         for digest in unsaved:
             self._take_as_unsaved(digest)
         self._trim()
-        self.second_tier.trim()
+        self.disk_tier.trim()
         for block, _ in known:
-            self.second_tier.save(block)
-        self.second_tier.write_waiting()
+            self.disk_tier.save(block)
+        self.disk_tier.write_waiting()
 
     def clear(self, *, is_disk_included: bool) -> int:
         """Forget every block that no running row needs; returns how many left memory or disk."""
-        forgotten = self.second_tier.forget_all() if is_disk_included else set()
+        forgotten = self.disk_tier.forget_all() if is_disk_included else set()
         count, dropped = len(forgotten), []
         for block in sorted(self.tree, key=lambda one: one.start, reverse=True):
             if block.is_in_memory and not block.holds:
@@ -282,7 +282,7 @@ class KeptBlocks:
         in_memory = {block.block_id: block for block in blocks if block.is_in_memory}
         assert in_memory == self._by_id, "the tree has all blocks"
         self.counts.check(blocks)
-        self.second_tier.check(blocks)
+        self.disk_tier.check(blocks)
         for block in blocks:
             self._check(block)
 
@@ -300,7 +300,7 @@ class KeptBlocks:
             assert parent in self, "what comes before is there, too"
             assert self._by_id.get(block.block_id) is block, "blocks are found by their numbers"
 
-    def _ask_for(self, block: Block, row: RowStand, *, has_state: bool) -> None:
+    def _ask_for(self, block: Block, row: RowPosition, *, has_state: bool) -> None:
         """Have a block copied out of a row; its size is what is expected."""
         is_new = not block.is_in_memory
         block.is_pending, block.is_held = True, False
@@ -316,11 +316,11 @@ class KeptBlocks:
         )
 
     def _take_as_unsaved(self, digest: _Digest) -> None:
-        """The second tier misses a block; it is written again when it is of use."""
-        block = self.second_tier.known_as(digest)
+        """The disk tier misses a block; it is written again when it is of use."""
+        block = self.disk_tier.known_as(digest)
         if block is not None:
             # It may have been asked for once more since: nothing is to be there that is not counted.
-            self.second_tier.forget(block)
+            self.disk_tier.forget(block)
             if not block.is_known:
                 self._remove(block)
 
@@ -330,7 +330,7 @@ class KeptBlocks:
         block.nbytes = nbytes
         if block.is_in_memory:
             self.counts.resize(block, more_bytes)
-        self.second_tier.resize(block, more_bytes)
+        self.disk_tier.resize(block, more_bytes)
 
     def _enter_memory(self, block: Block) -> None:
         self._by_id[block.block_id] = block
@@ -353,7 +353,7 @@ class KeptBlocks:
         for one in reversed(self.tree.remove(block)):
             if one.is_in_memory:
                 self._leave_memory(one)
-            self.second_tier.forget(one)
+            self.disk_tier.forget(one)
 
     def _evict(self, keep: Collection[Block] = ()) -> Block | None:
         """Drop the block that is worth least; returns what it followed, None if none could go.
