@@ -1,1 +1,1 @@
-"""Who runs next. Pure Python: no clock, no thread, no tensor."""
+"""Scheduler of sequences. Pure Python: no clock, no thread, no tensor."""

@@ -1,4 +1,4 @@
-"""Who may start: what the KV cache can promise, and what one sequence is promised of it."""
+"""KV budget: the reservation of one sequence, and which lane has room for it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
 
 class KvPolicy(StrEnum):
-    """What happens to a sequence when the budget is spent."""
+    """Treatment of a request that does not fit into the rest of the budget."""
 
     DEFER = "defer"
-    """It waits until enough is given back."""
+    """Wait until enough is released."""
 
     REJECT = "reject"
-    """It is turned away at once, with the time after which to try again."""
+    """Refuse at once, with a time after which to retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class KvBudget:
     """Bytes of KV cache and state that running sequences may take together.
 
     Attributes:
-        bytes_per_token: What one more position costs in one sequence, from live cache facts.
-        bytes_per_sequence: What a sequence costs whatever its length (recurrent state).
+        bytes_per_token: Bytes of one position in one sequence, from live cache facts.
+        bytes_per_sequence: Bytes of a sequence of any length (recurrent state).
     """
 
     budget_bytes: int
@@ -35,19 +35,19 @@ class KvBudget:
     policy: KvPolicy
 
     def reservation_bytes(self, tokens: int) -> int:
-        """What a sequence of so many positions, prompt and completion together, is promised."""
+        """Bytes to reserve for a sequence of ``tokens`` positions, prompt and completion together."""
         return tokens * self.bytes_per_token + self.bytes_per_sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How sequences share the engine.
+    """Settings of continuous batching.
 
     Attributes:
         max_b: Sequences that run together.
-        window_s: How long an idle scheduler waits for company before it starts.
-        prefill_chunk_tokens: Prompt tokens in one step beside rows that sequence; None measures.
-        coalesce: Whether identical deterministic sequences share one sequence.
+        window_s: Time that an idle scheduler waits for more requests before it starts.
+        prefill_chunk_tokens: Prompt tokens in a step beside decoding rows; None measures.
+        coalesce: Identical requests share one sequence.
     """
 
     max_b: int
@@ -59,10 +59,10 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """Positions that rows were promised, by lane.
+    """Reserved positions of running rows, by lane.
 
     Attributes:
-        max_rows: The most rows that the batch lane can have.
+        max_rows: Most rows of the batch lane.
     """
 
     batch: tuple[int, ...] = ()
@@ -70,20 +70,17 @@ class Promised:
     max_rows: int = 1
 
     def bytes_of(self, kv: KvBudget) -> int:
-        """What all of them can come to.
-
-        The batch lane's slab is as long as its longest row.
-        """
+        """Bytes that all rows can take; every row of the batch slab is as long as its longest."""
         rows = len(self.batch)
         positions = slab_rows(rows, self.max_rows) * max(self.batch) if rows else 0
         batch_bytes = positions * kv.bytes_per_token + rows * kv.bytes_per_sequence
         return batch_bytes + sum(kv.reservation_bytes(one) for one in self.serial)
 
     def lane_for(self, kv: KvBudget, tokens: int) -> Lane | None:
-        """Where a sequence of ``tokens`` positions fits beside the others, or None for nowhere yet.
+        """Return a lane with room for ``tokens`` more positions; None while there is none.
 
-        One that would make the slab too large may still fit alone, without padding.
-        There is one serial row at a time, because each of them costs all others a turn.
+        A sequence that would make the batch slab too large may still fit in the serial lane, without
+        padding. That lane has one row at a time, because each costs all others a turn.
         """
         lanes = (Lane.BATCH,) if self.serial else (Lane.BATCH, Lane.SERIAL)
         for lane in lanes:
@@ -92,17 +89,17 @@ class Promised:
         return None
 
     def with_row(self, lane: Lane, tokens: int) -> Promised:
-        """One row more."""
+        """Add a row."""
         if lane is Lane.BATCH:
             return replace(self, batch=(*self.batch, tokens))
         return replace(self, serial=(*self.serial, tokens))
 
     def joined_by(self, kv: KvBudget, tokens: Iterable[int]) -> Promised | None:
-        """With as many of them as there are rows for, in order, or None where one does not fit."""
+        """Add sequences in order until every row is taken; None if one does not fit."""
         promised = self
         for one in tokens:
             if len(promised.batch) + len(promised.serial) >= self.max_rows:
-                break  # who comes now waits for a slot, whatever room there is
+                break  # the rest waits for a slot anyway
             lane = promised.lane_for(kv, one)
             if lane is None:
                 return None
@@ -118,29 +115,29 @@ def check_budget(
     waiting: Iterable[int],
     retry_after_s: int,
 ) -> None:
-    """Refuse a request whose sequences can never have what they need, or not now under ``reject``.
+    """Refuse a request that can never fit the KV budget, or under ``reject`` does not fit now.
 
-    Under ``reject`` as many sequences of a request as can run together have to fit together, beside
-    all who came before: none of them is to wait for KV cache.
+    Under ``reject`` the sequences of a request that can run together have to fit together, beside all
+    that run or wait: none is to wait for KV cache.
 
     Args:
-        kv: What there is.
-        tokens: Positions that each of the request's sequences is to be promised.
-        running: What was promised.
-        waiting: Positions that are to be promised before, in order.
-        retry_after_s: When to come back.
+        kv: The budget.
+        tokens: Positions of each sequence of the request.
+        running: Reservations of running sequences.
+        waiting: Positions of each waiting sequence, in queue order.
+        retry_after_s: Sent with KvBudgetSpentError.
 
     Raises:
-        KvBudgetExceededError: It can never fit.
-        KvBudgetSpentError: It would fit if others did not run or wait.
+        KvBudgetExceededError: The request can never fit.
+        KvBudgetSpentError: It would fit into an idle daemon.
     """
     if not tokens:
         return
     is_reject = kv.policy is KvPolicy.REJECT
     judged = tuple(tokens) if is_reject else (max(tokens),)
     needed_bytes = sum(kv.reservation_bytes(one) for one in judged)
-    nobody = Promised(max_rows=running.max_rows)
-    if nobody.lane_for(kv, max(tokens)) is None or nobody.joined_by(kv, judged) is None:
+    idle = Promised(max_rows=running.max_rows)
+    if idle.lane_for(kv, max(tokens)) is None or idle.joined_by(kv, judged) is None:
         raise KvBudgetExceededError(
             f"{sum(judged)} tokens of prompt and completion together need {needed_bytes} bytes of "
             f"KV cache and the budget is {kv.budget_bytes} bytes; ask for fewer tokens",

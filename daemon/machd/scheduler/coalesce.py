@@ -1,4 +1,4 @@
-"""Which sequences are the same work: one sequence serves them all."""
+"""Coalescing: identical requests become subscribers of one sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class CoalescingKey:
-    """All that decides a sequence's tokens, and whose sequence it is."""
+    """Everything that decides a completion's tokens, and the namespace that may share it."""
 
     namespace: str
     prompt: tuple[int, ...]
@@ -24,10 +24,9 @@ class CoalescingKey:
 
 
 def key_of(request: SequenceRequest) -> CoalescingKey:
-    """Two sequences with one key have the same tokens.
+    """Return a key that only requests with the same tokens share.
 
-    The seed is part of it, so sequences that draw at random share only when they draw alike. A
-    greedy one draws nothing: what shapes the draw does not tell it from another.
+    The seed is part of it. Greedy requests draw nothing, so their sampling settings are left out.
     """
     sampling = request.sampling
     if sampling.temperature == 0:
@@ -45,24 +44,24 @@ def key_of(request: SequenceRequest) -> CoalescingKey:
 
 
 def is_shareable(request: SequenceRequest) -> bool:
-    """Whether others may read along: log-probabilities of a prompt are not kept to be told again."""
+    """Return False for prompt log-probabilities, which are not kept for later subscribers."""
     return request.sampling.prompt_logprobs is None
 
 
 class CoalescingIndex:
-    """The sequences that wait or run, by what they compute. Switched off, it never finds any."""
+    """Waiting and running sequences by coalescing key; empty while switched off."""
 
     def __init__(self, *, is_on: bool) -> None:
         """Start empty."""
         self.is_on = is_on
         self._sequences: dict[CoalescingKey, Sequence] = {}
-        # By number: a key hashes the whole prompt, which is not for every token.
+        # By sequence number: hashing the whole prompt for every token would be slow.
         self._keys: dict[int, CoalescingKey] = {}
 
     def find(self, request: SequenceRequest, *, subscribers: int) -> Sequence | None:
-        """The sequence that computes just this, unless ``subscribers`` more would miss too much of it.
+        """Return the sequence of an identical request, unless ``subscribers`` more would miss too much.
 
-        Then the next one to compute it is the one to be found.
+        In that case the next identical request starts a sequence for later ones to find.
         """
         sequence = self._sequences.get(key_of(request)) if self._sequences else None
         if sequence is not None and not sequence.can_replay(subscribers):
@@ -71,30 +70,27 @@ class CoalescingIndex:
         return sequence
 
     def add(self, sequence: Sequence) -> None:
-        """Let others find it."""
+        """Make a sequence available to later identical requests."""
         if self.is_on and is_shareable(sequence.request):
             key = self._keys[sequence.number] = key_of(sequence.request)
             before = self._sequences.setdefault(key, sequence)
             assert before is sequence, "identical work is done once"
 
     def remove(self, sequence: Sequence) -> None:
-        """It takes nobody in any more; that it did not before is no fault."""
+        """Close a sequence to later subscribers; no effect if it was closed before."""
         key = self._keys.pop(sequence.number, None)
         if key is not None:
             del self._sequences[key]
             sequence.close_to_subscribers()
 
     def switch(self, *, is_on: bool) -> None:
-        """Share from now on, or no longer: nobody joins what waits then.
-
-        What came while it was off cannot be joined later either.
-        """
+        """Switch coalescing; a sequence submitted or waiting while it is off is never joined."""
         self.is_on = is_on
         if not is_on:
             for sequence in tuple(self._sequences.values()):
                 self.remove(sequence)
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that it holds exactly these."""
+        """Assert that the index holds exactly those of ``sequences`` that take subscribers."""
         expected = {key_of(one.request): one for one in sequences if one.takes_subscribers}
-        assert self._sequences == expected, "the coalescing index names who waits and runs"
+        assert self._sequences == expected, "the coalescing index holds the open sequences"

@@ -1,4 +1,4 @@
-"""What came of guesses since the start."""
+"""Counts of draft tokens since the start."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from machd.engine.protocol.step import StepResult
 
 @dataclass(frozen=True, slots=True)
 class DraftReading:
-    """Counts at one moment.
+    """Draft counts at one moment.
 
     Attributes:
-        cycles: Verifications of a row's guesses.
-        drafted_tokens: Guesses that were verified.
-        accepted_tokens: Those that were right.
-        drafted_by_position: How often there was a first, second, ... guess.
-        accepted_by_position: How often it was right, all before it included.
-        fallbacks: Rows for which guessing failed, so that they went on without.
+        cycles: Verifications of a row's drafts.
+        drafted_tokens: Draft tokens verified.
+        accepted_tokens: Draft tokens accepted.
+        drafted_by_position: Verifications of a first, second, ... draft token.
+        accepted_by_position: How many of them were accepted, with all before them.
+        fallbacks: Rows whose drafter failed, so that they went on without.
         batched_gain: Tokens a second of steps with drafts for several rows over those without; None
             before one.
     """
@@ -32,21 +32,21 @@ class DraftReading:
 
     @property
     def acceptance(self) -> float | None:
-        """The share of guesses that were right; None before there were any."""
+        """Accepted share of draft tokens; None before the first."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
 class DraftCounts:
-    """Counts what steps tell."""
+    """Counter of the draft outcomes of steps."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start at zero."""
         self._cycles = self._fallbacks = 0
         self._drafted: list[int] = []
         self._accepted: list[int] = []
 
     def observe(self, result: StepResult) -> None:
-        """Take a step in."""
+        """Add the outcomes of a step."""
         self._fallbacks += len(result.draft_faults)
         for outcome in result.drafts:
             self._cycles += 1
@@ -59,7 +59,7 @@ class DraftCounts:
 
     @property
     def reading(self) -> DraftReading:
-        """What there is by now."""
+        """Counts so far."""
         return DraftReading(
             self._cycles,
             sum(self._drafted),

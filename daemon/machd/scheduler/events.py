@@ -1,4 +1,4 @@
-"""What happened, as frozen facts. The scheduler emits them; fan-out and telemetry subscribe."""
+"""Events of the scheduler, for fan-out and telemetry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from machd.errors import MachdError
 
 
 class DecodeMode(StrEnum):
-    """How a sequence's tokens are made, as ``X-Decode-Mode`` spells it."""
+    """Decode mode of a sequence, as in the ``X-Decode-Mode`` header."""
 
     SINGLE = "single"
     SPECULATIVE = "speculative"
@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceQueued:
-    """A sequence was accepted and waits; ``position`` 0 is next."""
+    """A subscriber's sequence was queued; ``position`` 0 is next."""
 
     sequence_id: str
     position: int
@@ -36,19 +36,17 @@ class SequenceQueued:
 
 @dataclass(frozen=True, slots=True)
 class SequenceAdmitted:
-    """A sequence got a slot, or joined the sequence of an identical one.
+    """A subscriber's sequence got a slot, or the subscriber joined a running one.
 
     Attributes:
-        active_loops: Generation loops now running: the sequences that sequence, each once however
-            many clients read it.
+        active_loops: Running sequences, each counted once.
         at_s: On the monotonic clock, as in every event.
-        coalesced_with: The request id of the sequence whose sequence is shared; None for a
-            sequence that decodes itself, or that shares with one of its own request.
-        request_id: Of the request that the sequence belongs to.
+        coalesced_with: Request id of the sequence's first subscriber; None if that is this request.
+        request_id: The subscriber's request.
         prompt_tokens: Length of the prompt.
-        max_tokens: Tokens that the completion may have.
-        active_limit: Sequences that may decode at once.
-        fanout: Sequences that read this sequence, this one included.
+        max_tokens: Limit of completion tokens.
+        active_limit: Sequences that may run at once.
+        fanout: Subscribers of the sequence, this one included.
     """
 
     sequence_id: str
@@ -66,10 +64,10 @@ class SequenceAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class PromptReused:
-    """A beginning of a sequence's prompt need not be computed; told before its first token.
+    """A prefix of the prompt came from the prefix cache; sent before the first token.
 
     Attributes:
-        cached_tokens: How much of it, as :class:`SequenceFinished` repeats; at least one token.
+        cached_tokens: Length of the prefix, at least 1; :class:`SequenceFinished` repeats it.
     """
 
     sequence_id: str
@@ -78,9 +76,9 @@ class PromptReused:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of a sequence's whole prompt, which asked for them; told before its first token.
+    """Log-probabilities of the whole prompt, where requested; sent before the first token.
 
-    A sequence that was queued again after it is told so twice.
+    A sequence that is requeued afterwards sends it again.
 
     Attributes:
         logprobs: One entry for each token but the first.
@@ -92,11 +90,10 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStarted:
-    """A sequence is about to get its first token; told once, before that.
+    """The first token comes next.
 
     Attributes:
-        decode_mode: How that token was made, which may be another way than at admission, because
-            others have come or gone.
+        decode_mode: Mode of that token; it may differ from the mode at admission.
     """
 
     sequence_id: str
@@ -106,7 +103,7 @@ class SequenceStarted:
 
 @dataclass(frozen=True, slots=True)
 class TokenGenerated:
-    """A sequence got a token that belongs to its text (stop tokens do not)."""
+    """A token of the text was generated; stop tokens are not part of it."""
 
     sequence_id: str
     token: SampledToken
@@ -115,12 +112,12 @@ class TokenGenerated:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinished:
-    """A sequence ended and its slot is free.
+    """A subscriber's sequence ended.
 
     Attributes:
-        error: Why, for ``abort`` and ``error``; None when the client itself had enough.
+        error: Cause of ``abort`` and ``error``; None if the client aborted.
         completion_tokens: Tokens generated, a final stop token included.
-        stop_token: The token that ended it and is not part of its text, if one did.
+        stop_token: Token that ended the text without being part of it, if any.
     """
 
     sequence_id: str
@@ -135,7 +132,7 @@ class SequenceFinished:
 
 @dataclass(frozen=True, slots=True)
 class DecodeModeChanged:
-    """Tokens are made in another way than by the steps before, at a step boundary."""
+    """The decode mode changed at a step boundary."""
 
     previous: DecodeMode
     mode: DecodeMode
@@ -149,9 +146,9 @@ class StepCompleted:
         batch_width: Rows that decoded, those whose prompt ended in this step included.
         prefill_tokens: Prompt tokens computed.
         duration_s: Wall time of the engine's ``run``.
-        certain_tokens: Tokens of the rows that went through the step beside one each.
-        drafted_tokens: Guesses that it verified.
-        accepted_tokens: Those that were right.
+        certain_tokens: Forced tokens of all rows.
+        drafted_tokens: Draft tokens verified.
+        accepted_tokens: Draft tokens accepted.
     """
 
     batch_width: int
@@ -164,12 +161,12 @@ class StepCompleted:
 
 @dataclass(frozen=True, slots=True)
 class EngineFaulted:
-    """A step failed, or the engine stopped; the sequences that it ended finish on their own."""
+    """A step failed, or the engine stopped; the affected sequences have their own events."""
 
 
 @dataclass(frozen=True, slots=True)
 class InvariantBroken:
-    """The scheduler's or the engine's books do not add up: a bug, and ``detail`` says which."""
+    """An invariant of the scheduler or engine does not hold, which is a bug; ``detail`` names it."""
 
     detail: str
 

@@ -1,4 +1,4 @@
-"""What must hold between any two verbs of the scheduler."""
+"""Invariants that hold between any two calls of the scheduler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_sequences(slots: Slots, waiting: WaitingQueue, is_open: Mapping[str, S
 
 
 def _check_subscribers(subscribers: list[Subscriber], state: SubscriberState) -> None:
-    assert subscribers, f"nobody reads a {state} decode"
+    assert subscribers, f"a {state} sequence has no subscriber"
     assert {one.state for one in subscribers} == {state}, (
-        f"a subscriber of a {state} decode is not {state}"
+        f"a subscriber of a {state} sequence is not {state}"
     )

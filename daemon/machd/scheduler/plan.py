@@ -1,4 +1,4 @@
-"""The next step as a pure function of who sits where."""
+"""The next step as a pure function of slots, pace and prefix cache."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def plan_step(
     *,
     turn: Lane,
 ) -> StepPlan:
-    """Free what was left, prefill what the pace allows, decode every row of one lane.
+    """Plan a step: free released rows, prefill within the pace, decode all rows of one lane.
 
     Args:
-        slots: Who runs.
-        pace: How many prompt tokens may share the step.
-        prefixes: What prompts begin from, and where their chunks end; None without such a cache.
-        drafts: Whether tokens may be guessed ahead.
-        turn: The lane that decodes if both have rows to.
+        slots: Running sequences.
+        pace: Prompt tokens and drafts that fit a step.
+        prefixes: Prefix cache, which bounds chunks; None without one.
+        drafts: When rows may have drafts.
+        turn: Lane that decodes if both have rows.
     """
     changes = prefixes.changes if prefixes is not None else ()
     prompts = _Prompts(_in_turn(slots, pace.token_s), prefixes)
@@ -44,7 +44,7 @@ def plan_step(
         return StepPlan(slots.released, chunks, blocks=changes)
     max_draft_tokens = drafts.tokens_for(len(slots))
     if max_draft_tokens:
-        # A chunk uses up what a step may last longer.
+        # A chunk uses up the time by which a step may be longer.
         max_draft_tokens = 0 if chunks else pace.draft_tokens(lane, len(rows), max_draft_tokens)
     return StepPlan(
         slots.released,
@@ -56,11 +56,10 @@ def plan_step(
 
 
 def _in_turn(slots: Slots, token_s: float) -> list[Sequence]:
-    """Prompts that are not computed yet, in the order in which they are.
+    """Sort the sequences in prefill by place in the queue plus the time that their rest takes.
 
-    By their place in the queue, and a prompt stands back for as long as its own rest takes: a short
-    one need not wait for a long one that came just before it, and the long one, whose turn comes at
-    a time that nobody can put off, is late by its own length at the most.
+    So a short prompt need not wait for a long one that came just before it, and a long one is late
+    by its own length at most.
     """
 
     def due_s(sequence: Sequence) -> tuple[float, int]:
@@ -79,7 +78,7 @@ def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Sequence]]:
 
 
 class _Prompts:
-    """Prompts whose turn it is, and what of them can be computed now."""
+    """Sequences in prefill that can begin now, in order."""
 
     def __init__(self, sequences: Collection[Sequence], prefixes: PrefixCache | None) -> None:
         self._prefixes = prefixes
@@ -87,11 +86,11 @@ class _Prompts:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens before those that come next of the prompt whose turn it is."""
+        """Computed tokens of the first prompt."""
         return self._sequences[0].prefilled_tokens if self._sequences else 0
 
     def whole(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
-        """Prompts that nothing is computed of yet, as many as fit whole; none passes one that does not."""
+        """Return whole unopened prompts, up to the first that is opened or exceeds the budget."""
         chunks: list[PrefillChunk] = []
         for sequence in self._sequences:
             rest = sequence.prompt_tokens - sequence.prefilled_tokens
@@ -102,7 +101,7 @@ class _Prompts:
         return tuple(chunks)
 
     def chunks(self, budget_tokens: int) -> tuple[PrefillChunk, ...]:
-        """What one prompt leaves of the budget goes to the next."""
+        """Return chunks that share the budget in order."""
         chunks: list[PrefillChunk] = []
         for sequence in self._sequences:
             if budget_tokens > 0:

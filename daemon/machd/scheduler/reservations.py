@@ -1,4 +1,4 @@
-"""What of the KV budget running sequences were promised, and in which lane."""
+"""KV reservations of running sequences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from machd.scheduler.slots import Slots
 
 
 class Reservations:
-    """The books of the KV budget, one entry a slot."""
+    """KV reservations by slot, within a KV budget."""
 
     def __init__(self, kv: KvBudget | None, *, max_rows: int) -> None:
-        """Start with nothing promised.
+        """Start without reservations.
 
         Args:
-            kv: The budget; None where sequences run alone, which needs none.
-            max_rows: The most rows that the batch lane can have.
+            kv: The budget; None for no limit, where sequences run alone.
+            max_rows: Most rows of the batch lane.
         """
         self._kv = kv
         self._max_rows = max_rows
@@ -28,12 +28,12 @@ class Reservations:
 
     @property
     def budget_bytes(self) -> int | None:
-        """What may be promised; None for no limit."""
+        """KV budget in bytes; None for no limit."""
         return self._kv.budget_bytes if self._kv is not None else None
 
     @property
     def reserved_bytes(self) -> int:
-        """What is promised: the batch lane's padding included."""
+        """Reserved bytes, with the batch lane's padding."""
         if self._kv is None:
             return 0
         return self._promised.bytes_of(self._kv)
@@ -41,7 +41,7 @@ class Reservations:
     def check(
         self, new: tuple[Sequence, ...], waiting: Iterable[Sequence], retry_after_s: int
     ) -> None:
-        """Refuse a request's sequences that can never run, or that may not wait under ``reject``.
+        """Refuse a request's sequences that can never run, or cannot run now under ``reject``.
 
         Raises:
             KvBudgetExceededError: They can never run.
@@ -58,18 +58,18 @@ class Reservations:
         )
 
     def observe(self, room_bytes: int | None) -> None:
-        """Note what running sequences may hold together, as far as the memory that is left goes.
+        """Limit admission to the memory that is left.
 
         Args:
-            room_bytes: What they hold now and what they can still take; None where that is unknown.
+            room_bytes: Bytes held by running sequences plus bytes left; None where unknown.
         """
         self._room_bytes = room_bytes
 
     def lane_for(self, sequence: Sequence) -> Lane | None:
-        """The lane in which a sequence could run now; None while it does not fit.
+        """Return a lane with room for a sequence; None while there is none.
 
-        Beside others it has to fit into the memory that is left as well. A sequence that would run
-        alone is let in: only the engine knows what its steps take.
+        Beside others it has to fit the memory left, too. A sequence that would run alone is let in:
+        only the engine knows what its steps take.
         """
         if self._kv is None:
             return Lane.SERIAL
@@ -79,22 +79,22 @@ class Reservations:
         return self._promised.lane_for(kv, sequence.reserved_tokens)
 
     def reserve(self, slot_index: int, lane: Lane, tokens: int) -> None:
-        """Promise the sequence of a slot its positions."""
-        assert slot_index not in self._entries, "a slot is promised once"
+        """Reserve ``tokens`` positions for the sequence of a slot."""
+        assert slot_index not in self._entries, "a slot has one reservation"
         self._entries[slot_index] = (lane, tokens)
 
     def release(self, slot_index: int) -> None:
-        """Take back what was promised."""
+        """Release the reservation of a slot."""
         del self._entries[slot_index]
 
     def check_invariants(self, slots: Slots) -> None:
-        """Assert that every running sequence, and nobody else, holds what it was promised."""
+        """Assert that exactly the running sequences have reservations, within the budget."""
         expected = {one.slot_index: (one.lane, one.reserved_tokens) for one in slots}
         assert self._entries == expected, (
-            f"KV reservations do not add up: promised {self._entries}, running {expected}"
+            f"KV reservations do not add up: reserved {self._entries}, running {expected}"
         )
         if self._kv is not None:
-            assert self.reserved_bytes <= self._kv.budget_bytes, "more is promised than there is"
+            assert self.reserved_bytes <= self._kv.budget_bytes, "reservations exceed the KV budget"
             assert len(self._tokens(Lane.SERIAL)) <= 1, "one serial row at a time"
 
     @property

@@ -1,4 +1,4 @@
-"""What the subscribers of a row that failed are told."""
+"""Errors for the subscribers of a failed row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from machd.errors import MachdError, RequestError, RowFaultError
 
 
 def error_of(fault: RowFault) -> MachdError:
-    """The client's own mistake where it was one, else nothing of the cause."""
+    """Return the cause if it is the client's mistake, else an error without its details."""
     if isinstance(fault.cause, RequestError):
         return fault.cause
     error = RowFaultError("the generation failed inside the server")

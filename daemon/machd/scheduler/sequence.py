@@ -1,4 +1,4 @@
-"""One generation loop: a prompt being computed, and the sequences that read what comes of it."""
+"""A sequence: one prompt with its growing completion, computed once for all its subscribers."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from machd.scheduler.pacing import Acceptance
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
 
 PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
-"""How much later than it did a request counts as having come.
+"""Delay added to a request's arrival; the queue is ordered by the sum.
 
-The queue is ordered by that time. A request is overtaken only by those that come less than the
-difference after it, so nobody starves however many of a better priority keep coming.
+A request is overtaken only by requests that arrive less than the difference of delays after it, so
+none starves.
 """
 
 _MAX_REPLAYED_TOKENS = 4096
-"""A request that has missed more, in all its sequences, is computed anew: catching up would be too
-much at once to send."""
+"""A request that has missed more tokens gets a sequence of its own: a replay would be too much to send
+at once."""
 
 
 class Sequence:
-    """What takes a place in the queue, then a slot. Its subscribers change, its work does not.
+    """One prompt with its growing completion. Subscribers may change, the work does not.
 
     Attributes:
-        request: What is computed: that of the sequence which asked first.
-        number: In the order of submission; settles who came first at the same instant.
-        submitted_s: When it came to the scheduler, on the monotonic clock.
-        subscribers: Who is told each token, in the order they came; the first one leads.
-        tokens: What has been generated so far, kept only where somebody may still join.
-        completion_token_ids: The same as ids alone, kept always.
-        settled_tokens: Completion tokens whose keys and values are in the caches: all but the last one
-            of the last step. More than there are, if the completion ended among its tokens ahead.
-        acceptance: How often its draft tokens have been right lately.
-        prefilled_tokens: Tokens of the prompt that are in the row, or will be when it begins.
-        reused_tokens: Those of them that were not computed for it.
-        prompt_logprobs: Of the prompt tokens computed so far, where they were asked for.
-        is_opened: Whether the engine has begun with it.
+        request: The first subscriber's.
+        number: Order of submission, which breaks ties in the queue.
+        submitted_s: Submission on the monotonic clock.
+        subscribers: In the order in which they joined.
+        tokens: Completion so far, to replay; empty once closed to subscribers.
+        completion_token_ids: Ids of the completion so far, always kept.
+        settled_tokens: Completion tokens with KV: all but the last of each step. More than the
+            completion has, if it ended within a step's tokens.
+        acceptance: Recent acceptance of its draft tokens.
+        prefilled_tokens: Prompt tokens in the row, or reused when the row opens.
+        reused_tokens: Prompt tokens taken from the prefix cache.
+        prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
+        is_opened: The engine has a row for it.
     """
 
     __slots__ = (
@@ -60,7 +60,7 @@ class Sequence:
     def __init__(
         self, leader: Subscriber, *, number: int, submitted_s: float, keeps_tokens: bool = False
     ) -> None:
-        """Begin in the queue, read by ``leader``."""
+        """Start waiting, with ``leader`` as first subscriber."""
         self.request: SequenceRequest = leader.request
         self.number = number
         self.submitted_s = submitted_s
@@ -79,8 +79,8 @@ class Sequence:
 
     @property
     def place(self) -> tuple[float, int]:
-        """Where it stands in the queue: its most urgent subscriber's, smaller is sooner."""
-        assert self.subscribers, "somebody reads a sequence that waits or runs"
+        """Place in the queue, by the most urgent subscriber; smaller is sooner."""
+        assert self.subscribers, "a waiting or running sequence has subscribers"
         due_s = min(
             subscriber.request.arrived_s + PRIORITY_DELAY_S[subscriber.request.priority]
             for subscriber in self.subscribers
@@ -99,9 +99,9 @@ class Sequence:
 
     @property
     def computed_tokens(self) -> int:
-        """How many tokens of prompt and completion its caches hold.
+        """Tokens of prompt and completion with KV.
 
-        What the last step said is not among them: it is what the next one begins with.
+        The last sampled token is not among them: the next step begins with it.
         """
         if not (self.is_prefilled and self.has_completion):
             return self.prefilled_tokens
@@ -114,56 +114,56 @@ class Sequence:
 
     @property
     def takes_subscribers(self) -> bool:
-        """Whether a sequence may still join."""
+        """True if identical requests may still join."""
         return self._keeps_tokens
 
     @property
     def is_closed_to_subscribers(self) -> bool:
-        """Whether it takes no more subscribers because of what they would have missed."""
+        """True if a new subscriber would miss too much to be replayed."""
         return self._keeps_tokens and not self.can_replay(1)
 
     def can_replay(self, subscribers: int) -> bool:
-        """Whether so many sequences of one request may still catch up."""
+        """Return True if the completion is short enough to replay to so many new subscribers."""
         return self.completion_tokens * subscribers < _MAX_REPLAYED_TOKENS
 
     def close_to_subscribers(self) -> None:
-        """What was kept for those who might still come is not needed any more."""
+        """Take no more subscribers, and drop the tokens kept for replay."""
         self._keeps_tokens, self.tokens = False, []
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a slot."""
+        """True while it has a slot."""
         return self.slot_index is not None
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the whole prompt has been computed."""
+        """True once the whole prompt is computed."""
         return self.prefilled_tokens == self.prompt_tokens
 
     @property
     def has_completion(self) -> bool:
-        """Whether anything follows the prompt; without it the sequence ends when it is prefilled."""
+        """False if the sequence ends after its prompt."""
         return self.request.max_tokens > 0
 
     @property
     def asks_prompt_logprobs(self) -> bool:
-        """Whether every token of the prompt has to be computed for its log-probability."""
+        """True if the whole prompt has to be computed for its log-probabilities."""
         return self.request.sampling.prompt_logprobs is not None
 
     @property
     def reserved_tokens(self) -> int:
-        """Positions that prompt and completion may take together."""
+        """Most positions of prompt and completion together."""
         return self.prompt_tokens + self.request.max_tokens
 
     def admit(self, slot_index: int, lane: Lane, now_s: float) -> None:
-        """Take a slot; its subscribers begin to be answered."""
+        """Take a slot and start the subscribers."""
         assert not self.is_running, "admitted twice"
         self.slot_index, self.lane, self.admitted_s = slot_index, lane, now_s
         for subscriber in self.subscribers:
             subscriber.start()
 
     def requeue(self) -> None:
-        """Give up the slot and all that was computed of the prompt; only before the first token."""
+        """Leave the slot and drop all computed of the prompt; only before the first token."""
         assert self.is_running, "only a running sequence has a slot to give up"
         self.slot_index = self.lane = self.admitted_s = None
         self.prefilled_tokens = self.reused_tokens = 0
@@ -173,15 +173,15 @@ class Sequence:
             subscriber.requeue()
 
     def join(self, subscriber: Subscriber) -> None:
-        """Let one more sequence read along; what is already there counts as its own."""
+        """Add a subscriber; the completion so far counts as its own."""
         self.subscribers.append(subscriber)
         if self.is_running:
-            assert len(self.tokens) == self.completion_tokens, "what is replayed was kept"
+            assert len(self.tokens) == self.completion_tokens, "tokens to replay were kept"
             subscriber.start()
             subscriber.completion_tokens = self.completion_tokens
 
     def next_chunk(self, stop: int, reused: ReusedPrefix | None = None) -> PrefillChunk:
-        """The next piece of the prompt, up to ``stop``; it begins behind what is reused."""
+        """Return the next chunk of the prompt, up to ``stop``, behind the ``reused`` prefix."""
         assert self.slot_index is not None, "prefill needs a slot"
         assert self.lane is not None, "a slot comes with a lane"
         start = self.prefilled_tokens
@@ -199,7 +199,7 @@ class Sequence:
         )
 
     def next_row(self, max_draft_tokens: int = 0) -> DecodeRow:
-        """The wish for the next token, and how many may be guessed ahead of it."""
+        """Return the row of the next decode step, with at most so many draft tokens."""
         assert self.slot_index is not None, "a running sequence has a slot"
         assert self.is_prefilled, "the prompt comes first"
         if not max_draft_tokens:
@@ -209,15 +209,15 @@ class Sequence:
     def add_prompt_logprob(self, logprob: PromptLogprob) -> None:
         """Record the log-probability of the prompt's next token."""
         expected = len(self.prompt_logprobs) + 1
-        assert logprob.position == expected, "they come in order, without gaps"
+        assert logprob.position == expected, "prompt log-probabilities come in order, without gaps"
         self.prompt_logprobs.append(logprob)
 
     def settle(self, tokens: int) -> None:
-        """Take in that a step gave ``tokens`` more: all but the last one are in the caches."""
+        """Note that a step gave ``tokens`` more, of which all but the last have KV."""
         self.settled_tokens += tokens
 
     def count_token(self, token: SampledToken) -> None:
-        """Record one more token, for every subscriber."""
+        """Append a completion token, and count it for every subscriber."""
         assert self.is_prefilled, "a token comes after the prompt"
         assert self.completion_tokens < self.request.max_tokens, (
             "a sequence ends with its last token"

@@ -1,4 +1,4 @@
-"""The running sequences: who sits where, and what the engine still has to free."""
+"""Slots of running sequences, and slots that the engine has still to free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from machd.scheduler.sequence import Sequence
 
 
 class Slots:
-    """A fixed number of places; the lowest free one is given out first."""
+    """A fixed number of slots; the lowest free one is taken first."""
 
     def __init__(self, count: int) -> None:
         """Start with every slot free."""
@@ -19,11 +19,11 @@ class Slots:
         self._released: set[int] = set()
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Running sequences by slot index."""
+        """Yield running sequences in order of slot index."""
         return iter([sequence for _, sequence in sorted(self._occupied.items())])
 
     def __len__(self) -> int:
-        """Occupied slots."""
+        """Count the occupied slots."""
         return len(self._occupied)
 
     @property
@@ -33,20 +33,20 @@ class Slots:
 
     @property
     def free_count(self) -> int:
-        """Slots that a sequence could take."""
+        """Free slots."""
         return self._count - len(self._occupied)
 
     @property
     def released(self) -> tuple[int, ...]:
-        """Slots that were left and that the engine has not freed yet."""
+        """Slots left by their sequence and not freed by the engine yet."""
         return tuple(sorted(self._released))
 
     def at(self, slot_index: int) -> Sequence | None:
-        """Who sits there now."""
+        """Return the sequence of a slot, if any."""
         return self._occupied.get(slot_index)
 
     def occupy(self, sequence: Sequence, lane: Lane, now_s: float) -> int:
-        """Seat a sequence; returns its slot index."""
+        """Admit a sequence to the lowest free slot; returns its index."""
         assert self.free_count > 0, "no slot is free"
         slot_index = next(index for index in range(self._count) if index not in self._occupied)
         sequence.admit(slot_index, lane, now_s)
@@ -59,5 +59,5 @@ class Slots:
         self._released.add(slot_index)
 
     def confirm_released(self, slot_indices: tuple[int, ...]) -> None:
-        """The engine has freed these."""
+        """Note that the engine has freed slots."""
         self._released.difference_update(slot_indices)

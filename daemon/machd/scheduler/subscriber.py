@@ -1,4 +1,4 @@
-"""A prompt with its growing completion, and where it is in its life."""
+"""Subscribers: one client's view of a sequence, from request to finish."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from machd.scheduler.events import FinishReason, SequenceFinished
 
 
 class Priority(StrEnum):
-    """Who goes first when requests wait; see ``WaitingQueue`` for what it is worth in seconds."""
+    """Priority of a waiting request; ``PRIORITY_DELAY_S`` has its worth in seconds."""
 
     INTERACTIVE = "interactive"
     NORMAL = "normal"
@@ -20,7 +20,7 @@ class Priority(StrEnum):
 
 
 class SubscriberState(StrEnum):
-    """Where a sequence is."""
+    """State of a subscriber."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -29,18 +29,18 @@ class SubscriberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence as it was asked for.
+    """One completion as requested.
 
     Attributes:
-        group_id: Shared by the sequences of one request.
+        group_id: Shared by all completions of one client request.
         prompt: Token ids, at least one.
-        max_tokens: Tokens that the completion may have; 0 computes the prompt alone.
+        max_tokens: Limit of completion tokens; 0 computes the prompt alone.
         stop_token_ids: Tokens that end the completion; empty to run to ``max_tokens``.
-        arrived_s: When the request came, on the monotonic clock.
-        request_id: What the client knows the request by; followers are told their leader's.
-        namespace: Whose request it is; only sequences of one namespace may share a sequence.
-        cache_namespace: Only sequences of one such namespace find each other's blocks.
-        priority: Its place among those that wait.
+        arrived_s: Arrival on the monotonic clock.
+        request_id: Id that the client sees; later subscribers are told the first one's.
+        namespace: Requests coalesce within one namespace.
+        cache_namespace: Requests share blocks of the prefix cache within one cache namespace.
+        priority: Order among waiting requests.
     """
 
     sequence_id: str
@@ -57,7 +57,7 @@ class SequenceRequest:
 
 
 class Subscriber:
-    """One subscriber of a sequence, from arrival to its end; nobody but the scheduler changes it."""
+    """One client's view of a sequence; only the scheduler changes it."""
 
     __slots__ = ("completion_tokens", "is_group_started", "request", "state")
 
@@ -68,27 +68,27 @@ class Subscriber:
         self.request = request
         self.state = SubscriberState.WAITING
         self.completion_tokens = 0
-        # Once a sibling runs, the request is being answered: only its whole time is limited.
+        # Once a sibling is admitted, only the request timeout applies.
         self.is_group_started = False
 
     @property
     def sequence_id(self) -> str:
-        """The id that events and aborts use."""
+        """Id in events and aborts."""
         return self.request.sequence_id
 
     def start(self) -> None:
-        """Begin to be answered."""
+        """Enter the running state."""
         assert self.state is SubscriberState.WAITING, f"started while {self.state}"
         self.state = SubscriberState.RUNNING
 
     def requeue(self) -> None:
-        """Wait for a slot again; only before the first token."""
+        """Return to the waiting state; only before the first token."""
         assert self.state is SubscriberState.RUNNING, f"queued again while {self.state}"
-        assert not self.completion_tokens, "a sequence with tokens cannot begin again"
+        assert not self.completion_tokens, "tokens already sent cannot be generated again"
         self.state = SubscriberState.WAITING
 
     def count_token(self) -> None:
-        """Record that one more token of the completion exists."""
+        """Count one more completion token."""
         assert self.state is SubscriberState.RUNNING, f"token while {self.state}"
         self.completion_tokens += 1
 
@@ -101,7 +101,7 @@ class Subscriber:
         cached_tokens: int = 0,
         stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
-        """End the sequence and say so."""
+        """Enter the finished state; returns the event."""
         assert self.state is not SubscriberState.FINISHED, "finished twice"
         self.state = SubscriberState.FINISHED
         return SequenceFinished(

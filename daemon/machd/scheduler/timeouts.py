@@ -1,4 +1,4 @@
-"""Who has waited or run too long, and the errors they are told."""
+"""Timeouts of waiting and running subscribers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from machd.scheduler.waiting import QueueLimits, WaitingQueue
 def overdue(
     limits: QueueLimits, waiting: WaitingQueue, slots: Slots, now_s: float
 ) -> list[tuple[Subscriber, MachdError]]:
-    """Sequences whose time is over, those that wait first, in order."""
+    """Return timed-out subscribers with their errors: waiting ones in queue order, then running."""
     late = [
         (one, _request_timeout(limits))
         if one.is_group_started
@@ -29,7 +29,6 @@ def overdue(
 
 
 def _queue_timeout(limits: QueueLimits, *, retry_after_s: int) -> MachdError:
-    """For a sequence that found no slot in time."""
     return QueueTimeoutError(
         f"no slot became free within limits.queue_timeout_s ({limits.queue_timeout_s:g} s)",
         retry_after_s=retry_after_s,
@@ -37,7 +36,6 @@ def _queue_timeout(limits: QueueLimits, *, retry_after_s: int) -> MachdError:
 
 
 def _request_timeout(limits: QueueLimits) -> MachdError:
-    """For a sequence of a request that took too long altogether."""
     return RequestTimeoutError(
         f"the request ran longer than limits.request_timeout_s ({limits.request_timeout_s:g} s)"
     )

@@ -1,4 +1,4 @@
-"""The bounded queue of sequences that wait for a slot, by the time they count as having come."""
+"""The bounded queue of sequences that wait for a slot."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from machd.scheduler.subscriber import Subscriber
 
 _MAX_RETRY_AFTER_S = 600
 _SERVICE_TIME_WEIGHT = 0.2
-"""How much the newest decode counts in the moving average of service times."""
+"""Weight of the newest sequence in the moving average of service times."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait, and for how long.
+    """Limits of the queue, and timeouts.
 
     Attributes:
-        max_queue: Sequences; sequences that share one count once.
-        max_queue_tokens: Their prompt tokens, together.
-        queue_timeout_s: Seconds until a waiting sequence is turned away.
-        request_timeout_s: Seconds from arrival until a running sequence is ended.
+        max_queue: Most waiting sequences.
+        max_queue_tokens: Most prompt tokens of waiting sequences together.
+        queue_timeout_s: Seconds from arrival until a waiting request fails.
+        request_timeout_s: Seconds from arrival until a request fails, waiting or running.
     """
 
     max_queue: int
@@ -33,10 +33,10 @@ class QueueLimits:
 
 
 class WaitingQueue:
-    """Who waits, in the order of :attr:`Decode.place`, bounded in number and in prompt tokens."""
+    """Waiting sequences in order of :attr:`Sequence.place`, bounded in number and prompt tokens."""
 
     def __init__(self, limits: QueueLimits, *, slot_count: int = 1) -> None:
-        """Start empty, in front of so many slots."""
+        """Start empty; ``slot_count`` scales the retry time."""
         self._limits = limits
         self._slot_count = slot_count
         self._sequences: dict[int, Sequence] = {}
@@ -44,51 +44,50 @@ class WaitingQueue:
         self._service_time_s = 0.0
 
     def set_bounds(self, limits: QueueLimits, *, slot_count: int) -> None:
-        """Hold whoever comes against other limits, in front of so many slots.
+        """Apply other limits to later requests.
 
-        Nobody who waits is turned away because there is less room now, but for having waited longer
-        than the new limits allow.
+        Waiting sequences stay beyond a smaller bound, but new timeouts apply to them.
         """
         self._limits = limits
         self._slot_count = slot_count
 
     def __len__(self) -> int:
-        """Sequences that wait."""
+        """Count the waiting sequences."""
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Who is next first."""
+        """Yield sequences in queue order."""
         return iter(sorted(self._sequences.values(), key=lambda sequence: sequence.place))
 
     def __contains__(self, sequence: Sequence) -> bool:
-        """Whether that sequence waits."""
+        """Return True if the sequence waits."""
         return sequence.number in self._sequences
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens of all that wait."""
+        """Prompt tokens of all waiting sequences."""
         return self._prompt_tokens
 
     @property
     def subscriber_count(self) -> int:
-        """Sequences that wait, those that share a sequence included."""
+        """Subscribers of all waiting sequences."""
         return sum(len(sequence.subscribers) for sequence in self._sequences.values())
 
     @property
     def first(self) -> Sequence:
-        """Who is next."""
+        """The next sequence."""
         return min(self._sequences.values(), key=lambda sequence: sequence.place)
 
     @property
     def oldest_s(self) -> float:
-        """When the one that is here longest was submitted."""
+        """Earliest submission of a waiting sequence."""
         return min(sequence.submitted_s for sequence in self._sequences.values())
 
     def check_room(self, sequences: tuple[Sequence, ...], *, free_slots: int) -> None:
-        """Refuse a request's sequences unless all of them fit; free slots do not count as queue.
+        """Refuse a request's sequences unless all fit into the queue and the free slots.
 
         Raises:
-            QueueFullError: With the seconds after which room is likely.
+            QueueFullError: They do not fit.
         """
         if not sequences:
             return
@@ -114,19 +113,19 @@ class WaitingQueue:
         self._prompt_tokens += sequence.prompt_tokens
 
     def position(self, sequence: Sequence) -> int:
-        """How many are in front of it."""
+        """Count the sequences in front of one."""
         place = sequence.place
         return sum(other.place < place for other in self._sequences.values())
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it stands."""
+        """Remove a sequence from any position."""
         del self._sequences[sequence.number]
         self._prompt_tokens -= sequence.prompt_tokens
 
     def expired(self, now_s: float) -> tuple[Subscriber, ...]:
-        """Those that have waited too long to be worth starting, in order."""
+        """Return timed-out subscribers in queue order."""
         if not any(self._expires_s(one) <= now_s for one in self._subscribers()):
-            return ()  # sorting is for the rare case
+            return ()  # saves the sort in the common case
         return tuple(
             one
             for sequence in self
@@ -135,26 +134,23 @@ class WaitingQueue:
         )
 
     def next_expiry_s(self) -> float:
-        """When somebody will have waited too long; nobody else comes sooner."""
+        """Return the time of the next timeout; inf if nothing waits."""
         return min((self._expires_s(one) for one in self._subscribers()), default=math.inf)
 
     def start_group(self, group_id: str) -> None:
-        """Note that a request's first sequence has been admitted."""
+        """Exempt a request from the queue timeout, since one of its sequences was admitted."""
         for subscriber in self._subscribers():
             if subscriber.request.group_id == group_id:
                 subscriber.is_group_started = True
 
     def record_service_time(self, seconds_s: float) -> None:
-        """Learn how long a sequence keeps a slot, for :meth:`retry_after_s`."""
+        """Record how long a sequence had its slot, for :meth:`retry_after_s`."""
         if self._service_time_s == 0.0:
             self._service_time_s = seconds_s
         self._service_time_s += _SERVICE_TIME_WEIGHT * (seconds_s - self._service_time_s)
 
     def retry_after_s(self) -> int:
-        """Whole seconds until the queue is likely to have moved by one, from what was measured.
-
-        With several slots one of them falls free that much more often.
-        """
+        """Estimate whole seconds until the queue moves by one: the mean service time over slots."""
         seconds_s = self._service_time_s / self._slot_count
         return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))
 
@@ -162,7 +158,7 @@ class WaitingQueue:
         return (one for sequence in self._sequences.values() for one in sequence.subscribers)
 
     def _expires_s(self, subscriber: Subscriber) -> float:
-        """A request whose first sequence was admitted no longer waits in the queue's sense."""
+        """Time of a subscriber's timeout; the queue timeout ends with its group's first admission."""
         limits = self._limits
         patience_s = limits.request_timeout_s
         if not subscriber.is_group_started:
