@@ -1,8 +1,7 @@
-"""How many blocks are in memory, how many texts share them, and how many running rows hold.
+"""Counts of blocks in memory, kept incrementally because they are read while rows run.
 
-All of it is kept up as blocks come and go, because it is told while rows run: to count it anew would
-take the longer the more is kept. A chain that grows at its end changes nothing above it, nor does a
-row that goes on along its text; only where texts begin to branch is there a way up to go.
+A chain that grows at its end changes nothing above it, nor does a row that goes on along its text;
+only a new branch updates the path above it.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ class BlockCounts:
     """Counts of the blocks in memory.
 
     Attributes:
-        bytes: What they take.
-        entries: Those that nothing in memory follows: texts.
-        shared_blocks: Those that more than one entry begins with.
-        bytes_saved: What would be taken besides if every entry had blocks of its own.
-        pinned_blocks: Those that running rows hold, or hold something behind.
-        pinned_bytes: What those take.
+        bytes: Size of the blocks.
+        entries: Leaf blocks in memory: texts.
+        shared_blocks: Blocks on the path of more than one entry.
+        bytes_saved: Further memory needed if entries did not share blocks.
+        pinned_blocks: Blocks on the path of a pinned one.
+        pinned_bytes: Size of the pinned blocks.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without blocks."""
         self.bytes = self.entries = self.shared_blocks = self.bytes_saved = 0
         self.pinned_blocks = self.pinned_bytes = 0
 
     def enter(self, block: Block) -> None:
-        """Count a block in, which nothing in memory follows."""
+        """Add a leaf block."""
         assert not block.memory_children, "parents come first"
         block.entries = 1
         self.bytes += block.nbytes
@@ -43,7 +42,7 @@ class BlockCounts:
             self._branch(parent, 1)
 
     def leave(self, block: Block) -> None:
-        """Count a block out, which nothing in memory follows."""
+        """Remove a leaf block."""
         assert not block.memory_children, "children go first"
         block.entries = 0
         self.bytes -= block.nbytes
@@ -55,14 +54,14 @@ class BlockCounts:
             self._branch(parent, -1)
 
     def resize(self, block: Block, more_bytes: int) -> None:
-        """Count that a block in memory takes more than it did."""
+        """Add ``more_bytes`` to the size of a block in memory."""
         self.bytes += more_bytes
         self.bytes_saved += (block.entries - 1) * more_bytes
         if block.holds:
             self.pinned_bytes += more_bytes
 
     def split(self, head: Block, tail: Block) -> None:
-        """Count a new block that was cut from the beginning of another; together they take as much."""
+        """Add ``head``, which was cut from the beginning of ``tail``; their size together is unchanged."""
         head.entries, head.memory_children = tail.entries, 1
         self.shared_blocks += head.entries > 1
         if tail.holds:
@@ -70,7 +69,7 @@ class BlockCounts:
             self.pinned_blocks += 1
 
     def pin(self, block: Block) -> None:
-        """Count a row that holds a block, and all before it."""
+        """Pin a block, and with it the path to it, for a row."""
         block.pins += 1
         one: Block | None = block
         while one is not None:
@@ -82,7 +81,7 @@ class BlockCounts:
             one = one.parent
 
     def unpin(self, block: Block) -> None:
-        """Count that a row lets go of a block."""
+        """Undo :meth:`pin`."""
         assert block.pins > 0, "pinned before"
         block.pins -= 1
         one: Block | None = block
@@ -95,12 +94,12 @@ class BlockCounts:
             one = one.parent
 
     def check(self, blocks: Sequence[Block]) -> None:
-        """Assert that all are as they would be counted anew; ``blocks`` has parents first."""
+        """Assert that the counts match ``blocks``, parents first."""
         inside = [block for block in blocks if block.is_in_memory]
         children = Counter(id(one.before) for one in inside)
         texts: Counter[int] = Counter()
         for block in reversed(inside):
-            assert block.entries == max(texts[id(block)], 1), "texts that begin so are counted"
+            assert block.entries == max(texts[id(block)], 1), "entries of a block are counted"
             texts[id(block.before)] += block.entries
         holds = Counter(id(one.before) for one in blocks if one.holds)
         for block in blocks:
@@ -122,7 +121,7 @@ class BlockCounts:
         self.pinned_bytes += more * block.nbytes
 
     def _branch(self, block: Block, more: int) -> None:
-        """Count one text more, or less, that begins with a block and all before it."""
+        """Add ``more`` entries to a block and the path to it."""
         self.entries += more
         one = block
         while not one.is_root:

@@ -1,10 +1,8 @@
-"""Which block goes next, when some block has to.
+"""Eviction order of blocks: GreedyDual-Size-Frequency (Cherkasova, 1998).
 
-It is the one that is worth least of those that no running row needs and that nothing in memory
-follows. What a block is worth is as in GreedyDual-Size-Frequency (Cherkasova, 1998): what went last,
-plus what it cost to compute for each of its bytes, times how often it was of use. So a block that is
-not used sinks, a block often used sinks slower, and a long text is kept for as long as its
-beginnings are in use.
+A block's priority is the priority of the last victim plus cost to compute x uses / bytes. So unused
+blocks sink, often used ones sink slower. Only unpinned leaf blocks are evicted, so a prefix outlives
+the texts that begin with it.
 """
 
 from __future__ import annotations
@@ -16,20 +14,20 @@ from machd.scheduler.block_tree import Block
 from machd.scheduler.prefix_limits import BlockCosts
 
 _MAX_USES = 32
-"""More do not make a block worth more: what was popular once has to go some day."""
+"""Cap of counted uses, so that a block once popular is evicted some day."""
 
 _ATTENTION_TOKENS = 8192
 """From this position on a token costs about twice as much to compute as the first one."""
 
 _MIN_SWEPT_ENTRIES = 64
-"""Entries of the heap before those that no longer hold are looked for."""
+"""Entries of the heap before stale ones are swept."""
 
 
 class EvictionOrder:
-    """Blocks by what they are worth. It is told of all that may go, and finds out who still may."""
+    """Evictable blocks by priority, in a heap whose stale entries are skipped."""
 
     def __init__(self, costs: BlockCosts) -> None:
-        """Begin with none."""
+        """Start without blocks."""
         self._costs = costs
         self._clock = 0.0
         self._pushed = 0
@@ -37,17 +35,17 @@ class EvictionOrder:
         self._heap: list[tuple[float, int, Block]] = []
 
     def begin(self, block: Block) -> None:
-        """Count a block as come now."""
+        """Set the priority of a block that enters memory."""
         block.priority = max(block.priority, self._clock + self._worth(block))
 
     def use(self, block: Block) -> None:
-        """Count that a prompt begins with a block."""
+        """Count a prompt that begins with a block."""
         block.uses = min(block.uses + 1, _MAX_USES)
         block.priority = self._clock + self._worth(block)
         self.offer(block)
 
     def offer(self, block: Block) -> None:
-        """Note that a block may be the next to go, if it may."""
+        """Add a block to the heap if it is evictable."""
         if not block.is_evictable:
             return
         self._pushed += 1
@@ -59,10 +57,10 @@ class EvictionOrder:
             self._max_entries = max(_MIN_SWEPT_ENTRIES, 2 * len(self._heap))
 
     def take(self, keep: Collection[Block] = ()) -> Block | None:
-        """The block that goes next; None if none may go.
+        """Remove and return the evictable block of lowest priority; None if there is none.
 
         Args:
-            keep: Blocks that have to stay.
+            keep: Blocks to spare.
         """
         spared: list[tuple[float, int, Block]] = []
         victim = None
@@ -81,10 +79,10 @@ class EvictionOrder:
         return victim
 
     def _worth(self, block: Block) -> float:
-        """What computing it again would cost for each of its bytes, times its uses and one."""
+        """Cost to recompute the block, per byte, times uses + 1."""
         tokens = float(len(block.token_ids))
         if self._costs.is_stateful:
-            # A row begins where state is; without it a block only leads to one that has it.
+            # A row begins only at a snapshot of state; a block without one merely leads to it.
             tokens = float(block.stop) if block.has_state else 0.0
         cost = tokens * (1 + block.start / _ATTENTION_TOKENS)
         return (1 + block.uses) * cost / max(block.nbytes, 1)

@@ -70,7 +70,7 @@ _WEIGHT = 0.2
 
 
 class Acceptance:
-    """How often a row's draft tokens have been right lately."""
+    """Recent acceptance of a row's draft tokens."""
 
     __slots__ = ("_hits", "_misses")
 

@@ -1,27 +1,26 @@
-"""How much the prefix cache may keep."""
+"""Limits of the prefix cache, and sizes of its blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MIN_BLOCK_BYTES = 4096
-"""A block counts as so much at least, for what the tree and the engine keep about it: or a limit in
-bytes would not bound blocks that have no positions and no state."""
+"""Least size that a block counts as, for its bookkeeping: otherwise a limit in bytes would not bound
+blocks without positions and state."""
 
 BYTES_PER_FILE = 6 * 1024
-"""What a file of the disk tier has besides keys, values and state: names, shapes, tokens."""
+"""Size of a disk tier's file without keys, values and state: names, shapes, tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixLimits:
-    """What blocks may take.
+    """Limits of the prefix cache.
 
     Attributes:
-        max_bytes: In memory, each block counted once.
-        max_entries: Texts that are kept: ends of chains of blocks; None for any number.
-        left_bytes: What the machine is to have left. While it has less, blocks take less.
-        disk_bytes: In the disk tier, by what they would take in memory and what a file has
-            besides; None without one.
+        max_bytes: Memory of blocks, each counted once.
+        max_entries: Texts in memory (leaf blocks); None for any number.
+        left_bytes: Memory that blocks leave free on the machine.
+        disk_bytes: Size of the disk tier's files, estimated from memory sizes; None without one.
     """
 
     max_bytes: int
@@ -30,11 +29,11 @@ class PrefixLimits:
     disk_bytes: int | None = None
 
     def memory_bytes(self, held_bytes: int, available_bytes: int | None) -> int:
-        """What blocks may take now.
+        """Return the memory limit of blocks, given what the machine has left.
 
         Args:
-            held_bytes: What they take.
-            available_bytes: What the machine could still give; None where nobody knows.
+            held_bytes: Memory of blocks now.
+            available_bytes: Memory that the machine has left; None where unknown.
         """
         if available_bytes is None:
             return self.max_bytes
@@ -43,13 +42,13 @@ class PrefixLimits:
 
 @dataclass(frozen=True, slots=True)
 class BlockCosts:
-    """What a block takes, as far as it is known before it is there.
+    """Expected size of blocks.
 
     Attributes:
-        bytes_per_token: Of keys and values.
-        bytes_per_state: Of what exists at its end alone.
-        min_block_bytes: What it counts as at least, in memory and in the disk tier.
-        bytes_per_file: What it takes there besides.
+        bytes_per_token: Keys and values of a position.
+        bytes_per_state: Snapshot of state at a block's end.
+        min_block_bytes: Least size that a block counts as, in memory and on disk.
+        bytes_per_file: Further size of a block in the disk tier.
     """
 
     bytes_per_token: int
@@ -59,14 +58,14 @@ class BlockCosts:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a row can only begin where state was kept."""
+        """True if a row can begin only at a snapshot of state."""
         return self.bytes_per_state > 0
 
     def of(self, tokens: int, *, has_state: bool) -> int:
-        """What a block of so many tokens is expected to count as, in bytes."""
+        """Return the expected counted size of a block, in bytes."""
         state_bytes = self.bytes_per_state if has_state else 0
         return self.counted(tokens * self.bytes_per_token + state_bytes)
 
     def counted(self, nbytes: int) -> int:
-        """What a block counts as that takes ``nbytes``."""
+        """Return the counted size of a block of ``nbytes``."""
         return max(nbytes, self.min_block_bytes)

@@ -1,4 +1,4 @@
-"""What the prefix cache has done and what it holds, at one moment."""
+"""Counts of the prefix cache."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PrefixReading:
-    """Counts since the start, and what there is now.
+    """Counts of the prefix cache since the start, and of its blocks now.
 
     Attributes:
-        queries: Prompts that were looked up.
-        hits: Those that were found whole, but for the last token, which is always computed.
-        prefix_hits: Those of which a beginning was found.
-        misses: The others.
-        entries: Texts that are kept: ends of chains of blocks.
+        queries: Prompts looked up.
+        hits: Prompts found whole but for the last token, which is always computed.
+        prefix_hits: Prompts of which only a shorter prefix was found.
+        misses: Prompts without any reused token.
+        entries: Texts in memory: leaf blocks.
         blocks: Blocks in memory.
-        shared_blocks: Those that more than one entry begins with.
-        pinned_blocks: Those that running sequences hold.
-        bytes: What the blocks take in memory, each counted once, and as 4096 at least.
-        pinned_bytes: What the pinned ones take.
-        bytes_saved: What would be taken besides if every entry had blocks of its own.
-        limit_bytes: What they may take; None where only their number is limited.
-        evictions: Blocks that made room for others.
+        shared_blocks: Blocks on the path of more than one entry.
+        pinned_blocks: Blocks on the path of a running sequence.
+        bytes: Size of blocks in memory, each counted once, and as at least 4096.
+        pinned_bytes: Size of pinned blocks.
+        bytes_saved: Further memory needed if entries did not share blocks.
+        limit_bytes: Memory limit; None where only the number of entries is limited.
+        evictions: Blocks evicted.
         saved_blocks: Blocks in the disk tier.
-        saved_bytes: What those would take in memory.
+        saved_bytes: Memory that those would take.
     """
 
     queries: int = 0

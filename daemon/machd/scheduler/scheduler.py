@@ -1,4 +1,4 @@
-"""The scheduler: waiting and running sequences, and the verbs that change them."""
+"""The scheduler of waiting and running sequences."""
 
 from __future__ import annotations
 
@@ -57,32 +57,31 @@ _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 
 
 class MemoryYield(StrEnum):
-    """What the scheduler gave up for a step that lacked memory."""
+    """What the scheduler gave up for a step without enough memory."""
 
     BLOCKS = "blocks"
     """Blocks of the prefix cache."""
 
     REQUEUED = "requeued"
-    """A sequence without a token, which waits again."""
+    """A sequence without completion tokens, which waits again."""
 
     ENDED = "ended"
-    """A sequence, whose subscribers got OverloadedError."""
+    """A sequence, which failed with OverloadedError."""
 
 
 class Scheduler:
-    """A queue of sequences, slots they run in, and sequences that read them.
+    """A queue of sequences, the slots in which they run, and their subscribers.
 
-    Changed only by its verbs; time comes in as ``now_s``. One step is ``admit``, ``plan``, the
-    engine's ``run``, ``commit``. ``plan`` changes nothing, so a run that fails leaves the state it
-    was planned from. Single flight is the narrowest configuration.
+    One step is ``admit``, ``plan``, the engine's ``run``, ``commit``. ``plan`` changes nothing, so a
+    failed run leaves the state it was planned from. Time comes in as ``now_s``.
     """
 
     def __init__(self, config: SchedulerConfig, prefixes: PrefixCache | None = None) -> None:
         """Start idle.
 
         Args:
-            config: How to schedule.
-            prefixes: What prompts can begin from; None where every one is computed whole.
+            config: Slots, budget, pace and limits.
+            prefixes: Prefix cache; None to compute every prompt whole.
         """
         self._prefixes = prefixes
         self._take_on(config)
@@ -96,19 +95,19 @@ class Scheduler:
 
     @property
     def mode(self) -> DecodeMode:
-        """How sequences decode at the most."""
+        """Decode mode of the config, without drafts."""
         return self._config.mode
 
     @property
     def step_mode(self) -> DecodeMode:
-        """How the next token is made; of an idle scheduler, how a lonely sequence's would be."""
+        """Decode mode of the next step; when idle, the mode of a single sequence."""
         if self._config.drafts.is_speculative(len(self._slots)):
             return DecodeMode.SPECULATIVE
         return self.mode
 
     @property
     def draft_reading(self) -> DraftReading:
-        """What came of guesses since the start."""
+        """Counts of draft tokens since the start."""
         return replace(self._drafts.reading, batched_gain=self._pace.batched_gain)
 
     @property
@@ -118,22 +117,22 @@ class Scheduler:
 
     @property
     def running_count(self) -> int:
-        """Sequences that are being answered, those that share a sequence included."""
+        """Subscribers of running sequences."""
         return sum(len(sequence.subscribers) for sequence in self._slots)
 
     @property
     def waiting_count(self) -> int:
-        """Sequences that wait for a slot, those that share a sequence included."""
+        """Subscribers of waiting sequences."""
         return self._waiting.subscriber_count
 
     @property
     def active_loops(self) -> int:
-        """Generation loops that are running: occupied slots."""
+        """Running sequences, each counted once."""
         return len(self._slots)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the engine has no row of a sequence, nor one that it has yet to free."""
+        """True while the engine has no row, running or still to free."""
         return not self._slots and not self._slots.released
 
     def is_configured_as(self, config: SchedulerConfig) -> bool:
@@ -142,21 +141,21 @@ class Scheduler:
 
     @property
     def kv_budget_bytes(self) -> int | None:
-        """What running sequences may take of the KV cache together; None for no limit."""
+        """KV budget in bytes; None for no limit."""
         return self._reservations.budget_bytes
 
     @property
     def kv_reserved_bytes(self) -> int:
-        """What they were promised of it."""
+        """Reserved bytes of the KV budget."""
         return self._reservations.reserved_bytes
 
     @property
     def prefix_reading(self) -> PrefixReading | None:
-        """What the prefix cache holds and has done; None without one."""
+        """Counts of the prefix cache; None without one."""
         return self._prefixes.reading if self._prefixes is not None else None
 
     def observe_memory(self, reading: MemoryReading) -> None:
-        """Take in what the process has left: the prefix cache and admission make do with it."""
+        """Limit the prefix cache and admission to the memory that is left."""
         if self._prefixes is not None:
             self._prefixes.observe_memory(reading.available_bytes)
         if reading.step_bytes is None:
@@ -166,12 +165,12 @@ class Scheduler:
         self._reservations.observe(reading.kv_used_bytes + reading.step_bytes + evictable_bytes)
 
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
-        """Give memory back for a step that lacks ``missing_bytes``.
+        """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
 
-        The next plan frees it. Each call gives something, so that calls come to an end.
-        Blocks of the prefix cache go first. Where there are none, the youngest sequence leaves its
-        slot. Without a token and beside others it is queued again, else it ends with
-        OverloadedError. One sequence fewer runs from then on; each that finishes allows one more.
+        Blocks of the prefix cache go first. Without any, the youngest sequence leaves its slot: it is
+        requeued if it has no token and others run, else it ends with OverloadedError. From then on one
+        sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
+        caller may repeat it until the step fits.
         """
         if self._prefixes is not None and self._prefixes.yield_bytes(missing_bytes):
             return MemoryYield.BLOCKS, []
@@ -191,29 +190,29 @@ class Scheduler:
         ]
 
     def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
-        """Keep prompts and answers from now on, or no longer; at rest, the engine holds no block."""
+        """Replace the prefix cache, or remove it with None; at rest, with no block in the engine."""
         assert self.is_at_rest, "rows hold blocks"
         self._prefixes = prefixes
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
-        """Keep less of prompts and answers, or more."""
+        """Change the limits of the prefix cache, if there is one."""
         if self._prefixes is not None:
             self._prefixes.set_limits(limits)
 
     def clear_prefixes(self, *, is_disk_included: bool) -> int:
-        """Forget every block that no running sequence holds, in memory and perhaps on disk.
+        """Drop every block that no running sequence holds, in memory and on request on disk.
 
         Returns:
-            How many.
+            Number of blocks dropped.
         """
         if self._prefixes is None:
             return 0
         return self._prefixes.clear(is_disk_included=is_disk_included)
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
-        """Queue all sequences of one request, or none: then each finishes with the error.
+        """Queue all completions of one request, or none: then each finishes with the error.
 
-        One that joins a running sequence is admitted here and now, and told what it has missed.
+        A subscriber that joins a running sequence is admitted at once, and its missed tokens replayed.
         """
         subscribers = [Subscriber(request) for request in requests]
         sequences = {
@@ -239,13 +238,13 @@ class Scheduler:
             self._open[subscriber.sequence_id] = sequence
             if subscriber is not sequence.subscribers[0]:
                 sequence.join(subscriber)
-        # After all have joined: one that is answered at once has to find its siblings waiting.
+        # After all have joined: a subscriber admitted at once has to find its siblings waiting.
         return [event for one in sequences.items() for event in self._taken_in(*one, now_s)]
 
     def abort(
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
     ) -> list[Event]:
-        """End sequences wherever they are. Ids that are unknown or finished are no fault."""
+        """End waiting or running subscribers; unknown and finished ids are ignored."""
         events: list[Event] = []
         for sequence_id in sequence_ids:
             sequence = self._open.get(sequence_id)
@@ -257,7 +256,7 @@ class Scheduler:
         return events
 
     def admit(self, now_s: float) -> list[Event]:
-        """Turn away who waited or ran too long, then give free slots to who waits, in order."""
+        """Expire timed-out subscribers, then admit waiting sequences in queue order."""
         events: list[Event] = list(self._expire(now_s))
         if self._is_held or now_s < self._window_end_s():
             return events
@@ -265,7 +264,7 @@ class Scheduler:
             sequence = self._waiting.first
             lane = self._reservations.lane_for(sequence)
             if lane is None:
-                break  # nobody overtakes: who is behind would take what the first one waits for
+                break  # a later sequence would take the budget that the first one waits for
             self._waiting.remove(sequence)
             slot_index = self._slots.occupy(sequence, lane, now_s)
             self._reservations.reserve(slot_index, lane, sequence.reserved_tokens)
@@ -279,8 +278,7 @@ class Scheduler:
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
 
-        0 or more while sequences wait although no step can run (for company, for their timeout, or
-        because admission is held); None when there is nothing to wait for, or a step can run.
+        None if nothing waits, or a step can run.
         """
         if self._slots or self._slots.released or not self._waiting:
             return None
@@ -290,14 +288,14 @@ class Scheduler:
         return max(0.0, due_s - now_s)
 
     def plan(self) -> StepPlan:
-        """What the pace allows of the prompts, and the next token of one lane's rows."""
+        """Plan the next step; empty if there is nothing to compute or free."""
         drafts = self._config.drafts
         return plan_step(self._slots, self._pace, self._prefixes, drafts, turn=self._turn)
 
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
     ) -> list[Event]:
-        """Take in what the engine made of ``plan``, and how long its ``run`` took."""
+        """Apply the result of ``plan`` and the duration of its ``run``."""
         self._slots.confirm_released(plan.release)
         self._observe(plan, result, duration_s)
         whole = self._take_prompts(plan, result)
@@ -310,7 +308,7 @@ class Scheduler:
         for slot_index, tokens in Counter(one.slot_index for one in result.tokens).items():
             self._running(slot_index).settle(tokens)
         for token in result.tokens:
-            # Of a row that ended with an earlier token of the step, the others are not wanted.
+            # An earlier token of the step may have ended the row.
             if token.slot_index not in self._slots.released:
                 events.extend(self._take(token, now_s))
         for fault in result.faults:
@@ -325,11 +323,11 @@ class Scheduler:
     def fail(
         self, error: MachdError, now_s: float, *, include_waiting: bool = False
     ) -> list[Event]:
-        """End every running sequence with ``error``; who waits goes on waiting unless included."""
+        """End every running sequence with ``error``, and every waiting one if included."""
         if isinstance(error, OverloadedError):
             self._max_running = max(1, len(self._slots) // 2)  # a smaller batch may fit
-        everybody = [*self._slots, *(self._waiting if include_waiting else ())]
-        events = self._end_with(error, everybody, now_s, is_sound=False)
+        sequences = [*self._slots, *(self._waiting if include_waiting else ())]
+        events = self._end_with(error, sequences, now_s, is_sound=False)
         self._slots.confirm_released(self._slots.released)
         if self._prefixes is not None:
             self._prefixes.fail()
@@ -338,36 +336,30 @@ class Scheduler:
     def end_all(self, error: MachdError, now_s: float) -> list[Event]:
         """End every sequence with ``error``, on an engine that works.
 
-        The plans that follow free the slots and see to what is kept of the rows; then they are
-        empty.
+        The next plans free the slots and store blocks, until they are empty.
         """
         return self._end_with(error, [*self._slots, *self._waiting], now_s, is_sound=True)
 
     def hold_admission(self) -> None:
-        """From now on nobody is given a slot, so that what runs comes to an end.
+        """Admit no sequence until :meth:`resume_admission`, so that the engine comes to rest.
 
-        All else goes on: sequences are queued, aborted, turned away when they have waited too long,
-        and may still join a sequence that runs.
+        Queueing, aborts, timeouts and joining a running sequence go on.
         """
         self._is_held = True
 
     def resume_admission(self) -> None:
-        """Give slots to who waits again."""
+        """End :meth:`hold_admission`."""
         self._is_held = False
 
     def set_limits(self, limits: QueueLimits) -> None:
-        """Hold whoever comes, waits or runs against other limits.
-
-        Who waits is not turned away because there is less room now.
-        """
+        """Apply other queue limits and timeouts; waiting sequences stay beyond a smaller bound."""
         self._limits = limits
         self._waiting.set_bounds(limits, slot_count=self.slot_count)
 
     def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
-        """Schedule in another way, at rest, and go on giving slots to who waits.
+        """Apply a new config, at rest; waiting sequences stay queued and are admitted under it.
 
-        They stand where they stood. Only one that the new KV budget can never hold is ended, with
-        KvBudgetExceededError.
+        A sequence that can never fit the new KV budget ends with KvBudgetExceededError.
         """
         assert self.is_at_rest, "rows that run keep the config that they were admitted under"
         self._take_on(config)
@@ -377,11 +369,11 @@ class Scheduler:
         return [event for one in tuple(self._waiting) for event in self._end_unfit(one, now_s)]
 
     def check_invariants(self, *, is_whole: bool = True) -> None:
-        """Assert that slots, queue, sequences and what was promised agree.
+        """Assert that slots, queue, sequences, reservations and prefix cache agree.
 
         Args:
-            is_whole: Whether to look at all that the prefix cache keeps, too, and not only at what
-                running sequences hold of it. That takes long where it keeps much: at idle moments.
+            is_whole: Check all blocks of the prefix cache, and not only those of running sequences.
+                That takes long with many blocks: for idle moments.
 
         Raises:
             AssertionError: They do not; its text says which.
@@ -393,7 +385,7 @@ class Scheduler:
             self._prefixes.check_invariants(self._slots, is_whole=is_whole)
 
     def _take_on(self, config: SchedulerConfig) -> None:
-        """Begin with empty slots."""
+        """Set the config's slots, pace and budget, all empty."""
         self._limits = config.limits
         self._config = config
         self._pace = config.pace
@@ -403,7 +395,7 @@ class Scheduler:
         self._turn = Lane.BATCH
 
     def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
-        """End a sequence that could never run: it would come to stand before all others for good."""
+        """End a sequence that can never run: at the head of the queue it would block all others."""
         try:
             self._reservations.check((sequence,), (), self._waiting.retry_after_s())
         except KvBudgetExceededError as error:
@@ -411,7 +403,7 @@ class Scheduler:
         return []
 
     def _sequence_for(self, subscriber: Subscriber, siblings: int, now_s: float) -> Sequence:
-        """One that computes the same already, or a new one."""
+        """Find the sequence of an identical request, or make one."""
         sequence = self._index.find(subscriber.request, subscribers=siblings)
         return sequence if sequence is not None else self._new_sequence(subscriber, now_s)
 
@@ -431,7 +423,7 @@ class Scheduler:
         self._waiting.check_room(new, free_slots=self._slots.free_count)
 
     def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:
-        """Tell a sequence that it waits, or that it reads along and what it has missed."""
+        """Events for a new subscriber: queued, or admitted with a replay of what it missed."""
         if not sequence.is_running:
             return [SequenceQueued(subscriber.sequence_id, self._waiting.position(sequence))]
         reused = sequence.reused_tokens
@@ -462,13 +454,13 @@ class Scheduler:
         )
 
     def _started(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> SequenceStarted:
-        # Of the last step, whoever has ended with it.
+        # The mode of the last step, even if rows that decided it ended with it.
         return SequenceStarted(
             subscriber.sequence_id, self._mode_of(sequence, self._step_mode), now_s
         )
 
     def _mode_of(self, sequence: Sequence, step_mode: DecodeMode) -> DecodeMode:
-        """How a running sequence's tokens are made by a step."""
+        """Decode mode of a running sequence in a step."""
         assert sequence.lane is not None, "it has a lane"
         is_speculative = step_mode is DecodeMode.SPECULATIVE
         return step_mode if is_speculative else _MODES[sequence.lane]
@@ -479,7 +471,7 @@ class Scheduler:
         return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
     def _reused(self, chunk: PrefillChunk) -> list[PromptReused]:
-        """Tell a row's subscribers what of their prompt need not be computed, as it begins."""
+        """Events for a row that opens with a reused prefix."""
         if chunk.reused is None:
             return []
         sequence = self._running(chunk.slot_index)
@@ -489,10 +481,10 @@ class Scheduler:
         ]
 
     def _take_prompts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Count the prompt tokens of a step, and keep their log-probabilities.
+        """Count the prompt tokens of a step, and record their log-probabilities.
 
         Returns:
-            Those whose prompt is whole now and did not fail.
+            Sequences whose prompt is complete now, without a fault.
         """
         sequences = [self._running(chunk.slot_index) for chunk in plan.prefill]
         for sequence, chunk in zip(sequences, plan.prefill, strict=True):
@@ -504,7 +496,7 @@ class Scheduler:
         return [one for one in sequences if one.is_prefilled and one.slot_index not in faulty]
 
     def _scored(self, sequence: Sequence) -> list[PromptScored]:
-        """Tell a row's subscribers the log-probabilities of their prompt, if they asked."""
+        """Events with the log-probabilities of a prompt, if requested."""
         if not sequence.asks_prompt_logprobs:
             return []
         logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
@@ -561,7 +553,7 @@ class Scheduler:
         return sequence
 
     def _window_end_s(self) -> float:
-        """When an idle scheduler stops waiting for company."""
+        """Time until which an idle scheduler waits for more requests."""
         if self._slots or not 0 < len(self._waiting) < self.slot_count:
             return -math.inf
         return self._waiting.oldest_s + self._config.window_s
@@ -605,7 +597,7 @@ class Scheduler:
         is_sound: bool = True,
         stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
-        """End one sequence; the sequence goes on as long as somebody reads it."""
+        """End one subscriber; its sequence goes on while others are left."""
         sequence = self._open.pop(subscriber.sequence_id)
         sequence.subscribers.remove(subscriber)
         if not sequence.subscribers:
