@@ -1,8 +1,7 @@
-"""What is kept of blocks: in memory within a limit, in the disk tier within another.
+"""The blocks in memory and on disk, each tier within its limit.
 
-Everything that the engine has to do for it is queued as a change, which the next step makes. A block
-counts from the moment it is asked for, with what it is expected to take, and with what it really
-takes once the engine has said so.
+Work for the engine is queued as block changes of the next step. A block counts from its request on,
+with its expected size, until the engine reports the real one.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _Digest = bytes
 
 @dataclass(frozen=True, slots=True)
 class RowPosition:
-    """Where a row is, that blocks are copied from.
+    """A row to copy blocks from.
 
     Attributes:
-        position: How many of its tokens are computed, or None where that is not known exactly.
+        position: Number of its computed tokens; None if that is not known exactly.
     """
 
     slot_index: int
@@ -42,17 +41,17 @@ class RowPosition:
 
 
 class BlockPool:
-    """The tree's blocks, and where each of them is.
+    """The tree's blocks in memory and on disk.
 
     Attributes:
-        changes: What the next step has to do, in order.
-        disk_tier: Blocks that are kept besides, or only there.
-        counts: Of those in memory.
-        evictions: Blocks that made room for others.
+        changes: Block changes of the next step, in order.
+        disk_tier: Blocks on disk, in memory as well or not.
+        counts: Counts of the blocks in memory.
+        evictions: Blocks evicted from memory.
     """
 
     def __init__(self, tree: BlockTree, costs: BlockCosts, limits: PrefixLimits) -> None:
-        """Begin with an empty tree."""
+        """Start with an empty tree."""
         self.tree = tree
         self.changes: list[BlockChange] = []
         self.disk_tier = DiskTier(tree, self.changes, costs, limits.disk_bytes)
@@ -67,45 +66,45 @@ class BlockPool:
 
     @property
     def bytes(self) -> int:
-        """What those in memory take."""
+        """Size of the blocks in memory."""
         return self.counts.bytes
 
     @property
     def entries(self) -> int:
-        """Those in memory that nothing there follows: texts."""
+        """Leaf blocks in memory: texts."""
         return self.counts.entries
 
     @property
     def limit_bytes(self) -> int:
-        """What blocks may take in memory now."""
+        """Memory limit in force."""
         return self._limit_bytes
 
     def __len__(self) -> int:
-        """Blocks in memory, or on their way there."""
+        """Count blocks in memory or pending."""
         return len(self._by_id)
 
     def __contains__(self, block: Block) -> bool:
-        """Whether it is in memory, or on its way there; roots always are."""
+        """Return True of a block in memory or pending, and of every root."""
         return block.is_root or block.is_in_memory
 
     def children_first(self) -> list[Block]:
-        """Those in memory, those that begin last first."""
+        """Return the blocks in memory, children first."""
         return sorted(self._by_id.values(), key=lambda one: one.start, reverse=True)
 
     def can_keep(self, tokens: int) -> bool:
-        """Whether a block of so many tokens could be kept if nothing else was."""
+        """Return True if a block of so many tokens fits the memory limit by itself."""
         return self._costs.of(tokens, has_state=self._costs.is_stateful) <= self._limit_bytes
 
     def set_limits(self, limits: PrefixLimits) -> None:
-        """Keep less, or more, from now on."""
+        """Change the limits, and evict down to them."""
         self._limits = limits
-        self._look_at_memory()
+        self._update_limit()
         self.disk_tier.set_limit(limits.disk_bytes)
 
     def observe(self, available_bytes: int | None) -> None:
-        """Take in what the machine has left, and keep less if that is too little."""
+        """Adapt the memory limit to what the machine has left."""
         self._available_bytes = available_bytes
-        self._look_at_memory()
+        self._update_limit()
 
     def shrink(self, max_bytes: int) -> bool:
         """Evict blocks until they take ``max_bytes`` or running rows hold all that are left.
@@ -119,7 +118,7 @@ class BlockPool:
         return self.evictions > evictions
 
     def store(self, parent: Block, token_ids: tuple[int, ...], row: RowPosition) -> Block | None:
-        """Copy what a row has of ``token_ids`` into a new block; None where there is no room."""
+        """Copy tokens of a row into a new block behind ``parent``; None without room."""
         has_state = row.position == parent.stop + len(token_ids)
         nbytes = self._costs.of(len(token_ids), has_state=has_state)
         if not self._make_room(nbytes, after=parent):
@@ -130,7 +129,7 @@ class BlockPool:
         return block
 
     def store_anew(self, block: Block, row: RowPosition) -> bool:
-        """Copy a block's positions out of a row, because it is not in memory or lacks its state."""
+        """Copy a block out of a row again: it is not in memory, or lacks a snapshot; False without room."""
         has_state = row.position == block.stop
         expected = self._costs.of(len(block.token_ids), has_state=has_state)
         if not self._make_room(expected, after=block.before, besides=block):
@@ -138,7 +137,7 @@ class BlockPool:
         if self._costs.is_stateful and has_state != block.has_state:
             self.disk_tier.forget(block)
         self._resize(block, expected)
-        if block.is_in_memory:  # it stays where it is counted, by another number
+        if block.is_in_memory:  # it stays counted, under a new id
             del self._by_id[block.block_id]
             self.changes.append(DropBlocks((block.block_id,)))
         block.block_id = self.tree.new_id()
@@ -147,8 +146,8 @@ class BlockPool:
         return True
 
     def split(self, block: Block, at: int) -> Block:
-        """Cut a block that is in memory; returns the part before ``at``."""
-        assert block.is_held, "only what is in memory can be cut"
+        """Split a block in memory; returns the part before ``at``."""
+        assert block.is_held, "only a block in memory can be split"
         is_saved, nbytes = block.is_saved, block.nbytes
         self.disk_tier.forget(block)
         head = self.tree.split(block, at)
@@ -156,7 +155,7 @@ class BlockPool:
         head.has_state = block.has_state and not self._costs.is_stateful
         head.uses, head.priority = block.uses, block.priority
         self.counts.split(head, block)
-        # About so much, until the engine says it.
+        # An estimate until the engine reports the size.
         head.nbytes = min(nbytes, self._costs.of(at, has_state=False))
         block.nbytes = nbytes - head.nbytes
         self._by_id[head.block_id] = head
@@ -166,13 +165,13 @@ class BlockPool:
         return head
 
     def load(self, blocks: Iterable[Block]) -> bool:
-        """Bring saved blocks back into memory, from the first on, as far as there is room.
+        """Load saved blocks into memory in order, as far as there is room.
 
         Returns:
-            Whether others are to be asked for after the next step, because that has enough to read.
+            True if the rest waits for a later step, because the next one has enough to read.
         """
         for block in blocks:
-            assert block.is_saved, "what is nowhere is not in the tree"
+            assert block.is_saved, "a block not in memory is on disk"
             if not self.disk_tier.has_load_room:
                 return True
             if not self._make_room(block.nbytes, after=block.before):
@@ -183,27 +182,27 @@ class BlockPool:
         return False
 
     def find_saved(self, saved: Iterable[SavedBlock]) -> None:
-        """Take over what the disk tier has kept since another day, parents first."""
+        """Add blocks saved by an earlier daemon, parents first."""
         saved = tuple(saved)
         times_s = sorted({one.used_unix_s for one in saved})
         shares = {used_s: (rank + 1) / len(times_s) for rank, used_s in enumerate(times_s)}
         used_s = {one.digest: one.used_unix_s for one in saved}
         for block in self.disk_tier.find(saved):
             self._order.begin(block)
-            block.priority *= shares[used_s[block.digest]]  # what was used last is worth most
+            block.priority *= shares[used_s[block.digest]]  # recently used is worth more
 
     def use(self, blocks: Collection[Block]) -> None:
-        """Count that a prompt begins with these, and have the disk tier keep what it does not."""
+        """Count a prompt that begins with these, and save those that are not on disk."""
         for block in blocks:
             self._order.use(block)
         self.disk_tier.save_path(blocks)
 
     def pin(self, block: Block) -> None:
-        """Keep a block, and with it all before it, until it is let go."""
+        """Protect a block and the path to it from eviction."""
         self.counts.pin(block)
 
     def unpin(self, block: Block) -> None:
-        """Let a block go again."""
+        """Undo :meth:`pin`."""
         self.counts.unpin(block)
         self._order.offer(block)
         self._trim()
@@ -211,17 +210,17 @@ class BlockPool:
     def confirm(
         self, held: Iterable[HeldBlock], lost: Iterable[int], unsaved: Iterable[_Digest] = ()
     ) -> None:
-        """Take in what the engine made of the changes.
+        """Apply the engine's result of the changes.
 
         Args:
-            held: Blocks that are in memory now.
-            lost: Those that could not be brought there.
-            unsaved: What the disk tier was to keep, and does not.
+            held: Blocks in memory now.
+            lost: Ids of blocks that could not be stored or loaded.
+            unsaved: Digests of blocks that the disk tier failed to save or has lost.
         """
         known = [(self._by_id[one.block_id], one) for one in held if one.block_id in self._by_id]
         for block, one in known:
             if block.has_state != one.has_state:
-                self.disk_tier.forget(block)  # that one is as it was expected to be
+                self.disk_tier.forget(block)  # the file has the expected state
             self._resize(block, self._costs.counted(one.nbytes))
             block.has_state = one.has_state
             block.is_held, block.is_pending = True, False
@@ -238,7 +237,7 @@ class BlockPool:
         self.disk_tier.write_waiting()
 
     def clear(self, *, is_disk_included: bool) -> int:
-        """Forget every block that no running row needs; returns how many left memory or disk."""
+        """Drop every block that no running row holds; returns how many left memory or disk."""
         forgotten = self.disk_tier.forget_all() if is_disk_included else set()
         count, dropped = len(forgotten), []
         for block in sorted(self.tree, key=lambda one: one.start, reverse=True):
@@ -247,14 +246,14 @@ class BlockPool:
                 dropped.append(block.block_id)
                 count += block not in forgotten
             if not block.is_known:
-                self._remove(block)  # and files that nobody would find any more
+                self._remove(block)  # and files of descendants, now unreachable
         if dropped:
             self.changes.append(DropBlocks(tuple(dropped)))
         self.tree.forget_empty_roots()
         return count
 
     def lose_memory(self) -> None:
-        """After an engine fault nobody knows which changes were made: nothing in memory counts."""
+        """Drop all blocks in memory: after an engine fault it is unknown which changes were made."""
         unsure = set(self._by_id)
         forgotten: list[BlockChange] = []
         for change in self.changes:
@@ -268,7 +267,7 @@ class BlockPool:
                 case ForgetSaved():
                     forgotten.append(change)
                 case _:
-                    pass  # what was not saved is found out when it is loaded
+                    pass  # a block that was not saved is reported when it is loaded
         dropped = [DropBlocks(tuple(sorted(unsure)))] if unsure else []
         self.changes[:] = [*dropped, *forgotten]
         for block in self.children_first():
@@ -277,7 +276,7 @@ class BlockPool:
                 self._remove(block)
 
     def check_invariants(self) -> None:
-        """Assert that counts and bytes are those of the blocks in the tree."""
+        """Assert that counts and bytes match the blocks of the tree."""
         blocks = list(self.tree)
         in_memory = {block.block_id: block for block in blocks if block.is_in_memory}
         assert in_memory == self._by_id, "the tree has all blocks"
@@ -287,21 +286,21 @@ class BlockPool:
             self._check(block)
 
     def check_path(self, last: Block) -> None:
-        """Assert that a block and those before it are what they should be."""
+        """Assert the invariants of a block and the path to it."""
         for block in last.path():
             self._check(block)
 
     def _check(self, block: Block) -> None:
         parent = block.before
-        assert block.is_known, "what is kept nowhere is not in the tree"
+        assert block.is_known, "blocks of the tree are in memory or on disk"
         assert parent.stop == block.start, "blocks follow one another"
         assert parent.children[block.token_ids[0]] is block, "blocks are found by their tokens"
         if block.is_in_memory:
-            assert parent in self, "what comes before is there, too"
-            assert self._by_id.get(block.block_id) is block, "blocks are found by their numbers"
+            assert parent in self, "parents of a block in memory are in memory"
+            assert self._by_id.get(block.block_id) is block, "blocks are found by id"
 
     def _ask_for(self, block: Block, row: RowPosition, *, has_state: bool) -> None:
-        """Have a block copied out of a row; its size is what is expected."""
+        """Queue the copy of a block out of a row."""
         is_new = not block.is_in_memory
         block.is_pending, block.is_held = True, False
         if self._costs.is_stateful:
@@ -316,16 +315,16 @@ class BlockPool:
         )
 
     def _take_as_unsaved(self, digest: _Digest) -> None:
-        """The disk tier misses a block; it is written again when it is of use."""
+        """Note that a block is not on disk; its next use saves it again."""
         block = self.disk_tier.known_as(digest)
         if block is not None:
-            # It may have been asked for once more since: nothing is to be there that is not counted.
+            # A later save may have been queued: delete it, too, so that no file goes uncounted.
             self.disk_tier.forget(block)
             if not block.is_known:
                 self._remove(block)
 
     def _resize(self, block: Block, nbytes: int) -> None:
-        """Take in what a block really takes."""
+        """Set the size of a block."""
         more_bytes = nbytes - block.nbytes
         block.nbytes = nbytes
         if block.is_in_memory:
@@ -338,7 +337,7 @@ class BlockPool:
         self._order.begin(block)
 
     def _leave_memory(self, block: Block, *, is_told: bool = True) -> None:
-        """Count a block out; the engine gives its memory back if it is told."""
+        """Remove a block from memory; ``is_told`` queues the change for the engine."""
         del self._by_id[block.block_id]
         self.counts.leave(block)
         block.is_held = block.is_pending = False
@@ -349,17 +348,17 @@ class BlockPool:
             self.changes.append(DropBlocks((block.block_id,)))
 
     def _remove(self, block: Block) -> None:
-        """Take a block and all that follow it out, wherever they are."""
+        """Remove a block and its descendants from tree, memory and disk."""
         for one in reversed(self.tree.remove(block)):
             if one.is_in_memory:
                 self._leave_memory(one)
             self.disk_tier.forget(one)
 
     def _evict(self, keep: Collection[Block] = ()) -> Block | None:
-        """Drop the block that is worth least; returns what it followed, None if none could go.
+        """Evict the lowest-priority leaf block; returns its parent, None if none is evictable.
 
         Args:
-            keep: Blocks that have to stay.
+            keep: Blocks to spare.
         """
         victim = self._order.take(keep)
         if victim is None:
@@ -368,9 +367,9 @@ class BlockPool:
         return victim.before
 
     def _evict_entry(self, keep: Collection[Block] = ()) -> bool:
-        """Drop the text that ends with the block that is worth least; returns whether one went.
+        """Evict the text that ends with the lowest-priority leaf block; returns whether any went.
 
-        What other texts begin with stays, and what is left of one is another time's.
+        Blocks shared with other texts stay.
         """
         entries = self.entries
         last = self._evict(keep)
@@ -383,19 +382,19 @@ class BlockPool:
         return is_any
 
     def _drop(self, block: Block) -> None:
-        """Give back a block's memory; without a copy elsewhere it is gone."""
+        """Evict a block from memory, and from the tree unless it is saved."""
         self.evictions += 1
         self._leave_memory(block)
         if not block.is_saved:
             self._remove(block)
 
     def _make_room(self, nbytes: int, *, after: Block, besides: Block | None = None) -> bool:
-        """Whether a block of so many bytes fits, after others went for it.
+        """Evict blocks for a new one; returns whether it fits.
 
         Args:
-            nbytes: What it will take.
-            after: The block that it follows, which has to stay.
-            besides: A block whose place it takes, where that is in memory.
+            nbytes: Its size.
+            after: Its parent, to spare.
+            besides: A block that it replaces, if that is in memory; to spare as well.
         """
         if nbytes > self._limit_bytes:
             return False
@@ -414,7 +413,7 @@ class BlockPool:
         return True
 
     def _trim(self) -> None:
-        """Keep no more than the limits allow, as soon as rows let go of it."""
+        """Evict blocks down to the limits, as far as rows allow."""
         while self.bytes > self._limit_bytes:
             if self._evict() is None:
                 return
@@ -423,6 +422,6 @@ class BlockPool:
             if not self._evict_entry():
                 return
 
-    def _look_at_memory(self) -> None:
+    def _update_limit(self) -> None:
         self._limit_bytes = self._limits.memory_bytes(self.bytes, self._available_bytes)
         self._trim()

@@ -1,8 +1,7 @@
-"""Texts that begin alike, as a tree: what they have in common stands there once.
+"""A radix tree of blocks: texts with a common prefix share the blocks of that prefix.
 
-A block is a stretch of tokens that follows certain others. Texts go down the tree from the root of
-their namespace by comparing tokens, so nothing is ever found by a hash alone. Where two texts part
-in the middle of a block it is split, so that what is shared is shared to the token.
+A block is a run of tokens. A lookup descends from the root of its namespace by comparing tokens, never
+by a hash alone. A branch point inside a block splits it, so that texts share prefixes to the token.
 """
 
 from __future__ import annotations
@@ -15,33 +14,32 @@ from dataclasses import dataclass
 _DIGEST_BYTES = 16
 
 _SLICE_TOKENS = 1024
-"""Texts are compared in slices of so many, so that long ones that part early are not copied whole."""
+"""Length of compared slices, so that long texts with an early branch point are not copied whole."""
 
 _MIN_SWEPT_ROOTS = 1024
-"""Namespaces before those that nothing is kept of are looked for: clients can make as many as they
-like with salts."""
+"""Namespaces before empty ones are swept: clients can make any number with salts."""
 
 
 class Block:
-    """A stretch of tokens, and what is known of its keys and values.
+    """A run of tokens, and where its keys and values are.
 
     Attributes:
-        block_id: What the engine knows it by; another one if it is stored anew.
+        block_id: Its id at the engine; a new one whenever it is stored again.
         start: Position of its first token.
-        token_ids: One at least; none of a root.
-        children: What follows it, by the first token.
-        is_held: Whether it is in memory.
-        is_pending: Whether the engine was asked to bring it there.
-        is_saved: Whether the disk tier was asked to keep it.
-        has_state: Whether what exists at its end alone is kept, too.
-        nbytes: What it takes in memory, or would.
-        pins: Running rows whose text goes on after it, or ends in it.
-        uses: How often a prompt began with it.
-        memory_children: Blocks after it that are in memory.
-        saved_children: Blocks after it that the disk tier was asked to keep.
-        entries: Texts in memory that begin with it, if it is there.
-        holds: Its pins, and the blocks after it that are pinned or before one that is.
-        priority: What it is worth; see :mod:`machd.scheduler.eviction`.
+        token_ids: At least one; none of a root.
+        children: Following blocks, by first token.
+        is_held: It is in memory.
+        is_pending: The engine was asked to bring it into memory.
+        is_saved: The disk tier was asked to keep it.
+        has_state: It has a snapshot of state at its end.
+        nbytes: Size in memory, also while it is not there.
+        pins: Rows that pin it.
+        uses: Prompts that began with it.
+        memory_children: Children in memory.
+        saved_children: Children in the disk tier.
+        entries: Texts in memory that begin with it, if it is in memory.
+        holds: Its pins plus its children with holds.
+        priority: Eviction priority; see :mod:`machd.scheduler.eviction`.
     """
 
     __slots__ = (
@@ -74,14 +72,14 @@ class Block:
         token_ids: tuple[int, ...],
         digest: bytes | None = None,
     ) -> None:
-        """Begin as nothing but tokens.
+        """Start neither in memory nor on disk.
 
         Args:
-            block_id: What the engine is to know it by.
-            parent: What it follows; None for a root.
+            block_id: Its id at the engine.
+            parent: The block before it; None for a root.
             start: Position of its first token.
             token_ids: Its tokens.
-            digest: Where it is known; a root's always is.
+            digest: Its digest; None to compute it when needed, but never of a root.
         """
         self.block_id = block_id
         self.parent = parent
@@ -102,45 +100,45 @@ class Block:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it takes memory, or will with the next step."""
+        """True if it takes memory, or will with the next step."""
         return self.is_held or self.is_pending
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it can leave memory: no row needs it, and nothing there follows it."""
+        """True if it is an unpinned leaf in memory."""
         return self.is_held and not self.pins and not self.memory_children
 
     @property
     def is_known(self) -> bool:
-        """Whether it stands for something that is kept anywhere; what does not is in no tree."""
+        """True of a root and of a block in memory or on disk; others are in no tree."""
         return self.is_root or self.is_in_memory or self.is_saved
 
     @property
     def is_root(self) -> bool:
-        """Whether it stands for no tokens at all."""
+        """True if it begins a namespace and has no tokens."""
         return self.parent is None
 
     @property
     def before(self) -> Block:
-        """What it follows, which a root has not."""
-        assert self.parent is not None, "nothing comes before a root"
+        """The block before it; undefined for a root."""
+        assert self.parent is not None, "a root has no parent"
         return self.parent
 
     @property
     def digest(self) -> bytes:
-        """Of the model, the namespace and all tokens to its end, however they are cut into blocks."""
+        """Digest of model, namespace and all tokens to its end, however they are cut into blocks."""
         if self._digest is None:
             self._digest = self._hashed().digest()
         return self._digest
 
     def _hashed(self) -> hashlib.blake2b:
-        """What the digests of those after it begin with."""
+        """Hash state that the digests of its children continue."""
         unhashed: list[Block] = []
         block = self
         while block._hash is None and not block.is_root:
             unhashed.append(block)
             block = block.before
-        # A root's digest has one length, whatever its namespace is called.
+        # A root's digest has a fixed length, so a long namespace cannot pass for tokens.
         known = block._hash or _hash_of(block.digest)  # noqa: SLF001
         for one in reversed(unhashed):
             known = known.copy()
@@ -149,7 +147,7 @@ class Block:
         return known
 
     def path(self) -> list[Block]:
-        """The blocks from the first one to this one."""
+        """Return the blocks from the first after the root to this one."""
         blocks: list[Block] = []
         block: Block | None = self
         while block is not None and not block.is_root:
@@ -158,7 +156,7 @@ class Block:
         return blocks[::-1]
 
     def under(self) -> Iterator[Block]:
-        """This block and all that follow it, parents first."""
+        """Yield this block and its descendants, parents first."""
         waiting = [self]
         while waiting:
             block = waiting.pop()
@@ -168,11 +166,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far a text goes down the tree.
+    """Longest prefix of a text in the tree.
 
     Attributes:
-        block: The last one that it goes through, of which it may have only the beginning.
-        tokens: How many of its tokens are there.
+        block: Last block of the prefix, of which it may have only the beginning.
+        tokens: Length of the prefix.
     """
 
     block: Block
@@ -180,18 +178,18 @@ class Walk:
 
     @property
     def whole_block(self) -> Block:
-        """The last one that it has all of."""
+        """Last block that is wholly part of the prefix."""
         return self.block if self.block.stop <= self.tokens else self.block.before
 
 
 class BlockTree:
-    """All blocks, from one root for each namespace."""
+    """All blocks, with one root a namespace."""
 
     def __init__(self, model_key: bytes) -> None:
         """Start empty.
 
         Args:
-            model_key: Of all that decides what a block of given tokens holds.
+            model_key: Key of all that decides the keys and values of given tokens.
         """
         self._model_key = model_key
         self._roots: dict[bytes, Block] = {}
@@ -199,32 +197,32 @@ class BlockTree:
         self._max_roots = _MIN_SWEPT_ROOTS
 
     def __iter__(self) -> Iterator[Block]:
-        """Every block, parents first; roots are none."""
+        """Yield every block but the roots, parents first."""
         for root in self._roots.values():
             for block in root.under():
                 if not block.is_root:
                     yield block
 
     def root(self, namespace: str) -> Block:
-        """Where the texts of a namespace begin."""
+        """Return the root of a namespace."""
         if len(self._roots) >= self._max_roots:
             self.forget_empty_roots()
         key = len(self._model_key).to_bytes(4, "little") + self._model_key + namespace.encode()
         return self.root_of(_hash_of(key).digest())
 
     def root_of(self, digest: bytes) -> Block:
-        """Where the texts of the namespace with that digest begin, whoever's it is."""
+        """Return the root of the namespace with that digest."""
         root = self._roots.get(digest)
         if root is None:
             root = self._roots[digest] = Block(-1, None, 0, (), digest)
         return root
 
     def walk(self, start: Block, text: tuple[int, ...]) -> Walk:
-        """Follow a text as far as it goes.
+        """Find the longest prefix of a text.
 
         Args:
-            start: Where it goes through for sure: a root, or what an earlier walk had all of.
-            text: From position 0 on.
+            start: A root, or a block known to be wholly part of the prefix.
+            text: Token ids from position 0 on.
         """
         block, at = start, start.stop
         while at < len(text):
@@ -240,15 +238,15 @@ class BlockTree:
     def add(
         self, parent: Block, token_ids: tuple[int, ...], *, digest: bytes | None = None
     ) -> Block:
-        """Let a block follow another; ``digest`` is given where it is known already."""
+        """Add a block behind ``parent``; ``digest`` saves computing it."""
         assert token_ids, "a block has tokens"
-        assert token_ids[0] not in parent.children, "texts that begin alike share a block"
+        assert token_ids[0] not in parent.children, "children differ in their first token"
         block = Block(self.new_id(), parent, parent.stop, token_ids, digest)
         parent.children[token_ids[0]] = block
         return block
 
     def split(self, block: Block, at: int) -> Block:
-        """Cut a block; it keeps what comes from ``at`` on. Returns the new one before it."""
+        """Split a block, which keeps its tokens from ``at`` on; returns the new block before it."""
         assert 0 < at < len(block.token_ids), "both halves have tokens"
         head = Block(self.new_id(), block.before, block.start, block.token_ids[:at])
         block.before.children[head.token_ids[0]] = head
@@ -257,17 +255,17 @@ class BlockTree:
         return head
 
     def remove(self, block: Block) -> list[Block]:
-        """Take a block out, and all that follow it; returns them."""
+        """Remove a block with its descendants, and return them, parents first."""
         del block.before.children[block.token_ids[0]]
         return list(block.under())
 
     def new_id(self) -> int:
-        """A number that no block has had."""
+        """Return an id that no block has had."""
         self._next_id += 1
         return self._next_id
 
     def forget_empty_roots(self) -> None:
-        """Drop the namespaces that nothing is kept of, which anybody can make more of."""
+        """Drop namespaces without blocks and pins."""
         self._roots = {
             digest: root for digest, root in self._roots.items() if root.children or root.pins
         }
@@ -277,17 +275,17 @@ class BlockTree:
 def common_tokens(
     block: tuple[int, ...], text: tuple[int, ...], at: int = 0, *, known: int = 0
 ) -> int:
-    """How many tokens ``block`` and ``text`` from ``at`` on have in common, from the first one.
+    """Return the length of the common prefix of ``block`` and ``text[at:]``.
 
     Args:
-        block: One of them.
-        text: The other one.
-        at: Where it begins to be compared.
-        known: Tokens that are known to be the same.
+        block: Token ids.
+        text: Token ids.
+        at: Position in ``text`` from which to compare.
+        known: Length of a common prefix known before.
     """
     length = min(len(block), len(text) - at)
     if known >= length or block[known] != text[at + known]:
-        return min(known, length)  # most texts have nothing to do with each other
+        return min(known, length)  # the common case: unrelated texts
     # Slices are compared a hundred times as fast as tokens one by one.
     low = known
     while low < length:
@@ -301,7 +299,7 @@ def common_tokens(
 def _first_difference(
     block: tuple[int, ...], text: tuple[int, ...], at: int, low: int, high: int
 ) -> int:
-    """Where two texts part that are known to, from ``low`` on and before ``high``."""
+    """Find the first difference of two texts by bisection between ``low`` and ``high``."""
     while high - low > 1:
         middle = (low + high) // 2
         if block[low:middle] == text[at + low : at + middle]:

@@ -1,8 +1,7 @@
-"""The books of the disk tier: which blocks it was asked to keep, and what they would take in memory.
+"""Index of the blocks in the disk tier. The tier itself is the engine's; this is what it was asked for.
 
-A block is kept there only behind what comes before it, or nobody could find it again. The tier itself
-is the engine's; all that is known here is what it was asked for, and what it says that it missed.
-Such blocks are asked for again when they are of use the next time.
+A block is saved only behind its parents, since a lookup starts at the root. A block that the engine
+reports as not saved leaves the index, and is saved again with its next use.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from machd.scheduler.prefix_limits import BlockCosts
 
 _MAX_LOADS = 32
 _MAX_SAVES = 32
-"""Blocks that a step reads and writes at the most. Each takes a millisecond or some, in which no
-running row gets a token; those of a long text come with several steps."""
+"""Most blocks that a step reads and writes: each takes about a millisecond, in which no row gets a
+token."""
 
 _MIN_SWEPT_ENTRIES = 64
-"""Entries of the heap before those that no longer hold are looked for."""
+"""Entries of the heap before stale ones are swept."""
 
 
 class DiskTier:
-    """The tree's blocks that outlive the daemon.
+    """The tree's blocks on disk.
 
     Attributes:
-        bytes: What they would take in memory.
-        max_loads: Blocks that a step reads at the most.
-        max_saves: Blocks that a step writes at the most, but for those that are cut.
+        bytes: Their size in memory.
+        max_loads: Most blocks that a step reads.
+        max_saves: Most blocks that a step writes, apart from halves of a split one.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class DiskTier:
         costs: BlockCosts,
         limit_bytes: int | None,
     ) -> None:
-        """Begin with none.
+        """Start without blocks.
 
         Args:
             tree: All blocks.
-            changes: What the next step does with blocks; this adds to it.
-            costs: What blocks take, and their files.
-            limit_bytes: What those in the disk tier may take; None where there is no such tier.
+            changes: Block changes of the next step, to append to.
+            costs: Sizes of blocks and files.
+            limit_bytes: Limit of :attr:`file_bytes`; None without a disk tier.
         """
         self.bytes = 0
         self.max_loads, self.max_saves = _MAX_LOADS, _MAX_SAVES
@@ -63,26 +62,26 @@ class DiskTier:
 
     @property
     def count(self) -> int:
-        """Blocks that it was asked to keep."""
+        """Number of saved blocks."""
         return len(self._by_digest)
 
     @property
     def file_bytes(self) -> int:
-        """What their files take, about; this is what is limited."""
+        """Estimated size of the files, which is limited."""
         return self.bytes + self.count * self._costs.bytes_per_file
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Keep less, or more, from now on."""
+        """Change the limit, and evict down to it."""
         self._limit_bytes = limit_bytes
         self.trim()
 
     def trim(self) -> None:
-        """Keep no more than the limit allows."""
+        """Evict blocks until the files fit the limit."""
         if self._limit_bytes is not None:
             self._shrink(self._limit_bytes)
 
     def find(self, saved: Iterable[SavedBlock]) -> Iterator[Block]:
-        """Take over what was kept since another day, parents first; what does not fit is forgotten."""
+        """Add blocks saved by an earlier daemon, parents first; orphans are deleted."""
         for one in saved:
             parent = self._tree.root_of(one.parent) if not one.start else self.known_as(one.parent)
             is_fit = (
@@ -102,14 +101,13 @@ class DiskTier:
         self.trim()
 
     def known_as(self, digest: bytes) -> Block | None:
-        """The block that is kept by that name."""
+        """Return the saved block with that digest, if any."""
         return self._by_digest.get(digest)
 
     def save(self, block: Block) -> None:
-        """Have a block kept, and first those before it that are in memory and are not kept yet.
+        """Queue a block to be saved, behind its unsaved parents in memory.
 
-        Those after it that waited for it come behind it. None is written before
-        :meth:`write_waiting` says so.
+        :meth:`write_waiting` writes them.
         """
         if self._limit_bytes is None:
             return
@@ -121,12 +119,12 @@ class DiskTier:
             self._queue(reversed(missing))
 
     def save_path(self, blocks: Iterable[Block]) -> None:
-        """Have those kept that follow one another from a root on and are not kept, or no longer."""
+        """Queue the unsaved blocks of a path from the root."""
         if self._limit_bytes is not None:
             self._queue(one for one in blocks if self._is_unsaved(one))
 
     def write_waiting(self) -> None:
-        """Write as many of those that are to be kept as a step may, parents first."""
+        """Write queued blocks, parents first, as many as one step may."""
         room = self.max_saves - sum(isinstance(one, SaveBlock) for one in self._changes)
         while self._waiting and room > 0:
             block = self._waiting.popleft()
@@ -146,15 +144,15 @@ class DiskTier:
 
     @property
     def has_load_room(self) -> bool:
-        """Whether the next step may read one more."""
+        """True if the next step may read one more block."""
         return sum(isinstance(one, LoadBlock) for one in self._changes) < self.max_loads
 
     def load(self, block: Block) -> None:
-        """Ask for a block to be read into memory."""
+        """Have the next step read a block into memory."""
         self._changes.append(LoadBlock(block.block_id, _saved(block)))
 
     def forget(self, block: Block) -> None:
-        """Keep a block no longer, if it was kept."""
+        """Delete a block from disk, if it is saved."""
         if not block.is_saved:
             return
         self._changes.append(ForgetSaved((block.digest,)))
@@ -166,7 +164,7 @@ class DiskTier:
         self._offer(parent)
 
     def forget_all(self) -> set[Block]:
-        """Keep nothing; returns what was kept."""
+        """Delete all blocks from disk, and return them."""
         blocks = set(self._by_digest.values())
         if blocks:
             self._changes.append(ForgetSaved(tuple(self._by_digest)))
@@ -179,11 +177,11 @@ class DiskTier:
         return blocks
 
     def resize(self, block: Block, more_bytes: int) -> None:
-        """Count that a block would take more than it did."""
+        """Add ``more_bytes`` to the size of a block, if it is saved."""
         self.bytes += more_bytes if block.is_saved else 0
 
     def write_halves(self, head: Block, tail: Block) -> None:
-        """Keep a block in two pieces that was kept in one and is about to be cut.
+        """Save both halves of a saved block that is about to be split.
 
         Two files have one header more than one file, so the least valuable block may be evicted.
         """
@@ -192,7 +190,7 @@ class DiskTier:
         self.trim()
 
     def check(self, blocks: Collection[Block]) -> None:
-        """Assert that the books are those of the blocks in the tree."""
+        """Assert that the index matches the blocks of the tree."""
         saved = {block.digest: block for block in blocks if block.is_saved}
         assert saved == self._by_digest, "saved blocks are counted"
         assert self.bytes == sum(one.nbytes for one in saved.values()), "saved bytes add up"
@@ -200,7 +198,7 @@ class DiskTier:
         children = Counter(id(one.before) for one in saved.values())
         for block in blocks:
             assert block.saved_children == children[id(block)], "saved children are counted"
-            assert not _is_last(block) or id(block) in offered, "what may go is found"
+            assert not _is_last(block) or id(block) in offered, "evictable blocks are in the heap"
 
     def _can_save(self, block: Block) -> bool:
         if self._limit_bytes is None or block.is_saved or not block.is_held:
@@ -219,11 +217,11 @@ class DiskTier:
         self._offer(block)
 
     def _make_room(self, nbytes: int, keep: Collection[Block] = ()) -> bool:
-        """Whether a block of so many bytes fits, after others went for it.
+        """Evict blocks for a new one; returns whether it fits.
 
         Args:
-            nbytes: What it would take in memory.
-            keep: Blocks that have to stay, and with them all before them.
+            nbytes: Its size in memory.
+            keep: Blocks to spare, and with them their parents.
         """
         if self._limit_bytes is None:
             return True
@@ -234,14 +232,14 @@ class DiskTier:
         return self.file_bytes <= left_bytes
 
     def _shrink(self, goal_bytes: int, keep: Collection[Block] = ()) -> None:
-        """Forget what is worth least and nothing kept follows, until no more is kept than that."""
+        """Evict the lowest-priority leaf blocks until the files fit ``goal_bytes``."""
         spared: list[Block] = []
         while self._last and self.file_bytes > goal_bytes:
             priority, _, _, block = heapq.heappop(self._last)
             if not _is_last(block):
                 continue
             if priority < block.priority:
-                self._offer(block)  # it was used since
+                self._offer(block)  # used since it was offered
             elif block in keep:
                 spared.append(block)
             else:
@@ -252,7 +250,7 @@ class DiskTier:
             self._offer(block)
 
     def _offer(self, block: Block) -> None:
-        """Note that a block may be the next to go, if nothing kept follows it."""
+        """Add a block to the eviction heap if it is a leaf on disk."""
         if not _is_last(block):
             return
         self._pushed += 1

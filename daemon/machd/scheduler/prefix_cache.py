@@ -1,12 +1,12 @@
-"""What running rows take from blocks and leave in them.
+"""The prefix cache: running rows reuse blocks of earlier texts, and store blocks of their own.
 
-A row is looked up when it gets its slot. What is found it holds until it ends; what it computes is
-kept as it goes, so that the next one can have it. Two cases wait before they begin: for blocks that are
-being read from the disk tier, and for a row that computes the same beginning right now.
+A sequence's prompt is looked up when it gets its slot; the blocks found are pinned until it ends. A row
+waits before its first chunk for blocks being read from disk, and for a row (its leader) that computes
+the same prefix now.
 
-Models whose caches can be cut take any beginning, to the token. With windows or recurrent state a
-row can only begin where such state was kept: at the ends of prompts and answers, and where texts were
-seen to part. There a prompt's chunk ends, so that the row stands there for a moment.
+Without state any prefix can be reused, to the token. With windows or recurrent state a row can only
+begin at a snapshot, which is made at the ends of prompts and completions and at branch points; chunks
+end there, because the engine copies state only from the row's position.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from machd.scheduler.sequence import Sequence
 _MIN_GAIN_TOKENS = 16
 
 _MAX_BRANCH_POINTS = 2
-"""Places at which a row leaves its state for those who wait for it and part from it there."""
+"""Most branch points at which a row leaves snapshots for rows that wait for it."""
 
 
 _MAX_CHECKED_BLOCKS = 4096
-"""Looking at so many takes about 20 ms, which whoever comes just then waits for."""
+"""Most blocks to check: so many take about 20 ms, which a request that arrives then waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixConfig:
-    """What the prefix cache is made of.
+    """Configuration of a prefix cache.
 
     Attributes:
-        model_key: Of all that decides what a block of given tokens holds.
-        block_tokens: The most that a block has.
-        costs: What blocks take.
-        min_gain_tokens: What another row's prompt has to save before it is waited for, and what
-            texts have to share before state is kept where they part.
+        model_key: Key of all that decides the keys and values of given tokens.
+        block_tokens: Most tokens of a block.
+        costs: Sizes of blocks.
+        min_gain_tokens: Tokens that waiting for a leader has to save, and that a snapshot at a branch
+            point has to save.
     """
 
     model_key: bytes
@@ -51,22 +51,23 @@ class PrefixConfig:
 
 
 class _Row:
-    """A running sequence, and how far its text is in the tree.
+    """A running sequence and its place in the tree.
 
     Attributes:
-        beginning: What of its prompt could be reused: all but the last token, and nothing where the
-            prompt's log-probabilities were asked for, which are computed with its tokens.
-        known: The last block that it was found to go through, to look on from there.
-        tip: The last block of its text that is in memory whole, from the root on without a gap.
-        pinned: What it holds: what it begins from until the tip is as far, then the tip.
-        found_tokens: Tokens that it will begin from.
-        leader: The row that computes what this one waits for; None while there is none.
-        leader_tokens: How far that one has to be.
-        is_compared: Whether it was found that nobody computes more of its prompt than it has.
-        is_loading: Whether what it holds is not all yet that it asked the disk tier for.
-        parting: Where its text leaves others, if state is wanted there.
-        common_tokens: With whom it was compared, and how many of its tokens that one begins with.
-        nearest: Of those the one that it has most in common with.
+        beginning: Reusable tokens of its prompt: all but the last, and none where log-probabilities
+            of the prompt are requested, which need every token computed.
+        known: Last block known to be part of its text, from which lookups go on.
+        tip: Last block of its text that is in memory with the whole path to it.
+        pinned: The block that it pins: the end of its reused prefix until the tip is as far, then the
+            tip.
+        found_tokens: Length of the prefix to reuse.
+        leader: The row that it waits for, if any.
+        leader_tokens: Tokens that the leader has to compute first.
+        is_compared: No row computes more of its prompt than it has.
+        is_loading: More of its blocks have still to be requested from disk.
+        branch_point: End of its prefix in the tree, if a snapshot is wanted there; else 0.
+        common_tokens: Common prefix with each row that it was compared with.
+        nearest: The row of those with the longest common prefix.
     """
 
     __slots__ = (
@@ -101,12 +102,12 @@ class _Row:
 
 
 class PrefixCache:
-    """The blocks, and the running rows that share them."""
+    """Block pool and radix tree, with the running rows that share them."""
 
     def __init__(
         self, shape: PrefixConfig, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
     ) -> None:
-        """Begin with what the disk tier has kept."""
+        """Start with the blocks that the disk tier has saved."""
         self._block_tokens = shape.block_tokens
         self._min_gain_tokens = shape.min_gain_tokens
         self._is_stateful = shape.costs.is_stateful
@@ -118,12 +119,12 @@ class PrefixCache:
 
     @property
     def changes(self) -> tuple[BlockChange, ...]:
-        """What the next step has to do with blocks."""
+        """Block changes of the next step."""
         return tuple(self._pool.changes)
 
     @property
     def reading(self) -> PrefixReading:
-        """Counts, and what is there."""
+        """Counts at this moment."""
         kept, counts = self._pool, self._pool.counts
         return PrefixReading(
             queries=self._queries,
@@ -144,11 +145,11 @@ class PrefixCache:
         )
 
     def set_limits(self, limits: PrefixLimits) -> None:
-        """Keep less, or more."""
+        """Change the limits, and evict down to them."""
         self._pool.set_limits(limits)
 
     def observe_memory(self, available_bytes: int | None) -> None:
-        """Take in what the machine has left."""
+        """Adapt the memory limit to what the machine has left."""
         self._pool.observe(available_bytes)
 
     @property
@@ -157,32 +158,32 @@ class PrefixCache:
         return self._pool.counts.bytes - self._pool.counts.pinned_bytes
 
     def yield_bytes(self, missing_bytes: int) -> bool:
-        """Evict blocks of ``missing_bytes``, as far as rows allow; returns whether any went.
+        """Evict blocks of ``missing_bytes``, as far as rows allow; returns whether any was evicted.
 
         The limit stays that low until memory is observed the next time.
         """
         return self._pool.shrink(self._pool.bytes - missing_bytes)
 
     def clear(self, *, is_disk_included: bool) -> int:
-        """Forget what no running row needs; returns how many blocks that were."""
+        """Drop every block that no running row holds; returns how many."""
         return self._pool.clear(is_disk_included=is_disk_included)
 
     def enter(self, sequence: Sequence) -> None:
-        """Look a prompt up, for a row that has just got its slot."""
+        """Look up the prompt of a sequence that got its slot."""
         assert sequence.slot_index is not None, "a row has a slot"
         root = self._tree.root(sequence.request.cache_namespace)
         row = self._rows[sequence.slot_index] = _Row(sequence, root)
-        self._pool.pin(root)  # for as long as it runs, whatever it holds besides
+        self._pool.pin(root)  # keeps the namespace while the row runs
         self._pool.pin(row.pinned)
         self._look_up(row)
 
     def leave(self, sequence: Sequence, *, keeps: bool) -> None:
-        """A row ends: keep what it has computed, unless something is wrong with it."""
+        """Remove the row of a sequence; ``keeps`` stores what it computed."""
         assert sequence.slot_index is not None, "a row has a slot"
         row = self._rows.pop(sequence.slot_index)
         if keeps and row.is_open:
             position, text = sequence.computed_tokens, sequence.text
-            # Of a text that ended among guesses, the row has computed more than there is.
+            # A completion that ended among accepted drafts leaves the row further than its text.
             is_exact = position <= len(text)
             is_end = is_exact or not self._is_stateful
             self._extend(row, text, min(position, len(text)), position=position, is_end=is_end)
@@ -196,7 +197,7 @@ class PrefixCache:
                 self._look_up(other)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what a step left in memory, keep what it computed, and see who can begin."""
+        """Apply a step: confirm blocks, store computed prompts, look up rows that have not begun."""
         del self._pool.changes[: len(plan.blocks)]
         self._open_rows(plan)
         self._pool.confirm(result.held_blocks, result.lost_blocks, result.unsaved_blocks)
@@ -217,14 +218,14 @@ class PrefixCache:
                 self._pool.use(row.pinned.path())
 
     def fail(self) -> None:
-        """The engine has failed and forgotten its rows, and who knows what it did with blocks."""
+        """Remove all rows and blocks in memory after an engine fault."""
         for row in self._rows.values():
             self._let_go(row)
         self._rows.clear()
         self._pool.lose_memory()
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a row may begin: it has, or nothing that is worth waiting for is on its way."""
+        """Return True if a sequence has begun or need not wait for blocks or a leader."""
         assert sequence.slot_index is not None, "a row has a slot"
         row = self._rows[sequence.slot_index]
         if row.is_open or row.leader is not None or row.is_loading:
@@ -232,7 +233,7 @@ class PrefixCache:
         return all(block.is_held for block in row.pinned.path())
 
     def reused(self, sequence: Sequence) -> ReusedPrefix | None:
-        """What a row begins from; None if it has begun, or has to begin with nothing."""
+        """Return the prefix that a row begins with; None if it has begun, or nothing was found."""
         assert sequence.slot_index is not None, "a row has a slot"
         row = self._rows[sequence.slot_index]
         if row.is_open or not row.found_tokens:
@@ -243,7 +244,7 @@ class PrefixCache:
         )
 
     def stop_before(self, sequence: Sequence, stop: int) -> int:
-        """Where a chunk that could go on to ``stop`` ends, so that state can be kept there."""
+        """Return an earlier end for a chunk that goes to ``stop`` if a snapshot is wanted there."""
         assert sequence.slot_index is not None, "a row has a slot"
         if not self._is_stateful:
             return stop
@@ -255,26 +256,28 @@ class PrefixCache:
         """Assert that blocks, pins and running rows agree.
 
         Args:
-            sequences: Those that run.
-            is_whole: Whether to look at every block, unless there are very many, and not only at
-                those that running rows hold.
+            sequences: Running sequences.
+            is_whole: Check every block, unless there are very many, and not only those of running
+                rows.
         """
         running = {sequence.slot_index: sequence for sequence in sequences}
-        assert {slot: row.sequence for slot, row in self._rows.items()} == running, "rows are those"
+        assert {slot: row.sequence for slot, row in self._rows.items()} == running, (
+            "rows are the running sequences"
+        )
         pins: dict[int, int] = {}
         for row in self._rows.values():
             pins[id(row.pinned)] = pins.get(id(row.pinned), 0) + 1
         if is_whole and len(self._pool) <= _MAX_CHECKED_BLOCKS:
             self._pool.check_invariants()
             for block in self._tree:
-                assert block.pins == pins.get(id(block), 0), "rows hold blocks, nobody else does"
+                assert block.pins == pins.get(id(block), 0), "only rows pin blocks"
         for row in self._rows.values():
             if row.pinned in self._pool and not row.pinned.is_root:
-                assert row.pinned.pins == pins[id(row.pinned)], "rows hold blocks"
+                assert row.pinned.pins == pins[id(row.pinned)], "rows pin blocks"
                 if not is_whole or len(self._pool) > _MAX_CHECKED_BLOCKS:
                     self._pool.check_path(row.pinned)
-            assert row.is_open or row.pinned in self._pool, "what a row begins from is in memory"
-            assert row.leader is None or row.leader in self._rows.values(), "who leads runs"
+            assert row.is_open or row.pinned in self._pool, "a reused prefix is in memory"
+            assert row.leader is None or row.leader in self._rows.values(), "leaders run"
 
     def _count(self, row: _Row) -> None:
         self._queries += 1
@@ -286,7 +289,7 @@ class PrefixCache:
             self._prefix_hits += 1
 
     def _look_up(self, row: _Row) -> None:
-        """Find what a row can begin from, now or soon."""
+        """Find the prefix that a row can begin with, now or after loading."""
         sequence = row.sequence
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         row.known = walk.whole_block
@@ -300,14 +303,14 @@ class PrefixCache:
         row.branch_point = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
         self._find_leader(row, tokens)
         row.found_tokens = sequence.prefilled_tokens = tokens
-        # What is on its way to it stays, although it may have no use without what is not there yet.
+        # Pin what is loaded already, although a row with state may not begin there.
         self._hold(row, tip if row.is_loading else block)
         row.tip = block if block.stop <= tokens else block.before
 
     def _find_leader(self, row: _Row, tokens: int) -> None:
-        """See whom a row waits for that can begin with so many tokens by itself.
+        """Choose the leader of a row that has so many tokens by itself.
 
-        Those who have nothing for it now will not have it later: they are not compared again.
+        A row without a gain now has none later, so rows are compared once.
         """
         if row.is_loading:
             row.leader, row.leader_tokens, row.is_compared = None, 0, False
@@ -316,24 +319,24 @@ class PrefixCache:
             row.is_compared = row.leader is None
 
     def _usable(self, block: Block, tokens: int) -> Block:
-        """How far a text that goes to a block can begin with it, if all of it were in memory."""
+        """Return the last block up to ``block`` at which a row can begin, in memory or not."""
         if self._is_stateful:
             while not block.is_root and not (block.has_state and block.stop <= tokens):
                 block = block.before
         return block
 
     def _leader_of(self, row: _Row, found_tokens: int) -> tuple[_Row | None, int]:
-        """Who computes more of this prompt's beginning right now, and how much of it."""
+        """Return the row that computes most of this prompt now, and the common tokens; None if none."""
         best, best_tokens = None, found_tokens + self._min_gain_tokens - 1
         if not self._pool.can_keep(self._min_gain_tokens):
             return None, 0
         for other in self._rows.values():
             if other is row:
-                break  # those that got their slots later may wait for this one
+                break  # later rows may wait for this one
             if other.root is not row.root or not self._is_leading(other):
                 continue
             if other.sequence.place > row.sequence.place:
-                continue  # its turn comes later, whatever slot it has
+                continue  # its prefill comes later
             common = self._common_tokens(row, other)
             is_more = common > max(best_tokens, self._kept_tokens(other))
             if is_more and self._leaves_state_at(common, other, besides=row):
@@ -341,18 +344,18 @@ class PrefixCache:
         return best, best_tokens if best is not None else 0
 
     def _goes_on_waiting(self, row: _Row) -> bool:
-        """Whether what a row waits for is still being computed, so that nothing is new to it."""
+        """Return True if a row's leader still computes what the row waits for."""
         leader = row.leader
         if leader is None or row.pinned not in self._pool or not self._is_leading(leader):
             return False
         if leader.sequence.place > row.sequence.place:
-            return False  # its turn comes later now
+            return False  # its prefill comes later by now
         if row.leader_tokens <= self._kept_tokens(leader):
             return False
         return self._leaves_state_at(row.leader_tokens, leader, besides=row)
 
     def _leaves_state_at(self, tokens: int, leader: _Row, *, besides: _Row) -> bool:
-        """Whether a row's state is kept there for another one, as far as others leave it room."""
+        """Return True if a leader makes a snapshot at ``tokens`` for one more row."""
         if not self._is_stateful:
             return True
         branch_points = self._awaited_branch_points(leader, besides=besides)
@@ -363,9 +366,9 @@ class PrefixCache:
         )
 
     def _awaited_branch_points(self, leader: _Row, besides: _Row | None = None) -> list[int]:
-        """Where those who wait for a row part from it; with state only the furthest ones.
+        """Branch points of a row and the rows that wait for it; with state only the furthest ones.
 
-        For each a chunk ends and all state is copied.
+        Each ends a chunk and copies all state.
         """
         waiting = {
             row.leader_tokens
@@ -375,14 +378,14 @@ class PrefixCache:
         return sorted(waiting)[-_MAX_BRANCH_POINTS:] if self._is_stateful else sorted(waiting)
 
     def _kept_tokens(self, row: _Row) -> int:
-        """How far others need not wait for a row any more.
+        """Tokens of a row for which others need not wait any more.
 
-        State is only kept where a row stands; a block without it some time after that.
+        A snapshot is only taken at the row's position; blocks without state are stored any time later.
         """
         return row.sequence.prefilled_tokens if self._is_stateful else row.tip.stop
 
     def _common_tokens(self, row: _Row, other: _Row) -> int:
-        """How many tokens two prompts begin with that are the same; compared once."""
+        """Return the common prefix of two prompts, compared once."""
         common = row.common_tokens.get(other)
         if common is None:
             common = row.common_tokens[other] = self._compare(row, other)
@@ -391,7 +394,7 @@ class PrefixCache:
         return common
 
     def _compare(self, row: _Row, other: _Row) -> int:
-        """Compare two prompts from where it is not known already how they stand to a third one."""
+        """Compare two prompts, skipping what follows from comparisons with a third one."""
         known, nearest = 0, row.nearest
         if nearest is not None:
             known = row.common_tokens[nearest]
@@ -402,7 +405,7 @@ class PrefixCache:
         return common_tokens(other.beginning, row.beginning, known=known)
 
     def _is_leading(self, row: _Row) -> bool:
-        """Whether a row computes its prompt, and what it computes is kept: there was room so far."""
+        """Return True if a row is in prefill and its blocks have been stored so far."""
         if row.sequence.is_prefilled or row.tip not in self._pool:
             return False
         boundary = (row.tip.stop // self._block_tokens + 1) * self._block_tokens
@@ -419,7 +422,7 @@ class PrefixCache:
             row.pinned = block
 
     def _keep_prompt(self, row: _Row) -> None:
-        """Keep what was computed of a prompt; its end, too, although no block is full there."""
+        """Store what is computed of a prompt; at its end also a block that is not full."""
         sequence = row.sequence
         if sequence.is_prefilled and not self._is_stateful:
             upto = sequence.computed_tokens
@@ -434,14 +437,14 @@ class PrefixCache:
     def _extend(
         self, row: _Row, text: tuple[int, ...], upto: int, *, position: int | None, is_end: bool
     ) -> None:
-        """Let the tree follow a row's text as far as that is computed.
+        """Store blocks of a row's text as far as it is computed.
 
         Args:
-            row: Open.
+            row: An open row.
             text: Its tokens.
-            upto: Tokens of it that are computed.
-            position: Where it stands, if that is known exactly.
-            is_end: Whether the last block may end in the middle, and state is wanted there.
+            upto: Number of computed tokens.
+            position: The row's position; None if not known exactly.
+            is_end: The last block may be partly filled, and a snapshot is wanted at its end.
         """
         if row.tip not in self._pool:
             return
@@ -456,7 +459,7 @@ class PrefixCache:
         is_at_end = is_end and row.tip.stop == upto and not row.tip.is_root
         if is_at_end and self._lacks_state(row.tip, row_position):
             self._pool.store_anew(row.tip, row_position)
-        # What it began from lies behind the tip until its own text has gone that far.
+        # The reused prefix stays pinned until the tip has reached its end.
         if row.tip.stop >= row.found_tokens:
             self._hold(row, row.tip)
 
@@ -469,13 +472,13 @@ class PrefixCache:
         *,
         is_end: bool,
     ) -> Block | None:
-        """The block that follows ``tip`` in a text, made if need be; None where the tree ends."""
+        """Find or store the block behind ``tip``; None if it cannot be stored yet."""
         child = tip.children.get(text[tip.stop])
         if child is None:
             boundary = (tip.stop // self._block_tokens + 1) * self._block_tokens
             stop = min(upto, boundary)
             if stop < boundary and not is_end:
-                return None  # it will be full with a later step
+                return None  # a later step fills it
             return self._pool.store(tip, text[tip.stop : stop], row_position)
         known = text[tip.stop : min(upto, child.stop)]
         common = common_tokens(child.token_ids, known)
@@ -493,12 +496,12 @@ class PrefixCache:
         return child
 
     def _is_better_saved(self, block: Block, row_position: RowPosition) -> bool:
-        """Whether the disk tier alone has a block, with state that the row does not stand at."""
+        """Return True if a block is only on disk, with a snapshot that the row cannot provide."""
         is_elsewhere = self._is_stateful and not block.is_in_memory
         return is_elsewhere and block.has_state and row_position.position != block.stop
 
     def _lacks_state(self, block: Block, row_position: RowPosition) -> bool:
-        """Whether a row stands where a block ends, and the block could have state from there."""
+        """Return True if the row is at the end of a block that lacks a snapshot."""
         return row_position.position == block.stop and not block.has_state
 
     def _slot_of(self, row: _Row) -> int:
@@ -507,7 +510,7 @@ class PrefixCache:
 
 
 def _missing(block: Block) -> list[Block]:
-    """What is not in memory of what leads to a block, from the first one on."""
+    """Return the blocks on the path to a block that are not in memory, parents first."""
     missing: list[Block] = []
     while not (block.is_root or block.is_in_memory):
         missing.append(block)

@@ -57,7 +57,7 @@ _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 
 
 class MemoryYield(StrEnum):
-    """What the scheduler gave up for a step without enough memory."""
+    """Concession of the scheduler to a step without enough memory."""
 
     BLOCKS = "blocks"
     """Blocks of the prefix cache."""
