@@ -1,4 +1,4 @@
-"""The KV budget: what a reservation costs, which lane it fits in, and who is turned away."""
+"""The KV budget: size of reservations, their lane, and refused requests."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_the_batch_costs_a_padded_slab(tokens: tuple[int, ...], expected_bytes: 
 def test_who_does_not_fit_into_the_slab_goes_alone_or_waits(
     tokens: int, batch: tuple[int, ...], serial: tuple[int, ...], lane: Lane | None
 ) -> None:
-    """The batch first; alone if only the padding is too much and nobody else is; else later."""
+    """The batch lane comes first, a free serial lane second if only padding is too much, else none."""
     assert Promised(batch, serial, max_rows=4).lane_for(DEFER, tokens) is lane
 
 
 @given(tokens=st.integers(1, 99), rows=st.integers(1, 8))
 def test_an_idle_scheduler_takes_whatever_can_ever_run(tokens: int, rows: int) -> None:
-    """What passes the check at submit fits into the empty batch, so nobody waits for ever."""
+    """A request that passes the check at submit fits an idle engine, so none waits for ever."""
     nobody = Promised(max_rows=rows)
     check_budget(DEFER, (tokens,), running=nobody, waiting=(), retry_after_s=1)
     assert nobody.lane_for(DEFER, tokens) is Lane.BATCH
@@ -79,7 +79,7 @@ def test_defer_lets_a_request_wait_for_what_others_hold() -> None:
 
 
 def test_reject_turns_away_what_does_not_fit_now() -> None:
-    """What others were promised counts, and the answer says when to come back."""
+    """Reservations of others count, and the error says when to retry."""
     check_budget(REJECT, (49,), running=Promised((49,), max_rows=4), waiting=(), retry_after_s=9)
     with pytest.raises(KvBudgetSpentError) as refusal:
         check_budget(
@@ -109,7 +109,7 @@ def test_reject_turns_away_who_would_have_to_wait_for_padding() -> None:
 
 
 def test_reject_lets_wait_for_a_slot() -> None:
-    """Who could not run now whatever the budget is not turned away for the budget's sake."""
+    """A request without a free row is not refused for the budget's sake."""
     two = Promised((40, 40), max_rows=2)
     check_budget(REJECT, (40,), running=two, waiting=(), retry_after_s=9)
     check_budget(REJECT, (40, 40, 40), running=Promised(max_rows=2), waiting=(), retry_after_s=9)

@@ -1,4 +1,4 @@
-"""Holding admission and going on in another way: who waits keeps place, time and chance."""
+"""Held admission and a new config: waiting sequences keep their place and their timeouts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_newcomer_may_join_a_decode_that_runs_while_admission_is_held() -> Non
 
 
 def test_held_admission_wakes_for_timeouts_alone() -> None:
-    """With empty slots there is nothing to do before somebody has waited too long: no spinning."""
+    """With empty slots there is nothing to do before the next timeout: no spinning."""
     core = _holding(_batched(window_s=1.0), "a")
     assert core.wait_s(4.0) == LIMITS.queue_timeout_s - 4.0
     [end] = only(SequenceFinished, core.admit(LIMITS.queue_timeout_s))
@@ -117,7 +117,7 @@ def test_those_that_wait_keep_their_order(config: SchedulerConfig) -> None:
 
 
 def test_waiting_for_a_switch_counts_as_waiting_for_company() -> None:
-    """Who has waited longer than the window is seated at once; a newcomer alone waits for company."""
+    """A sequence that waited longer than the window is admitted at once; a single new one waits."""
     core = _holding(SINGLE, "a")
     core.apply_config(_batched(window_s=1.0), 2.0)
     assert _admitted(core, 2.0) == ["a"]
@@ -165,7 +165,7 @@ def test_limits_alone_may_change_while_rows_run() -> None:
 
 
 def test_nobody_joins_once_sharing_is_switched_off() -> None:
-    """Those that share already go on sharing; the next one computes for itself."""
+    """Subscribers of one sequence stay; the next identical request gets a sequence of its own."""
     core = _holding(_batched(coalesce=True), "a", "b")
     core.apply_config(_batched(), 0.0)
     assert isinstance(core.submit((request_of("c"),), 0.0)[0], SequenceQueued)
@@ -186,7 +186,7 @@ def test_what_came_before_sharing_was_switched_on_is_not_joined() -> None:
 
 
 def test_a_mode_is_named_by_the_arrangement_that_seats() -> None:
-    """What waited in one mode is admitted in the other."""
+    """A sequence queued in one decode mode is admitted in the other."""
     core = _holding(SINGLE, "a")
     core.apply_config(_batched(), 0.0)
     [admitted] = only(SequenceAdmitted, core.admit(0.0))

@@ -1,4 +1,4 @@
-"""What is kept stays within its limits, and what is worth most stays longest."""
+"""The block pool stays within its limits and evicts the lowest priority first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Shelf:
 
     @property
     def limits(self) -> PrefixLimits:
-        """What it may keep."""
+        """Limits of the pool."""
         return PrefixLimits(self.max_bytes, self.max_entries, disk_bytes=self.disk_bytes)
 
     def settle(self, *, lost: tuple[int, ...] = ()) -> list[BlockChange]:
@@ -81,7 +81,7 @@ class Shelf:
 
 
 def test_what_was_used_last_stays_longest() -> None:
-    """Of blocks that are alike in all else the one unused for longest goes."""
+    """The block unused for longest goes first among blocks alike in all else."""
     shelf = Shelf(max_bytes=60)
     first, second, third = (shelf.add(None, number, 0) for number in (1, 2, 3))
     shelf.kept.use([first])
@@ -185,7 +185,7 @@ def test_entries_are_counted_as_texts() -> None:
 
 
 def test_state_is_added_to_a_block_although_all_entries_are_taken() -> None:
-    """What takes the place of itself is no new text."""
+    """A block stored again is no new entry."""
     shelf = Shelf(max_entries=1, costs=BlockCosts(10, 5, 0, 0))
     first = shelf.add(None, 1, 1)
     shelf.kept.pin(first)
@@ -225,7 +225,7 @@ def test_what_is_lost_is_not_kept_nor_what_follows() -> None:
 
 
 def test_a_fault_drops_all_that_may_be_in_memory() -> None:
-    """What was about to be dropped is dropped all the same, and files that were to go, go."""
+    """Queued drops and deletions survive an engine fault."""
     shelf = Shelf(max_bytes=30, disk_bytes=30)
     old = [shelf.add(None, number) for number in range(3)]
     new = shelf.kept.store(shelf.root, (9,), ROW)
@@ -294,7 +294,7 @@ def test_files_that_fit_nowhere_are_deleted() -> None:
 
 
 def test_what_is_found_is_forgotten_again_by_its_digest() -> None:
-    """Although nobody has asked for its namespace yet."""
+    """Its namespace need not have been requested before."""
     shelf = Shelf(disk_bytes=PLENTY)
     shelf.add(shelf.add(None, 1, 2), 3, 4)
     shelf.settle()
@@ -319,7 +319,7 @@ def test_of_what_is_found_the_longest_unused_goes_first() -> None:
 
 
 def test_the_disk_tier_stays_within_its_budget() -> None:
-    """What is worth least is forgotten first, and never what something kept follows."""
+    """The disk tier evicts the lowest priority first, and leaf blocks only."""
     shelf = Shelf(disk_bytes=100)
     parent, tier = None, shelf.kept.disk_tier
     for number in range(30):
@@ -417,7 +417,7 @@ def test_what_was_not_written_is_written_when_it_is_used_again() -> None:
 
 
 def test_what_is_neither_written_nor_in_memory_is_gone() -> None:
-    """And all behind it, which nobody could reach."""
+    """Its descendants, now unreachable, go with it."""
     shelf = Shelf(disk_bytes=PLENTY)
     blocks = _chain(shelf, 3)
     _run_through(shelf)
@@ -444,7 +444,7 @@ def test_a_step_writes_only_so_many_blocks() -> None:
 
 
 def test_a_step_reads_only_so_many_blocks() -> None:
-    """Who asks is told that there is more to come, and not so where there is no room for it."""
+    """The caller learns whether the rest waits for a later step or has no room."""
     shelf = Shelf(disk_bytes=PLENTY)
     blocks = _chain(shelf, 40)
     _run_through(shelf)

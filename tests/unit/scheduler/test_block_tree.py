@@ -92,7 +92,7 @@ def test_a_digest_is_of_model_namespace_and_place() -> None:
 
 
 def test_a_root_found_by_its_digest_is_the_namespace_s() -> None:
-    """What another daemon left is found again, whoever asks first."""
+    """Blocks of an earlier daemon are found under the same digests."""
     tree = BlockTree(b"model")
     digest = BlockTree(b"model").root("a").digest
     found = tree.root_of(digest)
@@ -122,7 +122,7 @@ def test_what_is_removed_takes_along_what_follows() -> None:
 
 
 def test_namespaces_without_blocks_are_forgotten() -> None:
-    """Clients cannot fill memory with salts, and who runs or has blocks is not touched."""
+    """Empty namespaces are swept; those with blocks or pins stay."""
     tree = BlockTree(b"model")
     kept, running = tree.root("kept"), tree.root("running")
     tree.add(kept, (1,))

@@ -1,4 +1,4 @@
-"""One sequence for identical sequences: who shares, what each is told, and who may leave."""
+"""Coalescing: identical requests, their events, and subscribers that leave."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_greedy_sequence_ignores_what_shapes_the_draw(
 def test_random_sequences_share_only_when_they_draw_alike(
     change: dict[str, object], *, is_shared: bool
 ) -> None:
-    """The seed, the prompt, the ends and the namespace must agree; who asks and when need not."""
+    """Seed, prompt, limits and namespace must agree; client and time need not."""
     one = request_of(sampling=SamplingParams(seed=1))
     other = replace(one, sequence_id="b", **change)  # type: ignore[arg-type]  # by name
     assert (key_of(one) == key_of(other)) == is_shared
@@ -216,7 +216,7 @@ def test_siblings_share_without_a_word() -> None:
 
 
 def test_a_refused_request_leaves_nothing_to_join() -> None:
-    """Whoever comes after a request that found no room is judged afresh."""
+    """A request after a refused one is judged afresh."""
     scheduler = _scheduler(max_b=1, max_queue=0)
     scheduler.submit((request_of("x"),), 0.0)
     scheduler.admit(0.0)
@@ -248,7 +248,7 @@ def test_an_urgent_follower_pulls_the_decode_forward() -> None:
 
 
 @pytest.mark.parametrize("leaver", ["a", "b"])
-def test_a_reader_that_leaves_takes_nobody_along(leaver: str) -> None:
+def test_a_subscriber_that_leaves_ends_alone(leaver: str) -> None:
     """Leader or follower: it alone ends, the slot stays, and the other has every token."""
     scheduler, engine = _running()
     events = scheduler.submit((_request("b"),), 0.0)
@@ -274,8 +274,8 @@ def test_the_next_follower_is_led_by_who_took_over() -> None:
     assert _tokens(joined, "c") == _script(3)
 
 
-def test_the_last_reader_frees_the_slot() -> None:
-    """A sequence that nobody reads ends, whoever was its leader."""
+def test_the_last_subscriber_frees_the_slot() -> None:
+    """A sequence ends with its last subscriber, first or not."""
     scheduler, _ = _running()
     scheduler.submit((_request("b"),), 0.0)
     assert len(scheduler.abort(("a", "b"), None, 0.0)) == 2
@@ -297,8 +297,8 @@ def test_a_waiting_leader_hands_its_place_on() -> None:
     assert [one.sequence_id for one in only(SequenceAdmitted, events)] == ["b"]
 
 
-def test_timeouts_are_each_readers_own() -> None:
-    """Whoever has run too long ends alone; who came later reads on."""
+def test_timeouts_are_each_subscribers_own() -> None:
+    """A subscriber that times out ends alone; later ones go on."""
     scheduler, _ = _running()
     scheduler.submit((_request("b", arrived_s=50.0),), 50.0)
     (end,) = only(SequenceFinished, scheduler.admit(LIMITS.request_timeout_s))
@@ -315,7 +315,7 @@ def test_timeouts_are_each_readers_own() -> None:
     assert scheduler.waiting_count == 1
 
 
-def test_faults_end_every_reader() -> None:
+def test_faults_end_every_subscriber() -> None:
     """A row's fault is each subscriber's, an engine fault as well."""
     scheduler = _scheduler()
     engine = FakeEngine(faults=FakeFaults(row_errors={(0, 2): ValueError("planted")}))
@@ -347,7 +347,7 @@ def test_siblings_of_one_that_is_answered_at_once_wait_patiently() -> None:
 
 @pytest.mark.parametrize("subscribers", [1, 2])
 def test_who_has_missed_too_much_is_computed_anew(subscribers: int) -> None:
-    """All sequences of a request count, and those who come later join the new sequence."""
+    """All completions of a request count, and later requests join the new sequence."""
     scheduler, engine = _scheduler(max_b=2), FakeEngine()
     scheduler.submit((_request("a", max_tokens=5000),), 0.0)
     while scheduler._open["a"].completion_tokens * subscribers < 4096:

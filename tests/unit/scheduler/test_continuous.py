@@ -1,4 +1,4 @@
-"""Continuous batching: who gets a slot and a lane, when, and what one step does."""
+"""Continuous batching: slots, lanes, admission and steps."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_sequences_share_steps_up_to_the_number_of_slots() -> None:
 
 @pytest.mark.parametrize("make_engine", [FakeEngine, LateFirstToken])
 def test_each_sequence_gets_its_own_tokens(make_engine: Callable[[], FakeEngine]) -> None:
-    """Whoever shares the steps, and whether the first token comes early or late."""
+    """Other rows of the step and the time of the first token do not matter."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=3)))
     requests = [
         request_of(name, prompt_tokens=1 + index, max_tokens=2 + index)
@@ -154,7 +154,7 @@ def test_an_abort_ends_one_row_and_frees_its_slot_first() -> None:
 
 
 def test_the_last_slot_is_released_at_once() -> None:
-    """When nobody runs any more one plan frees the rows, and then there is nothing to do."""
+    """After the last sequence one plan frees the rows, and the next is empty."""
     scheduler, engine = Scheduler(continuous(LIMITS, batching_of())), FakeEngine()
     _submit(scheduler, request_of("a", max_tokens=1))
     run_step(scheduler, engine, now_s=0.0)
@@ -176,7 +176,7 @@ def test_a_row_fault_ends_its_sequence_only() -> None:
 
 
 def test_an_engine_fault_ends_all_rows_and_gives_back_what_they_held() -> None:
-    """Slots and reservations are free at once, nothing is released, and who waits runs next."""
+    """Slots and reservations are free at once, nothing is to release, and waiting sequences run next."""
     scheduler, engine = Scheduler(continuous(LIMITS, batching_of(max_b=2))), FakeEngine()
     _submit(scheduler, *(request_of(one) for one in "abc"))
     run_step(scheduler, engine, now_s=0.0)
@@ -206,7 +206,7 @@ def test_an_idle_scheduler_waits_for_company() -> None:
 
 
 def test_a_full_batch_waits_for_nobody() -> None:
-    """As soon as ``max_b`` sequences wait, the window is over."""
+    """The window ends once ``max_b`` sequences wait."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=2, window_s=60.0)))
     _submit(scheduler, request_of("a"))
     assert scheduler.admit(0.0) == []
@@ -215,7 +215,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
 
 
 def test_a_running_batch_is_never_delayed() -> None:
-    """Who comes while somebody runs joins at the next step."""
+    """A request that arrives while others run is admitted at the next step."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(window_s=5.0)))
     _submit(scheduler, request_of("a"))
     scheduler.admit(5.0)
@@ -224,7 +224,7 @@ def test_a_running_batch_is_never_delayed() -> None:
 
 
 def test_a_window_does_not_outlast_a_timeout() -> None:
-    """The thread is woken for who has waited too long as well."""
+    """The engine thread is woken for a queue timeout as well."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(window_s=50.0)))
     _submit(scheduler, request_of("a"))
     assert scheduler.wait_s(4.0) == pytest.approx(LIMITS.queue_timeout_s - 4.0)
@@ -254,7 +254,7 @@ def test_defer_waits_in_strict_order() -> None:
 
 
 def test_reject_answers_at_once() -> None:
-    """What runs and waits is counted; the refusal is a 429 that says when to come back."""
+    """Running and waiting sequences count; the refusal is a 429 with a retry time."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(budget_tokens=20, policy=KvPolicy.REJECT)))
     assert only(SequenceQueued, _submit(scheduler, request_of("a"), request_of("b")))
     (refused,) = only(SequenceFinished, _submit(scheduler, request_of("c")))

@@ -80,7 +80,7 @@ def bait(row: Row, drafted: int) -> int:
 
 @dataclass
 class Run:
-    """Rows that sequence together on a machine, and the time they took."""
+    """Rows that decode together on a machine, and the time they took."""
 
     machine: Machine
     pace: StepPace
@@ -114,13 +114,13 @@ class Run:
         width, every = len(rows), list(rows)
         allowed = self.pace.draft_tokens(Lane.BATCH, width, MAX_TOKENS)
         cost = self.pace.span_cost(Lane.BATCH, width)
-        guess_s, offers = 0.0, []
+        drafting_s, offers = 0.0, []
         for row in every:
             wanted = allowed
             if wanted and self.draft_s:
                 wanted = worthwhile_tokens([Offer(0, wanted, row.acceptance.rate)], cost)
             offered = min(wanted, self.offer(wanted)) if wanted else 0
-            guess_s += self.draft_s * offered
+            drafting_s += self.draft_s * offered
             offers.append(Offer(0, offered, row.acceptance.rate))
         ahead = worthwhile_tokens(offers, cost)
         accepted_tokens = longest = 0
@@ -132,7 +132,7 @@ class Run:
             accepted_tokens += accepted
             longest = max(longest, drafted)
             self.drafted += drafted
-        cost_s = self.machine.cost_s(width, 1 + longest) + guess_s
+        cost_s = self.machine.cost_s(width, 1 + longest) + drafting_s
         self.taken_s += cost_s
         self.passes += 1
         self.pace.observe(
@@ -309,7 +309,7 @@ def test_text_that_begins_to_repeat_itself_gets_fast(name: str, draft: float) ->
 
 @pytest.mark.parametrize("rows", [2, 4, 8, 16])
 def test_batch_of_right_drafts_is_faster(rows: int) -> None:
-    """Where every row's drafts are right, batches gain as long as tokens cost less than passes."""
+    """Batches gain from right drafts as long as a token costs less than a pass."""
     run = Run(MACHINES["cpu"], new_pace())
     assert run.speed(run.rows(*[everything] * rows), 300) > 1.15
     assert run.pace.batched_gain is not None
@@ -318,7 +318,7 @@ def test_batch_of_right_drafts_is_faster(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [2, 8])
 def test_batch_leaves_out_drafts_that_do_not_pay(rows: int) -> None:
-    """Where a token more of each row costs as much as a pass, measurement ends the drafts."""
+    """Drafts end if a further token of each row is measured to cost as much as a pass."""
     run = Run(MACHINES["every token a pass"], new_pace())
     every = run.rows(*[everything] * rows)
     run.go(every, 300)

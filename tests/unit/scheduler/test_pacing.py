@@ -1,4 +1,4 @@
-"""How much of a prompt a step computes: streams that run keep their pace while it comes in."""
+"""Prompt tokens of a step: running streams keep their pace during prefill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from machd.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a step takes: a sequence, and for a chunk a fixed part and one a token."""
+    """Duration of a step: decoding, and for a chunk a fixed part plus one for each token."""
 
     decode_s: float
     chunk_s: float
@@ -60,7 +60,7 @@ def _settle(pace: StepPace, cost_s: Callable[[int], float], *, idle_s: float) ->
 
 
 def test_without_anybody_to_disturb_chunks_are_long() -> None:
-    """Nothing sequences, so the only bound is how soon an abort is heard."""
+    """No row decodes, so the only bound is the delay of an abort."""
     assert StepPace(beside_decode=None).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
     assert StepPace(beside_decode=16).prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
 
@@ -124,7 +124,7 @@ def test_what_was_learnt_stays_for_the_next_prompt() -> None:
 
 
 def test_a_short_rest_of_a_prompt_teaches_no_longer_chunk() -> None:
-    """That a piece shorter than allowed was cheap says nothing of the allowed one."""
+    """A cheap chunk that is shorter than allowed does not raise the allowance."""
     pace = StepPace(beside_decode=None)
     _measure(pace, [0.1] * 3)
     for _ in range(10):
@@ -205,7 +205,7 @@ def test_running_streams_keep_their_pace_while_a_long_prompt_comes_in(
 
 @dataclass(frozen=True)
 class _Attending:
-    """What a token of a prompt takes, the more the more it attends to: two cores, 6,000 tokens."""
+    """Seconds of a prompt token, which grow with its context: two cores, 6,000 tokens."""
 
     token_s: float = 0.0025
     context_s: float = 1.7e-6
@@ -219,7 +219,7 @@ class _Attending:
 
 
 def _alone_steps(pace: StepPace, start: int, stop: int) -> list[tuple[int, float]]:
-    """Tokens and seconds of the steps of a prompt that nobody sequences beside."""
+    """Tokens and seconds of the steps of a prompt beside which no row decodes."""
     steps = []
     while start < stop:
         tokens = min(pace.prefill_tokens(None, 0, context_tokens=start), stop - start)
@@ -231,7 +231,7 @@ def _alone_steps(pace: StepPace, start: int, stop: int) -> list[tuple[int, float
 
 
 def test_a_long_prompt_is_computed_in_steps_of_about_a_second() -> None:
-    """However far it is: whoever comes waits for the end of a step."""
+    """A chunk alone takes about the target time at any context, since arrivals wait for its end."""
     steps = _alone_steps(StepPace(beside_decode=None), 0, 8000)
     assert steps[0][0] == PREFILL_CHUNK_TOKENS
     assert max(duration_s for _, duration_s in steps) < 2.5
@@ -240,7 +240,7 @@ def test_a_long_prompt_is_computed_in_steps_of_about_a_second() -> None:
 
 
 def test_the_rest_of_a_cached_prompt_does_not_begin_with_a_long_step() -> None:
-    """What its context costs was learnt when that was computed; short prompts cost no less for it."""
+    """A long context's cost is learnt as it is computed, and leaves short prompts alone."""
     pace = StepPace(beside_decode=None)
     _alone_steps(pace, 0, 5133)
     (tokens, duration_s), *_ = _alone_steps(pace, 5133, 6223)

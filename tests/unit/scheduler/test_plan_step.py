@@ -55,7 +55,7 @@ def test_prefilled_rows_decode_and_the_others_prefill() -> None:
 
 
 def test_prompts_share_a_step_in_the_order_of_their_places() -> None:
-    """What the first prompt leaves of the step's tokens goes to the next, and then nobody has any."""
+    """The first prompt's rest of the budget goes to the next, until it is spent."""
     slots = Slots(4)
     for name in "abcd":
         slots.occupy(sequence_of(name), Lane.BATCH, now_s=0.0)
@@ -69,7 +69,7 @@ def test_prompts_share_a_step_in_the_order_of_their_places() -> None:
 
 
 def test_one_lane_decodes_at_a_time_and_whole() -> None:
-    """Of the batch all rows decode or none, and whose turn it is decides when both could."""
+    """All rows of the batch decode or none; the turn decides between two ready lanes."""
     slots = Slots(4)
     for name, lane in [("a", Lane.BATCH), ("b", Lane.SERIAL), ("c", Lane.BATCH)]:
         sequence = sequence_of(name)
@@ -94,7 +94,7 @@ def test_a_chunk_names_its_lane() -> None:
 
 
 def test_left_slots_are_freed_by_the_plan() -> None:
-    """A plan frees what was left, though nobody runs any more."""
+    """A plan frees released slots even if no sequence runs."""
     slots = Slots(2)
     slots.occupy(sequence_of("a"), Lane.BATCH, now_s=0.0)
     slots.leave(0)
@@ -160,7 +160,7 @@ def _measured_pace(token_s: float) -> StepPace:
 
 
 def test_a_short_prompt_passes_a_long_one_that_came_just_before() -> None:
-    """Nobody waits for a long prompt who has a short one, if it came within the long one's time."""
+    """A short prompt passes a long one that arrived before it by less than the long one's duration."""
     slots = Slots(3)
     slots.occupy(sequence_of(number=0, prompt_tokens=2000, arrived_s=0.0), Lane.BATCH, now_s=0.0)
     slots.occupy(sequence_of(number=1, prompt_tokens=9, arrived_s=15.0), Lane.BATCH, now_s=15.0)

@@ -94,7 +94,7 @@ class Daemon:
             self.core.check_invariants()
 
     def finish(self) -> None:
-        """Until nobody is left and nothing is to be done."""
+        """Step until no sequence is left and the plan is empty."""
         for _ in range(200):
             if not self.core.running_count + self.core.waiting_count and not self.cache.changes:
                 return
@@ -108,7 +108,7 @@ class Daemon:
         return self.cached(sequence_id)
 
     def cached(self, sequence_id: str) -> int:
-        """What a sequence that has ended was told."""
+        """Events of a finished sequence."""
         (end,) = [
             one for one in only(SequenceFinished, self.events) if one.sequence_id == sequence_id
         ]
@@ -132,7 +132,7 @@ class Daemon:
 
     @property
     def reading(self) -> PrefixReading:
-        """What there is now."""
+        """Current counts."""
         return self.cache.reading
 
 
@@ -151,7 +151,7 @@ def test_a_prompt_is_computed_once() -> None:
 
 
 def test_an_answer_is_the_beginning_of_the_next_turn() -> None:
-    """All of it but the last token, which nobody has computed."""
+    """All of it is reused but the last token, whose KV was never computed."""
     daemon = Daemon()
     first = daemon.submit(*SYSTEM, 1, max_tokens=6)
     daemon.finish()
@@ -198,7 +198,7 @@ def test_who_waits_for_one_that_leaves_goes_on_itself(*, is_stateful: bool) -> N
 
 
 def test_who_waits_for_blocks_that_are_lost_goes_on_itself() -> None:
-    """Nobody waits for what does not come."""
+    """A row stops waiting once its leader has left."""
     daemon = Daemon(chunk_tokens=5)
     daemon.engine.loses = lambda change: isinstance(change, StoreBlock)
     leader, second = (daemon.submit(*SYSTEM, number, 50) for number in range(2))
@@ -234,7 +234,7 @@ def test_followers_may_be_followed() -> None:
 
 
 def test_nobody_waits_for_one_whose_turn_comes_later() -> None:
-    """Who is in a hurry does not stand behind the prompt of one that is not."""
+    """An urgent row does not wait for a less urgent leader."""
     daemon = Daemon()
     daemon.submit(*SYSTEM, 1, priority=Priority.BATCH)
     daemon.step()
@@ -247,7 +247,7 @@ def test_nobody_waits_for_one_whose_turn_comes_later() -> None:
 
 
 def test_who_has_a_longer_match_does_not_wait() -> None:
-    """What is in memory already is not waited for."""
+    """A row does not wait for blocks in memory."""
     daemon = Daemon(chunk_tokens=3)
     daemon.ask(*SYSTEM, 1)
     other = daemon.submit(*SYSTEM[:5], 7, 7, 7, 7, 7, 7, 7, 7)
@@ -286,7 +286,7 @@ def test_state_is_kept_where_texts_are_seen_to_part() -> None:
 
 
 def test_an_aborted_prompt_leaves_its_state() -> None:
-    """Where it stood, although no text ends there."""
+    """The snapshot is at the row's position, although no text ends there."""
     daemon = Daemon(is_stateful=True, chunk_tokens=4)
     leader = daemon.submit(*SYSTEM, 1)
     daemon.step(2)
@@ -296,7 +296,7 @@ def test_an_aborted_prompt_leaves_its_state() -> None:
 
 
 def test_a_failed_row_leaves_nothing_more() -> None:
-    """What was kept before its fault stays: it went into tokens that others may have, too."""
+    """Blocks stored before the fault stay."""
     daemon = Daemon()
     one = daemon.submit(*SYSTEM, 1, max_tokens=6)
     daemon.step(4)
@@ -348,7 +348,7 @@ def test_another_daemon_finds_what_was_saved(*, is_stateful: bool) -> None:
 
 
 def test_what_cannot_be_read_is_computed() -> None:
-    """Nobody waits for it twice, and it is kept anew."""
+    """No row waits for it twice, and it is stored again."""
     limits = PrefixLimits(100_000, disk_bytes=100_000)
     before = Daemon(limits=limits)
     before.ask(*SYSTEM, 1)
@@ -361,7 +361,7 @@ def test_what_cannot_be_read_is_computed() -> None:
 
 
 def test_a_fault_of_the_engine_costs_memory_alone() -> None:
-    """What is on disk is found again."""
+    """Saved blocks are found again."""
     limits = PrefixLimits(100_000, disk_bytes=100_000)
     daemon = Daemon(limits=limits)
     daemon.ask(*SYSTEM, 1)
@@ -374,7 +374,7 @@ def test_a_fault_of_the_engine_costs_memory_alone() -> None:
 
 
 def test_who_waits_is_not_looked_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the one that it waits for goes on."""
+    """The wait lasts as long as the leader goes on."""
     daemon = Daemon(chunk_tokens=1)
     walks = 0
     walk = daemon.cache._tree.walk
@@ -398,7 +398,7 @@ STOPS = (10, 20, 50, 30, 40)
 
 
 def test_what_was_cleared_while_a_row_ran_is_saved_again() -> None:
-    """The system prompt that everybody begins with is not lost to the disk tier for good."""
+    """A shared system prompt is saved again after the disk tier lost it."""
     daemon = Daemon(limits=DISK)
     daemon.ask(*SYSTEM, 1)
     daemon.submit(*SYSTEM, 2, max_tokens=6)
@@ -449,7 +449,7 @@ def test_a_long_text_is_read_by_several_steps(*, is_stateful: bool) -> None:
 
 @pytest.mark.parametrize("is_stateful", [False, True])
 def test_two_long_texts_that_do_not_fit_are_not_read_for_ever(*, is_stateful: bool) -> None:
-    """Where there is no room for more, rows begin with what is there."""
+    """Rows begin with what is in memory if there is no room to load more."""
     texts = [tuple((number * step) % 190 for number in range(400)) for step in (3, 7)]
     before = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100)
     for text in texts:
@@ -469,7 +469,7 @@ def test_two_long_texts_that_do_not_fit_are_not_read_for_ever(*, is_stateful: bo
 def test_prompts_that_begin_alike_are_compared_about_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not each with each: who stands how to a third one is known of most; and not again each step."""
+    """Most comparisons follow from a third row, and none is repeated at each step."""
     compared: list[int] = []
 
     def counted(block: tuple[int, ...], text: tuple[int, ...], at: int = 0, known: int = 0) -> int:
@@ -523,7 +523,7 @@ def test_books_are_read_without_looking_at_all_blocks(monkeypatch: pytest.Monkey
     daemon.core.check_invariants(is_whole=False)
     row = daemon.cache._rows[0]
     row.pinned.pins += 1
-    with pytest.raises(AssertionError, match="rows hold blocks"):
+    with pytest.raises(AssertionError, match="rows pin blocks"):
         daemon.core.check_invariants(is_whole=False)
     row.pinned.pins -= 1
 

@@ -36,7 +36,7 @@ def test_prefill_needs_a_slot_and_an_unfinished_prompt() -> None:
 
 
 def test_reservation_is_prompt_and_completion_together() -> None:
-    """What a row may come to hold is known when it opens."""
+    """A chunk carries the row's reservation."""
     assert sequence_of(prompt_tokens=7, max_tokens=5).reserved_tokens == 12
 
 
@@ -53,8 +53,8 @@ def test_who_joins_late_has_what_was_already_there() -> None:
     assert [subscriber.completion_tokens for subscriber in sequence.subscribers] == [2, 2]
 
 
-def test_the_place_is_the_most_urgent_readers() -> None:
-    """An interactive subscriber pulls the sequence it shares forward; nobody pushes it back."""
+def test_place_is_that_of_the_most_urgent_subscriber() -> None:
+    """An interactive subscriber moves its sequence forward; none moves it back."""
     sequence = sequence_of("a", number=3, arrived_s=10.0, priority=Priority.BATCH)
     places = [sequence.place]
     for name, priority in [("b", Priority.INTERACTIVE), ("c", Priority.NORMAL)]:

@@ -224,7 +224,7 @@ def test_max_tokens_end_and_the_last_token_is_delivered() -> None:
 
 
 def test_a_stop_token_at_the_very_last_position_is_a_stop() -> None:
-    """Where both ends meet, the model's own end is told."""
+    """A stop token at the limit finishes with ``stop``."""
     scheduler, engine = _scheduler(), FakeEngine(spelled("ab"))
     scheduler.submit((request_of("a", max_tokens=3),), now_s=0.0)
     assert _finished(_run_to_end(scheduler, engine)) == [("a", FinishReason.STOP)]
@@ -310,7 +310,7 @@ def test_an_engine_fault_ends_who_runs_and_spares_who_waits() -> None:
 
 
 def test_the_end_of_the_daemon_ends_who_waits_as_well() -> None:
-    """With ``include_waiting`` nobody is left without an answer, in order."""
+    """With ``include_waiting`` every sequence finishes, in order."""
     scheduler = _scheduler()
     _running(scheduler, *(request_of(one) for one in "abc"))
 
@@ -322,7 +322,7 @@ def test_the_end_of_the_daemon_ends_who_waits_as_well() -> None:
 
 
 def test_failing_while_idle_says_nothing() -> None:
-    """There is nobody to answer."""
+    """Without sequences there are no events."""
     assert _scheduler().fail(EngineFaultError("x"), now_s=0.0, include_waiting=True) == []
 
 
@@ -354,7 +354,7 @@ def test_retry_after_follows_the_sequences_that_ran() -> None:
 
 
 def test_a_result_for_an_empty_slot_is_a_broken_engine() -> None:
-    """Tokens and faults of nobody are programmer errors, not answers to somebody else."""
+    """Tokens and faults of empty slots are programmer errors, never another sequence's."""
     stray = FakeEngine(faults=FakeFaults(row_errors={(0, 0): ValueError()}))
     scheduler = _scheduler()
     scheduler.submit((request_of("a"),), now_s=0.0)

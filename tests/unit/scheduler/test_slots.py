@@ -1,4 +1,4 @@
-"""The rows of the batch: who sits where, and what the engine has yet to free."""
+"""Slots: occupied, free, and still to free by the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_who_is_not_there_is_not_found() -> None:
 
 
 def test_no_more_sequences_than_slots() -> None:
-    """Seating one too many is a mistake of the caller and seats nobody."""
+    """Admission without a free slot is a programmer error and changes nothing."""
     slots = Slots(1)
     _occupied(slots, "a")
     late = sequence_of("b")

@@ -1,4 +1,4 @@
-"""The bounded queue: what fits, who is next, who waited too long, when to come back."""
+"""The bounded queue: room, order, timeouts and retry times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ids(queue: WaitingQueue) -> list[str]:
 
 
 def test_first_come_first_served() -> None:
-    """Who came first is first, and each is told how many stand in front."""
+    """The earliest is first, and positions count the sequences in front."""
     queue = WaitingQueue(LIMITS)
     positions = []
     for name in "abc":
@@ -42,7 +42,7 @@ def test_first_come_first_served() -> None:
 
 
 def test_leaving_from_the_middle_keeps_the_order_of_the_rest() -> None:
-    """Whoever leaves takes the own tokens along and nobody else's place."""
+    """A removed sequence gives back its own tokens and keeps the others' order."""
     queue = _queue_of("a", "b", "c")
     _, gone, last = tuple(queue)
     queue.remove(gone)
@@ -61,7 +61,7 @@ def test_a_decode_queues_once() -> None:
 
 
 def test_a_better_priority_goes_first_but_not_for_ever() -> None:
-    """A request is overtaken by those that come within its delay after it, and by nobody later."""
+    """A request is overtaken only by requests that arrive within its delay."""
     queue = WaitingQueue(LIMITS)
     for number, (name, arrived_s, priority) in enumerate(
         [
@@ -149,7 +149,7 @@ def test_the_prompt_tokens_of_waiting_sequences_are_bounded(
 
 
 def test_waiting_expires_at_the_timeout() -> None:
-    """Whoever has waited ``queue_timeout_s`` or longer is named, and stays until removed."""
+    """A sequence that has waited ``queue_timeout_s`` is expired, and stays until removed."""
     queue = WaitingQueue(LIMITS)
     assert queue.next_expiry_s() == math.inf
     for sequence_id, arrived_s in [("old", 0.0), ("older", -5.0), ("young", 0.1)]:
@@ -161,8 +161,8 @@ def test_waiting_expires_at_the_timeout() -> None:
     assert len(queue) == 3
 
 
-def test_each_reader_has_a_patience_of_its_own() -> None:
-    """Sharing a sequence shares no timeout, and counts as one place but as two who wait."""
+def test_each_subscriber_has_its_own_timeout() -> None:
+    """Two subscribers of a sequence take one place, count as two and time out on their own."""
     queue = _queue_of("a")
     queue.first.join(subscriber_of("b", arrived_s=4.0))
 
@@ -192,7 +192,7 @@ def test_retry_after_is_learnt_from_service_times() -> None:
 
 
 def test_one_unusual_sequence_does_not_decide_retry_after() -> None:
-    """The newest time counts for a part only, so one giant does not send everybody away."""
+    """The newest service time has a small weight, so one giant barely moves the retry time."""
     queue = WaitingQueue(LIMITS)
     for seconds_s in [10.0, 10.0, 60.0]:
         queue.record_service_time(seconds_s)

@@ -1,4 +1,4 @@
-"""What the scheduler gives up when a step lacks memory, and how many sequences run after that."""
+"""Memory yielded for a failed step, and the limit of running sequences after it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_requeued_decode_computes_its_prompt_anew() -> None:
 
 
 def test_yield_memory_ends_the_youngest_decode_when_all_have_tokens() -> None:
-    """Tokens that were sent cannot be taken back, so the request ends with OverloadedError."""
+    """A sequence with sent tokens ends with OverloadedError."""
     scheduler, engine = _running("a", "b", prompt_tokens=4), FakeEngine()
     run_step(scheduler, engine, 0.0)
 
