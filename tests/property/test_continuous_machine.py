@@ -312,7 +312,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         """Whichever token the slot would get in this step, its row fails instead."""
         cause = ValueError("planted")
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
-        subscribers = self._readers(slot_index)
+        subscribers = self._subscribers(slot_index)
         others = [one for one in self._running() if one not in subscribers]
         self.faults.row_errors = {(slot_index, position): cause for position in range(20)}
         self._step()
@@ -450,7 +450,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def guesses_add_up(self) -> None:
+    def drafts_add_up(self) -> None:
         """What came of guesses is what the engine told, position by position."""
         assert self.scheduler.step_mode is self._mode_of(self.scheduler.active_loops)
         longest = max((drafted for drafted, _ in self.verified), default=0)
@@ -468,10 +468,10 @@ class ContinuousMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def readers_of_a_slot_are_alike(self) -> None:
+    def subscribers_of_a_slot_are_alike(self) -> None:
         """Whoever shares a slot asked for the same and has the same, and came to share it."""
         for slot_index in range(self.batching.max_b):
-            subscribers = self._readers(slot_index)
+            subscribers = self._subscribers(slot_index)
             assert len({key_of(one.request) for one in subscribers}) <= 1
             assert len({tuple(one.tokens) for one in subscribers}) <= 1
             assert len({one.work for one in subscribers}) <= 1
@@ -518,7 +518,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.verified += [(one.drafted_tokens, one.accepted_tokens) for one in result.drafts]
         self.fallbacks += len(result.draft_faults)
         mode = self._mode_of(self.scheduler.active_loops)
-        subscribers = {one.slot_index: self._readers(one.slot_index) for one in result.tokens}
+        subscribers = {one.slot_index: self._subscribers(one.slot_index) for one in result.tokens}
         unstarted = {
             slot: [one for one in some if not one.tokens] for slot, some in subscribers.items()
         }
@@ -598,7 +598,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _is_open(self, sequence_id: str) -> bool:
         return self.records[sequence_id].finished is None
 
-    def _readers(self, slot_index: int) -> list[Record]:
+    def _subscribers(self, slot_index: int) -> list[Record]:
         return [one for one in self._running() if _admission(one).slot_index == slot_index]
 
     def _is_group_started(self, record: Record) -> bool:
@@ -737,7 +737,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert 0 <= position <= len(self._waiting_groups()) + 2, "siblings come in one go"
 
     def _note_admitted(self, record: Record, event: SequenceAdmitted) -> None:
-        subscribers = self._readers(event.slot_index)
+        subscribers = self._subscribers(event.slot_index)
         if subscribers:
             leader = subscribers[0].request
             is_sibling = leader.group_id == record.request.group_id

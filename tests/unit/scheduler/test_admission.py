@@ -47,7 +47,7 @@ def test_the_batch_costs_a_padded_slab(tokens: tuple[int, ...], expected_bytes: 
         (30, (30,), (50,), None),
     ],
 )
-def test_who_does_not_fit_into_the_slab_goes_alone_or_waits(
+def test_sequence_too_long_for_the_slab_runs_serially_or_waits(
     tokens: int, batch: tuple[int, ...], serial: tuple[int, ...], lane: Lane | None
 ) -> None:
     """The batch lane comes first, a free serial lane second if only padding is too much, else none."""
@@ -98,7 +98,7 @@ def test_reject_takes_what_the_padding_has_room_for() -> None:
         check_budget(REJECT, (25,), running=three, waiting=(), retry_after_s=9)
 
 
-def test_reject_turns_away_who_would_have_to_wait_for_padding() -> None:
+def test_reject_refuses_a_sequence_that_would_wait_for_padding() -> None:
     """A fifth row makes eight of four: it goes alone, and a sixth has no place at all."""
     four = Promised((20,) * 4, max_rows=8)
     check_budget(REJECT, (15,), running=four, waiting=(), retry_after_s=9)

@@ -50,7 +50,7 @@ def _admitted(core: Scheduler, now_s: float = 0.0) -> list[str]:
     return [one.sequence_id for one in only(SequenceAdmitted, core.admit(now_s))]
 
 
-def test_held_admission_seats_nobody_and_resumes_in_order() -> None:
+def test_held_admission_admits_none_and_resumes_in_order() -> None:
     """Free slots stay free until admission is resumed."""
     core = _holding(_batched(2), "a", "b", "c")
     assert _admitted(core) == []
@@ -164,7 +164,7 @@ def test_limits_alone_may_change_while_rows_run() -> None:
     assert "(2 s)" in str(end.error)
 
 
-def test_nobody_joins_once_sharing_is_switched_off() -> None:
+def test_no_subscriber_joins_once_coalescing_is_off() -> None:
     """Subscribers of one sequence stay; the next identical request gets a sequence of its own."""
     core = _holding(_batched(coalesce=True), "a", "b")
     core.apply_config(_batched(), 0.0)

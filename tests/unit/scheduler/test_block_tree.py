@@ -147,12 +147,16 @@ def test_common_tokens_are_counted_from_the_first(block: list[int], text: list[i
 def test_long_texts_part_where_they_do(length: int) -> None:
     """Wherever that is, and whatever is known of them before."""
     text = tuple(range(length))
-    for parting in {0, 1, length // 2, length - 1, length, 1023, 1024, 1025}:
-        if parting <= length:
-            other = (*text[:parting], *([-1] if parting < length else []), *text[parting + 1 :])
-            for known in {0, parting // 2, parting}:
-                assert common_tokens(text, other, known=known) == parting
-                assert common_tokens(text, (7, *other), 1, known=known) == parting
+    for branch_point in {0, 1, length // 2, length - 1, length, 1023, 1024, 1025}:
+        if branch_point <= length:
+            other = (
+                *text[:branch_point],
+                *([-1] if branch_point < length else []),
+                *text[branch_point + 1 :],
+            )
+            for known in {0, branch_point // 2, branch_point}:
+                assert common_tokens(text, other, known=known) == branch_point
+                assert common_tokens(text, (7, *other), 1, known=known) == branch_point
 
 
 class _Counted(tuple[int, ...]):  # noqa: SLOT001 - it counts on itself

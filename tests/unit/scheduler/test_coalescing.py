@@ -140,7 +140,7 @@ def test_random_sequences_share_only_when_they_draw_alike(
     assert (key_of(one) == key_of(other)) == is_shared
 
 
-def test_switched_off_nobody_shares() -> None:
+def test_identical_requests_do_not_share_when_coalescing_is_off() -> None:
     """Identical sequences then take a slot each, and no token is kept."""
     scheduler = _scheduler(is_on=False)
     scheduler.submit((_request("a"), _request("b")), 0.0)
@@ -154,7 +154,7 @@ def test_switched_off_nobody_shares() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_who_joins_a_running_decode_is_told_what_it_missed(steps: int) -> None:
+def test_subscriber_of_a_running_sequence_gets_a_replay(steps: int) -> None:
     """Admitted at once under the leader's request id, replayed, then token for token alongside."""
     scheduler, engine = _running(steps)
     joined = scheduler.submit((_request("b"),), 7.0)
@@ -177,7 +177,7 @@ def test_who_joins_a_running_decode_is_told_what_it_missed(steps: int) -> None:
     assert set(ends) == {"a", "b"}
 
 
-def test_who_joins_during_prefill_misses_nothing() -> None:
+def test_subscriber_that_joins_during_prefill_misses_nothing() -> None:
     """Before the first token there is nothing to replay, however late that token comes."""
     scheduler, engine = _scheduler(), LateFirstToken()
     scheduler.submit((_request("a"),), 0.0)
@@ -187,7 +187,7 @@ def test_who_joins_during_prefill_misses_nothing() -> None:
     assert _tokens(_run_to_end(scheduler, engine), "b") == _script(6)
 
 
-def test_who_joins_a_waiting_decode_is_admitted_with_it() -> None:
+def test_subscriber_of_a_waiting_sequence_is_admitted_with_it() -> None:
     """It has the leader's place in the queue and needs neither room nor tokens of its own."""
     scheduler, engine = _scheduler(max_b=1, max_queue=1), FakeEngine()
     scheduler.submit((request_of("x"),), 0.0)
@@ -225,7 +225,7 @@ def test_a_refused_request_leaves_nothing_to_join() -> None:
     scheduler.check_invariants()
 
 
-def test_a_finished_decode_takes_nobody_in() -> None:
+def test_finished_sequence_takes_no_subscriber() -> None:
     """The same request after the end is computed anew."""
     scheduler, engine = _running()
     _run_to_end(scheduler, engine)
@@ -264,7 +264,7 @@ def test_a_subscriber_that_leaves_ends_alone(leaver: str) -> None:
     assert _tokens(events, other)[-3:] == _script(6)[-3:]
 
 
-def test_the_next_follower_is_led_by_who_took_over() -> None:
+def test_next_subscriber_joins_the_first_one_left() -> None:
     """When the leader has left, a newcomer is told the new leader's request, and replayed in full."""
     scheduler, _ = _running()
     scheduler.submit((_request("b"),), 0.0)
@@ -346,7 +346,7 @@ def test_siblings_of_one_that_is_answered_at_once_wait_patiently() -> None:
 
 
 @pytest.mark.parametrize("subscribers", [1, 2])
-def test_who_has_missed_too_much_is_computed_anew(subscribers: int) -> None:
+def test_request_that_missed_too_much_gets_its_own_sequence(subscribers: int) -> None:
     """All completions of a request count, and later requests join the new sequence."""
     scheduler, engine = _scheduler(max_b=2), FakeEngine()
     scheduler.submit((_request("a", max_tokens=5000),), 0.0)

@@ -114,7 +114,7 @@ def test_each_sequence_gets_its_own_tokens(make_engine: Callable[[], FakeEngine]
     assert {one.reason for one in only(SequenceFinished, events)} == {FinishReason.LENGTH}
 
 
-def test_a_queue_is_served_by_priority_and_nobody_starves() -> None:
+def test_queue_is_served_by_priority_without_starvation() -> None:
     """A better priority goes first, but a batch request only waits out its minute."""
     limits = replace(LIMITS, queue_timeout_s=1000.0, request_timeout_s=1000.0)
     scheduler, engine = Scheduler(continuous(limits, batching_of(max_b=1))), FakeEngine()
@@ -205,7 +205,7 @@ def test_an_idle_scheduler_waits_for_company() -> None:
     assert scheduler.wait_s(1.5) is None, "a step can run"
 
 
-def test_a_full_batch_waits_for_nobody() -> None:
+def test_full_batch_ends_the_window() -> None:
     """The window ends once ``max_b`` sequences wait."""
     scheduler = Scheduler(continuous(LIMITS, batching_of(max_b=2, window_s=60.0)))
     _submit(scheduler, request_of("a"))
@@ -298,7 +298,7 @@ def _with_a_serial_row() -> tuple[Scheduler, FakeEngine, list[Event]]:
     return scheduler, engine, run_step(scheduler, engine, now_s=0.0)
 
 
-def test_who_would_pad_the_batch_too_far_runs_alone() -> None:
+def test_sequence_that_pads_the_batch_too_far_runs_serially() -> None:
     """It has a slot and a lane of its own, one at a time, and says so in its mode."""
     scheduler, engine, events = _with_a_serial_row()
     modes = {one.sequence_id: one.decode_mode for one in only(SequenceAdmitted, events)}
@@ -344,7 +344,7 @@ def test_a_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.Mon
         scheduler.check_invariants()
 
 
-def test_a_sequence_that_nobody_computes_is_noticed() -> None:
+def test_sequence_outside_slots_and_queue_is_noticed() -> None:
     """A sequence that is lost between queue and slots would be a client that waits for ever."""
     scheduler = Scheduler(continuous(LIMITS, batching_of()))
     _submit(scheduler, request_of("a"))

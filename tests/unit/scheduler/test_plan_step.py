@@ -174,7 +174,7 @@ def test_a_short_prompt_passes_a_long_one_that_came_just_before() -> None:
     assert [chunk.slot_index for chunk in second.prefill] == [0], "then it is the long one's turn"
 
 
-def test_no_burst_passes_a_prompt_whose_turn_it_is() -> None:
+def test_burst_does_not_pass_the_first_prompt() -> None:
     """However many short prompts come for as long as it is computed, a long one gets there."""
     slots = Slots(2)
     pace = _measured_pace(0.01)

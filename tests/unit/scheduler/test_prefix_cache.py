@@ -174,7 +174,7 @@ def test_answers_are_the_same_with_and_without() -> None:
 @pytest.mark.parametrize("is_stateful", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 3, 5, 7, 12, 100])
 @pytest.mark.parametrize("followers", [1, 2, 3])
-def test_who_comes_together_computes_what_they_share_once(
+def test_prompts_submitted_together_compute_their_common_prefix_once(
     followers: int, chunk_tokens: int, *, is_stateful: bool
 ) -> None:
     """Others wait for the first one's blocks, and compute nothing but their own."""
@@ -186,7 +186,7 @@ def test_who_comes_together_computes_what_they_share_once(
 
 
 @pytest.mark.parametrize("is_stateful", [False, True])
-def test_who_waits_for_one_that_leaves_goes_on_itself(*, is_stateful: bool) -> None:
+def test_row_goes_on_itself_when_its_leader_leaves(*, is_stateful: bool) -> None:
     """With what that one has left: to the token it stood at."""
     daemon = Daemon(is_stateful=is_stateful, chunk_tokens=5)
     leader, second, third = (daemon.submit(*SYSTEM, number, 50) for number in range(3))
@@ -197,8 +197,8 @@ def test_who_waits_for_one_that_leaves_goes_on_itself(*, is_stateful: bool) -> N
     assert daemon.cached(third) == 12
 
 
-def test_who_waits_for_blocks_that_are_lost_goes_on_itself() -> None:
-    """A row stops waiting once its leader has left."""
+def test_row_goes_on_itself_when_its_blocks_are_lost() -> None:
+    """A row computes blocks itself once the ones that it waits for are lost."""
     daemon = Daemon(chunk_tokens=5)
     daemon.engine.loses = lambda change: isinstance(change, StoreBlock)
     leader, second = (daemon.submit(*SYSTEM, number, 50) for number in range(2))
@@ -209,7 +209,7 @@ def test_who_waits_for_blocks_that_are_lost_goes_on_itself() -> None:
 
 @pytest.mark.parametrize("is_stateful", [False, True])
 @pytest.mark.parametrize("max_bytes", [0, 39, 80])
-def test_nobody_waits_for_what_there_is_no_room_for(max_bytes: int, *, is_stateful: bool) -> None:
+def test_row_does_not_wait_for_blocks_without_room(max_bytes: int, *, is_stateful: bool) -> None:
     """All are computed beside each other as without a cache, or nearly so."""
     daemon = Daemon(
         is_stateful=is_stateful, limits=PrefixLimits(max_bytes), chunk_tokens=100, max_b=4
@@ -233,7 +233,7 @@ def test_followers_may_be_followed() -> None:
     assert daemon.prefilled_tokens == 7 + 7 + 1
 
 
-def test_nobody_waits_for_one_whose_turn_comes_later() -> None:
+def test_row_does_not_wait_for_a_less_urgent_leader() -> None:
     """An urgent row does not wait for a less urgent leader."""
     daemon = Daemon()
     daemon.submit(*SYSTEM, 1, priority=Priority.BATCH)
@@ -246,8 +246,8 @@ def test_nobody_waits_for_one_whose_turn_comes_later() -> None:
     assert daemon.answer(urgent)
 
 
-def test_who_has_a_longer_match_does_not_wait() -> None:
-    """A row does not wait for blocks in memory."""
+def test_row_with_a_longer_match_does_not_wait() -> None:
+    """A row does not wait for a leader with a shorter common prefix than its own match."""
     daemon = Daemon(chunk_tokens=3)
     daemon.ask(*SYSTEM, 1)
     other = daemon.submit(*SYSTEM[:5], 7, 7, 7, 7, 7, 7, 7, 7)
@@ -258,7 +258,7 @@ def test_who_has_a_longer_match_does_not_wait() -> None:
     assert (daemon.cached(other), daemon.cached(third)) == (5, 12)
 
 
-def test_nobody_waits_across_namespaces() -> None:
+def test_row_does_not_wait_across_namespaces() -> None:
     """Nor finds anything there."""
     daemon = Daemon(chunk_tokens=100)
     asked = [daemon.submit(*SYSTEM, 1, namespace=name) for name in "ab"]
@@ -373,8 +373,8 @@ def test_a_fault_of_the_engine_costs_memory_alone() -> None:
     assert daemon.ask(*SYSTEM, 1) == 12
 
 
-def test_who_waits_is_not_looked_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait lasts as long as the leader goes on."""
+def test_waiting_row_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting row is not looked up again while its leader goes on."""
     daemon = Daemon(chunk_tokens=1)
     walks = 0
     walk = daemon.cache._tree.walk
@@ -489,7 +489,7 @@ def test_prompts_that_begin_alike_are_compared_about_once(
     assert len(compared) - seen <= 20, "of its own text with the tree, once a step at the most"
 
 
-def test_rows_that_wait_for_nobody_look_for_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_a_leader_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many steps it takes until their turn comes."""
     daemon = Daemon(max_b=8, chunk_tokens=1)
     searched = 0
@@ -528,7 +528,7 @@ def test_books_are_read_without_looking_at_all_blocks(monkeypatch: pytest.Monkey
     row.pinned.pins -= 1
 
 
-def test_who_waits_stops_when_the_other_one_s_turn_comes_later() -> None:
+def test_row_stops_waiting_when_its_leader_becomes_less_urgent() -> None:
     """Also when that changes while it waits: an urgent subscriber joins, or leaves."""
     daemon = Daemon(chunk_tokens=2)
     daemon.submit(*SYSTEM, 1)
@@ -543,7 +543,7 @@ def test_who_waits_stops_when_the_other_one_s_turn_comes_later() -> None:
     assert not daemon.cache._goes_on_waiting(follower)
 
 
-def test_state_is_left_for_the_two_who_go_furthest_along() -> None:
+def test_snapshots_are_made_at_the_two_furthest_branch_points() -> None:
     """A prompt with many waiters is not cut, and its state copied, for each of them."""
     text = tuple(range(100, 160))
     daemon = Daemon(is_stateful=True, chunk_tokens=100, max_b=8)
@@ -553,7 +553,7 @@ def test_state_is_left_for_the_two_who_go_furthest_along() -> None:
     while 0 in daemon.cache._rows:
         daemon.step()
     chunks = [one for plan in daemon.plans for one in plan.prefill if one.slot_index == 0]
-    assert len(chunks) == 4, "two partings, the prompt's end, and its last token"
+    assert len(chunks) == 4, "two branch points, the prompt's end, and its last token"
     daemon.finish()
     cached = dict(zip(STOPS, map(daemon.cached, asked), strict=True))
     assert (cached[50], cached[40]) == (50, 40)
@@ -580,7 +580,7 @@ def test_a_better_copy_on_disk_is_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize("is_stateful", [False, True])
-def test_who_comes_second_waits_for_its_blocks_too(*, is_stateful: bool) -> None:
+def test_second_row_waits_for_its_own_blocks_too(*, is_stateful: bool) -> None:
     """Although the steps are full of another one's, and none of its own is on its way yet."""
     texts = [tuple((number * step) % 190 for number in range(400)) for step in (3, 7)]
     before = Daemon(is_stateful=is_stateful, limits=DISK, chunk_tokens=100)

@@ -36,11 +36,11 @@ def test_prefill_needs_a_slot_and_an_unfinished_prompt() -> None:
 
 
 def test_reservation_is_prompt_and_completion_together() -> None:
-    """A chunk carries the row's reservation."""
+    """A sequence reserves every position that it may take."""
     assert sequence_of(prompt_tokens=7, max_tokens=5).reserved_tokens == 12
 
 
-def test_who_joins_late_has_what_was_already_there() -> None:
+def test_late_subscriber_counts_the_tokens_so_far() -> None:
     """The tokens so far count as the newcomer's own, and the next one counts for both."""
     sequence = running_decode_of()
     sequence.prefilled_tokens = 4

@@ -115,7 +115,7 @@ def test_a_group_is_queued_whole() -> None:
     ]
 
 
-def test_a_group_that_does_not_fit_is_turned_away_whole() -> None:
+def test_group_that_does_not_fit_is_refused_whole() -> None:
     """All or none: each sequence ends with the same 429, and nothing is left in the queue."""
     scheduler = _scheduler(replace(LIMITS, max_queue=2))
     _running(scheduler, request_of("x"))
@@ -247,7 +247,7 @@ def test_a_prompt_is_prefilled_in_chunks() -> None:
     assert tokens == [0, 0, 1]
 
 
-def test_who_waits_too_long_is_turned_away() -> None:
+def test_waiting_sequence_times_out() -> None:
     """At ``queue_timeout_s`` a waiting sequence ends with a 503 that says when to come back."""
     scheduler = _scheduler()
     _running(scheduler, request_of("x", max_tokens=99), request_of("a"))
@@ -261,7 +261,7 @@ def test_who_waits_too_long_is_turned_away() -> None:
     assert (scheduler.running_count, scheduler.waiting_count) == (1, 0)
 
 
-def test_who_runs_too_long_is_ended() -> None:
+def test_running_sequence_times_out() -> None:
     """At ``request_timeout_s`` after arrival the slot goes to the next one in the same step."""
     scheduler = _scheduler(replace(LIMITS, queue_timeout_s=1000.0))
     _running(scheduler, request_of("a", max_tokens=99), request_of("b", arrived_s=50.0))
@@ -292,7 +292,7 @@ def test_a_row_fault_ends_its_sequence_only() -> None:
     assert only(SequenceFinished, events)[0].completion_tokens == 1
 
 
-def test_an_engine_fault_ends_who_runs_and_spares_who_waits() -> None:
+def test_engine_fault_ends_running_and_spares_waiting_sequences() -> None:
     """After ``fail`` the slot is free and the plan releases nothing: the engine forgot all rows."""
     scheduler = _scheduler()
     engine = _running(scheduler, request_of("a"), request_of("b", max_tokens=1))
@@ -309,7 +309,7 @@ def test_an_engine_fault_ends_who_runs_and_spares_who_waits() -> None:
     assert _finished(_run_to_end(scheduler, engine)) == [("b", FinishReason.LENGTH)]
 
 
-def test_the_end_of_the_daemon_ends_who_waits_as_well() -> None:
+def test_shutdown_ends_waiting_sequences_as_well() -> None:
     """With ``include_waiting`` every sequence finishes, in order."""
     scheduler = _scheduler()
     _running(scheduler, *(request_of(one) for one in "abc"))

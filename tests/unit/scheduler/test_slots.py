@@ -37,7 +37,7 @@ def test_a_seated_decode_runs_and_knows_its_slot() -> None:
     assert (len(slots), slots.free_count, slots.count) == (1, 1, 2)
 
 
-def test_who_is_not_there_is_not_found() -> None:
+def test_absent_sequence_is_not_found() -> None:
     """Empty and unknown slots are answers, not errors."""
     slots = Slots(1)
     assert slots.at(0) is None

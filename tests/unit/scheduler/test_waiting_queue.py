@@ -77,7 +77,7 @@ def test_a_better_priority_goes_first_but_not_for_ever() -> None:
 
 
 @given(arrivals_s=st.lists(st.floats(0, 1000), max_size=50))
-def test_nobody_starves(arrivals_s: list[float]) -> None:
+def test_queue_starves_no_sequence(arrivals_s: list[float]) -> None:
     """However many interactive requests come, only those of the first minute overtake a batch one."""
     queue = WaitingQueue(LIMITS)
     starving = sequence_of("batch", number=0, arrived_s=0.0, priority=Priority.BATCH)
