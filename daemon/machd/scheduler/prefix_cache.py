@@ -18,8 +18,7 @@ from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
 from machd.scheduler.sequence import Sequence
 
 _MIN_GAIN_TOKENS = 16

@@ -43,8 +43,7 @@ from machd.scheduler.events import (
 from machd.scheduler.invariants import check_sequences
 from machd.scheduler.plan import plan_step
 from machd.scheduler.prefix_cache import PrefixCache
-from machd.scheduler.prefix_limits import PrefixLimits
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import PrefixLimits, PrefixReading
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.row_fault import error_of
 from machd.scheduler.sequence import Sequence

@@ -10,7 +10,7 @@ from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, MemoryReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import PrefixReading
 from machd.scheduler.scheduler import Scheduler
 
 _MEMORY_INTERVAL_S = 1.0

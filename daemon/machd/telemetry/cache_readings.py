@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from machd.engine.protocol.engine import DiskReading
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import PrefixReading
 from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.telemetry.metrics import Metrics

@@ -22,7 +22,7 @@ from machd.api.capabilities import (
 )
 from machd.api.health import Health
 from machd.engine.protocol.engine import DiskReading
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import PrefixReading
 
 
 def _wire(value: object) -> Any:

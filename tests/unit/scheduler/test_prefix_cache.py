@@ -18,8 +18,7 @@ from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, PromptReused, SequenceFinished, TokenGenerated
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Priority, SequenceRequest
 

@@ -13,7 +13,7 @@ from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import DiskReading, MemoryReading
 from machd.scheduler.config import single_flight
-from machd.scheduler.prefix_reading import PrefixReading
+from machd.scheduler.prefix_limits import PrefixReading
 from machd.scheduler.scheduler import Scheduler
 from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
