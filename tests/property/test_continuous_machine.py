@@ -93,7 +93,7 @@ PER_SEQUENCE_BYTES = 3
 
 @dataclass
 class Record:
-    """What the machine knows of one sequence."""
+    """The machine's record of one sequence."""
 
     number: int
     request: SequenceRequest
@@ -117,7 +117,7 @@ class Record:
 
     @property
     def reserved_tokens(self) -> int:
-        """What its sequence is promised."""
+        """Reserved positions of its sequence."""
         return len(self.request.prompt) + self.request.max_tokens
 
     @property
@@ -203,7 +203,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self._start(LIMITS)
 
     def _start(self, limits: QueueLimits) -> None:
-        """A new scheduler, which has seen no guesses."""
+        """Start a new scheduler, without draft counts."""
         self.scheduler = self.scheduler_class(continuous(limits, self.batching))
         self.scheduler._config = replace(self.scheduler._config, drafts=self.drafts)
         self.mode = self.scheduler._step_mode = self._mode_of(0)
@@ -249,7 +249,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule(age=st.integers(0, 9), priority=st.sampled_from(list(Priority)), steps=st.integers(0, 2))
     def submit_twin(self, age: int, priority: Priority, steps: int) -> None:
-        """Somebody else asks for what waits or is being computed, from some step of it on."""
+        """Submit a request identical to a waiting or running one."""
         for _ in range(steps):
             self._step()
         open_records = [one for one in self.records.values() if one.finished is None]
@@ -332,7 +332,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule()
     def step_with_engine_fault(self) -> None:
-        """The run raises: who runs is answered, who waits is not touched, rows are forgotten."""
+        """Let the run raise: running sequences end, waiting ones stay, rows are dropped."""
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
         self.step_error = RuntimeError("planted")
         running = self._running()
@@ -349,7 +349,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule(is_held=st.booleans())
     def hold(self, *, is_held: bool) -> None:
-        """Nobody is given a slot for a while."""
+        """Hold admission for a while."""
         self.is_held = is_held
         if is_held:
             self.scheduler.hold_admission()
@@ -358,7 +358,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule(limits=st.sampled_from(OTHER_LIMITS))
     def set_limits(self, limits: QueueLimits) -> None:
-        """Other limits: nobody ends at that moment."""
+        """Apply other limits, which end no sequence at once."""
         self.limits = limits
         self.scheduler.set_limits(limits)
 
@@ -368,7 +368,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         drafts=DRAFTS,
     )
     def apply_config(self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> None:
-        """What runs is finished, then all who wait go on in another way."""
+        """Finish running sequences, then admit the waiting ones under another config."""
         self.hold(is_held=True)
         while not self.scheduler.is_at_rest:
             self._step()
@@ -409,7 +409,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule(max_b=st.integers(1, 4), how=st.sampled_from(["drain", "reload", *["neither"] * 4]))
     def end_all(self, max_b: int, how: str) -> None:
-        """Now and then nobody is left; not often, or no history would come to be long."""
+        """End all sequences now and then; rarely, to allow long histories."""
         if how == "drain":
             self.drain()
         elif how == "reload":
@@ -451,7 +451,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @invariant()
     def drafts_add_up(self) -> None:
-        """What came of guesses is what the engine told, position by position."""
+        """Draft counts match the engine's outcomes, position by position."""
         assert self.scheduler.step_mode is self._mode_of(self.scheduler.active_loops)
         longest = max((drafted for drafted, _ in self.verified), default=0)
         assert self.scheduler.draft_reading == DraftReading(
@@ -469,7 +469,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @invariant()
     def subscribers_of_a_slot_are_alike(self) -> None:
-        """Whoever shares a slot asked for the same and has the same, and came to share it."""
+        """Subscribers of a slot have identical requests and tokens, and allow coalescing."""
         for slot_index in range(self.batching.max_b):
             subscribers = self._subscribers(slot_index)
             assert len({key_of(one.request) for one in subscribers}) <= 1
@@ -478,7 +478,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @invariant()
     def reservations_add_up(self) -> None:
-        """What is promised is the batch's slab and the serial row, and within the budget."""
+        """Reservations are the batch's slab and the serial row, within the budget."""
         if self.batching is ALONE:
             assert self.scheduler.kv_reserved_bytes == 0
             assert self.scheduler.kv_budget_bytes is None
@@ -531,13 +531,13 @@ class ContinuousMachine(RuleBasedStateMachine):
                     assert record.started.decode_mode is self._mode_in(slot_index, mode)
 
     def _mode_of(self, loops: int) -> DecodeMode:
-        """How a step of so many sequences makes tokens."""
+        """Decode mode of a step of so many sequences."""
         if loops <= 1 and self.drafts.max_draft_tokens:
             return DecodeMode.SPECULATIVE
         return DecodeMode.SINGLE if self.batching is ALONE else DecodeMode.BATCHED
 
     def _mode_in(self, slot_index: int, mode: DecodeMode) -> DecodeMode:
-        """How a step of a mode makes the tokens of one slot."""
+        """Decode mode of one slot in a step of a mode."""
         is_serial = self.lanes[slot_index] is Lane.SERIAL
         return DecodeMode.SINGLE if is_serial and mode is DecodeMode.BATCHED else mode
 
@@ -546,7 +546,7 @@ class ContinuousMachine(RuleBasedStateMachine):
             raise self.step_error
 
     def _check_after_admission(self, now_s: float) -> None:
-        """Nobody is left who waited or ran too long; nobody waits beside an idle engine."""
+        """No sequence is overdue after admission, and none waits beside an idle engine."""
         for one in self.records.values():
             age_s = now_s - one.request.arrived_s
             patience_s = min(self.limits.queue_timeout_s, self.limits.request_timeout_s)
@@ -586,7 +586,7 @@ class ContinuousMachine(RuleBasedStateMachine):
             assert chunk.slot_index not in ready
 
     def _is_whole(self, chunk: PrefillChunk) -> bool:
-        """Whether a chunk is a whole prompt."""
+        """True if a chunk is a whole prompt."""
         sequence = self.scheduler._slots.at(chunk.slot_index)
         return sequence is not None and chunk.token_ids == sequence.request.prompt
 
@@ -608,7 +608,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         )
 
     def _waiting_groups(self) -> list[list[Record]]:
-        """Those that wait, who is next first, those that share together."""
+        """Waiting requests in queue order, grouped by sequence."""
         groups: dict[int, list[Record]] = {}
         for one in self.records.values():
             if one.is_waiting:
@@ -616,7 +616,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         return list(groups.values())
 
     def _joinable_work(self) -> dict[CoalescingKey, int]:
-        """What a newcomer may share: all that came while sharing was on, until it is switched off."""
+        """Sequences open to subscribers: all submitted while coalescing was on, until it is off."""
         return {
             key_of(one.request): one.work
             for one in self.records.values()
@@ -646,7 +646,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         return positions * self.batching.kv.bytes_per_token + subscribers * PER_SEQUENCE_BYTES
 
     def _promised_tokens(self) -> tuple[list[int], list[int]]:
-        """From what the events said: who has which slot, in which lane."""
+        """Slots and lanes of requests, from the events."""
         slots = {_admission(one).slot_index: one for one in self._running()}
         batch: list[int] = []
         serial: list[int] = []
@@ -662,7 +662,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         return admission.decode_mode is DecodeMode.BATCHED
 
     def _refusal(self, requests: tuple[SequenceRequest, ...]) -> type[MachdError] | None:
-        """What the record says must become of a request."""
+        """Expected outcome of a request, from the record."""
         taken = set(self._joinable_work())
         new: list[Record] = []
         for request in requests:
@@ -690,7 +690,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         return None if self._all_fit(batch, serial, [*before, *needs]) else KvBudgetSpentError
 
     def _all_fit(self, batch: list[int], serial: list[int], tokens: list[int]) -> bool:
-        """Whether as many as there are slots for could be seated one after the other."""
+        """True if requests up to the slot count could be admitted one after the other."""
         batch, serial, tokens = batch.copy(), serial.copy(), tokens.copy()
         while tokens and len(batch) + len(serial) < self.batching.max_b:
             one = tokens.pop(0)
@@ -849,7 +849,7 @@ class _NeverGivesBack(Reservations):
 
 
 class ForgetsToGiveBack(Scheduler):
-    """What an ended decode was promised stays promised."""
+    """Never releases a reservation."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
@@ -864,7 +864,7 @@ class _IgnoresPadding(Reservations):
 
 
 class ForgetsThePadding(Scheduler):
-    """Takes everybody into the batch whose own reservation fits."""
+    """Admits to the batch without counting its padding."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
@@ -879,7 +879,7 @@ class _TurnedAround(WaitingQueue):
 
 
 class LastComeFirstServed(Scheduler):
-    """Seats whoever came last."""
+    """Admits the newest sequence first."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
@@ -894,7 +894,7 @@ class _Careless(CoalescingIndex):
 
 
 class SharesWithAnybody(Scheduler):
-    """Lets a sequence read a sequence of something else."""
+    """Coalesces requests that differ."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
@@ -920,7 +920,7 @@ class LetsJoinTheDead(Scheduler):
 
 
 class ForgetsToReplay(Scheduler):
-    """Who joins late never hears what it missed."""
+    """Replays nothing to late subscribers."""
 
     def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:
         return super()._taken_in(subscriber, sequence, now_s)[:1]
@@ -952,7 +952,7 @@ class StarvesTheSerialRow(Scheduler):
     """The batch always has the turn."""
 
     def plan(self) -> StepPlan:
-        """Forget whose turn it is."""
+        """Reset the turn."""
         self._turn = Lane.BATCH
         return super().plan()
 
@@ -974,7 +974,7 @@ class QueuesWithoutBounds(Scheduler):
 
 
 class NeverWakes(Scheduler):
-    """Says that nothing is due while somebody waits for company."""
+    """Reports nothing due during the window."""
 
     def wait_s(self, now_s: float) -> float | None:
         """Nothing."""
@@ -990,14 +990,14 @@ class AdmitsWhileHeld(Scheduler):
 
 
 class HoldsForGood(Scheduler):
-    """Never gives anybody a slot after a switch."""
+    """Admits none after a new config."""
 
     def resume_admission(self) -> None:
         """Hold on."""
 
 
 class KeepsTheUnfit(Scheduler):
-    """One that can never run goes on standing before all others."""
+    """Keeps a sequence that can never run at the head of the queue."""
 
     def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
         del sequence, now_s
@@ -1005,7 +1005,7 @@ class KeepsTheUnfit(Scheduler):
 
 
 class TurnsAwayAtASwitch(Scheduler):
-    """Whoever is too many under the new limits is ended."""
+    """Ends waiting sequences beyond the new limits."""
 
     def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
         """End those at the end of the queue."""
@@ -1017,7 +1017,7 @@ class TurnsAwayAtASwitch(Scheduler):
 
 
 class ReordersAtASwitch(Scheduler):
-    """Whoever waits stands elsewhere afterwards."""
+    """Reverses the queue with a new config."""
 
     def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
         """Turn the queue around."""
@@ -1034,7 +1034,7 @@ class _SharesForGood(CoalescingIndex):
 
 
 class SharesAfterItIsSwitchedOff(Scheduler):
-    """Lets newcomers join what waits although nobody is to share any more."""
+    """Keeps the coalescing index when coalescing is switched off."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
@@ -1043,7 +1043,7 @@ class SharesAfterItIsSwitchedOff(Scheduler):
 
 
 class KeepsTheOldSlots(Scheduler):
-    """As many run together as before."""
+    """Keeps the slot count of the config before."""
 
     def _take_on(self, config: SchedulerConfig) -> None:
         slots = getattr(self, "_slots", None)
@@ -1052,11 +1052,11 @@ class KeepsTheOldSlots(Scheduler):
             self._slots = slots
 
 
-class GuessesForAll(Scheduler):
-    """Whoever sequences is guessed for, however many others do."""
+class DraftsForAll(Scheduler):
+    """Allows drafts for every row, however many decode."""
 
     def plan(self) -> StepPlan:
-        """Allow guesses."""
+        """Allow drafts in every row."""
         most = self._config.drafts.max_draft_tokens
         plan = super().plan()
         return replace(
@@ -1064,11 +1064,11 @@ class GuessesForAll(Scheduler):
         )
 
 
-class NeverGuessesAgain(Scheduler):
-    """Once two have decoded together, nobody is guessed for."""
+class NeverDraftsAgain(Scheduler):
+    """Allows no drafts once two rows have decoded together."""
 
     def plan(self) -> StepPlan:
-        """Allow no guesses after the first batch."""
+        """Allow no drafts after the first batch."""
         self._is_over = getattr(self, "_is_over", False) or len(self._slots) > 1
         plan = super().plan()
         if not self._is_over:
@@ -1076,8 +1076,8 @@ class NeverGuessesAgain(Scheduler):
         return replace(plan, decode=tuple(replace(one, max_draft_tokens=0) for one in plan.decode))
 
 
-class LosesGuesses(Scheduler):
-    """Of a step's tokens only the first of each row is heard."""
+class LosesDrafts(Scheduler):
+    """Drops all but the first token of each row in a step."""
 
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
@@ -1089,7 +1089,7 @@ class LosesGuesses(Scheduler):
 
 
 class GoesOnBehindTheEnd(Scheduler):
-    """What comes behind a stop token is said as well."""
+    """Emits tokens behind a stop token."""
 
     def _take(self, token: SampledToken, now_s: float) -> list[Event]:
         if token.token_id not in STOP_TOKENS:
@@ -1100,8 +1100,8 @@ class GoesOnBehindTheEnd(Scheduler):
         return [*events, *(TokenGenerated(one, token, now_s) for one in subscribers)]
 
 
-class CountsNoGuesses(Scheduler):
-    """Does not listen to what came of guesses."""
+class CountsNoDrafts(Scheduler):
+    """Counts no drafts."""
 
     @property
     def draft_reading(self) -> DraftReading:
@@ -1110,7 +1110,7 @@ class CountsNoGuesses(Scheduler):
 
 
 class StartsInSilence(Scheduler):
-    """Nobody is told that a sequence starts."""
+    """Emits no SequenceStarted."""
 
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
@@ -1121,7 +1121,7 @@ class StartsInSilence(Scheduler):
 
 
 class StartsInAnotherMode(Scheduler):
-    """The mode at the first token is that of a step with those who are left after it."""
+    """Reports the mode of the next step at the first token."""
 
     def _started(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> SequenceStarted:
         return SequenceStarted(
@@ -1141,11 +1141,11 @@ class ChangesInSilence(Scheduler):
 @pytest.mark.parametrize(
     "broken",
     [
-        GuessesForAll,
-        NeverGuessesAgain,
-        LosesGuesses,
+        DraftsForAll,
+        NeverDraftsAgain,
+        LosesDrafts,
         GoesOnBehindTheEnd,
-        CountsNoGuesses,
+        CountsNoDrafts,
         StartsInSilence,
         StartsInAnotherMode,
         ChangesInSilence,

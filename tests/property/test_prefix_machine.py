@@ -75,7 +75,7 @@ TOKENS = st.sampled_from([1, 2, 3, 4, 5, 6] * 2 + [0])
 
 @dataclass
 class Record:
-    """What the machine knows of one sequence."""
+    """The machine's record of one sequence."""
 
     request: SequenceRequest
     tokens: list[int] = field(default_factory=list)
@@ -243,14 +243,14 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(0, 2))
     def submit_next_turns(self, steps: int) -> None:
-        """Whoever has finished goes on with what was said."""
+        """Continue a finished text, as a chat does."""
         for record in [one for one in self.records[-3:] if one.finished is not None]:
             self._submit([*record.text, 0], 2, record.request.cache_namespace)
         self._run(steps)
 
     @rule(age=st.integers(0, 6))
     def abort(self, age: int) -> None:
-        """Somebody leaves, wherever it is."""
+        """Abort a waiting or running sequence."""
         opened = [one for one in self.records if one.finished is None]
         if opened:
             record = opened[-1 - age % len(opened)]
@@ -329,7 +329,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(is_disk_included=st.booleans(), is_now=SELDOM)
     def clear(self, *, is_disk_included: bool, is_now: bool) -> None:
-        """All is forgotten that nobody needs."""
+        """Clear every block that no row holds."""
         if not is_now:
             return
         kept = self.cache._pool
@@ -364,7 +364,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(max_b=st.sampled_from([1, 2, 3, 4, 4]), chunk_tokens=CHUNKS, is_now=SELDOM)
     def change_config(self, max_b: int, chunk_tokens: int | None, *, is_now: bool) -> None:
-        """What runs is finished, then others go on in another way, with the same blocks."""
+        """Finish running sequences, then apply another config with the same blocks."""
         if not is_now:
             return
         self.core.hold_admission()
@@ -375,7 +375,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(is_now=SELDOM)
     def drain(self, *, is_now: bool) -> None:
-        """Now and then nobody is left."""
+        """Finish all sequences now and then."""
         if is_now:
             self._drain()
 
@@ -404,7 +404,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_within_its_limits(self) -> None:
-        """What is above them is pinned or on its way."""
+        """Blocks beyond a limit are pinned or pending."""
         kept = self.cache._pool
         can_go = any(block.is_evictable for block in kept.tree)
         assert kept.bytes <= kept.limit_bytes or not can_go
@@ -432,7 +432,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @invariant()
     def files_are_the_tier_s(self) -> None:
-        """Once the changes that are queued are made, nothing is on disk that nobody knows of."""
+        """After the queued changes no file is on disk that the index lacks."""
         digests = {digest: saved for digest, (saved, _) in self.engine.disk.items()}
         for change in self.cache.changes:
             if isinstance(change, SaveBlock):
@@ -451,7 +451,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @invariant()
     def completions_are_right(self) -> None:
-        """What was heard is what an engine says that computes every prompt."""
+        """Tokens match those of an engine that computes every prompt."""
         for record in self.records:
             expected = list(record.request.prompt)
             for token in record.tokens:
@@ -519,7 +519,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert saves <= self.moved + 2 * sum(isinstance(one, SplitBlock) for one in changes)
 
     def _check_opening(self, plan: StepPlan) -> None:
-        """What is reused was computed in the namespace, and is not the whole prompt."""
+        """A reused prefix was computed in the namespace, and is not the whole prompt."""
         for chunk in plan.prefill:
             sequence = self.core._slots.at(chunk.slot_index)
             assert sequence is not None
@@ -668,7 +668,7 @@ TestStatefulPrefixMachine.settings = SETTINGS
 
 
 class PinsNothing(BlockPool):
-    """What running rows need may go."""
+    """Pins no block of running rows."""
 
     def pin(self, block: Block) -> None:
         """Hold nothing."""
@@ -678,7 +678,7 @@ class PinsNothing(BlockPool):
 
 
 class EvictsPinned(BlockPool):
-    """Looks at nobody's needs when there is no room."""
+    """Evicts pinned blocks when there is no room."""
 
     def _evict(self, keep: Collection[Block] = ()) -> Block | None:
         for block in sorted(self.children_first(), key=lambda one: not one.pins):
@@ -729,7 +729,7 @@ class NeverTellsTheEngine(BlockPool):
             self._remove(block)
 
 
-class KeepsWhatIsLost(BlockPool):
+class KeepsLostBlocks(BlockPool):
     """Does not listen to what went wrong."""
 
     def confirm(
@@ -757,10 +757,10 @@ class ReadsAllAtOnce(BlockPool):
 
 
 class SharesNamespaces(BlockTree):
-    """Everybody's texts begin at one root."""
+    """Has one root for all namespaces."""
 
     def root(self, namespace: str) -> Block:
-        """Whoever's."""
+        """The one root."""
         del namespace
         return super().root("")
 
@@ -797,7 +797,7 @@ class ReusesAll(PrefixCache):
 
 
 class WaitsForGood(PrefixCache):
-    """Whoever waits for another row does so until that one is gone."""
+    """Keeps a row waiting until its leader has left."""
 
     def _is_leading(self, row: _Row) -> bool:
         return row.tip in self._pool
@@ -836,7 +836,7 @@ def _settled_with(more: int) -> Callable[[Sequence, int], None]:
 
 
 def _settled_plainly(sequence: Sequence, accepted_tokens: int) -> None:
-    """What was guessed rightly is not believed to be in the caches."""
+    """Counts no accepted draft tokens as settled."""
     del accepted_tokens
     sequence.settled_tokens = sequence.completion_tokens
 
@@ -859,7 +859,7 @@ POSITIONAL = [
     CountsTwice,
     KnowsNoLimits,
     NeverTellsTheEngine,
-    KeepsWhatIsLost,
+    KeepsLostBlocks,
     BelievesInWrites,
     ReadsAllAtOnce,
     SharesNamespaces,
@@ -900,7 +900,7 @@ def test_the_machine_notices_a_wrong_count_of_what_is_computed(
     settle: Callable[[Sequence, int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is believed to be in the caches after guesses has to be what is there."""
+    """Settled tokens after drafts have to match the engine's caches."""
     monkeypatch.setattr(Sequence, "settle", settle)
     _check_that_it_fails(machine)
 

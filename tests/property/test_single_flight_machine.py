@@ -58,7 +58,7 @@ STOP_TOKENS = frozenset(b"aeiou")
 
 @dataclass
 class Record:
-    """What the machine knows of one sequence."""
+    """The machine's record of one sequence."""
 
     request: SequenceRequest
     is_queued: bool = False
@@ -163,7 +163,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
 
     @rule()
     def step_with_engine_fault(self) -> None:
-        """The run raises: who runs is answered, who waits is not touched, rows are forgotten."""
+        """Let the run raise: running sequences end, waiting ones stay, rows are dropped."""
         self.step_error = RuntimeError("planted")
         running = self._running_after_admission()
         waiting = [one for one in self.records.values() if one.is_waiting]
@@ -181,7 +181,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
 
     @rule()
     def end_all(self) -> None:
-        """What a stop does: nobody is left without an answer."""
+        """Stop the daemon: every sequence finishes."""
         error = EngineFaultError("stopped")
         self._note(self.scheduler.fail(error, self.clock.monotonic_s(), include_waiting=True))
         self.engine.reset()
@@ -221,7 +221,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
             raise self.step_error
 
     def _step(self) -> None:
-        """What the serving loop does in one pass."""
+        """Run one pass of the serving loop."""
         now_s = self.clock.monotonic_s()
         self._note(self.scheduler.admit(now_s))
         self._check_timeouts(now_s)
@@ -237,7 +237,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         self._note(self.scheduler.commit(plan, result, now_s, duration_s=0.0))
 
     def _check_timeouts(self, now_s: float) -> None:
-        """After admission nobody is left who waited or ran too long, nor a free slot and a queue."""
+        """After admission no sequence is overdue, and none waits beside a free slot."""
         for one in self.records.values():
             age_s = now_s - one.request.arrived_s
             group_id = one.request.group_id
@@ -252,12 +252,12 @@ class SingleFlightMachine(RuleBasedStateMachine):
         assert self.scheduler.running_count or not self.scheduler.waiting_count
 
     def _running_after_admission(self) -> Record | None:
-        """Admit now, as the step would, so that a rule knows whom its fault will meet."""
+        """Admit now, as the step would, so that a rule knows which rows its fault meets."""
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
         return next((one for one in self.records.values() if one.is_running), None)
 
     def _token_is_due(self, running: Record) -> bool:
-        """Whether the next step yields a token: a sequence, or the prompt's last chunk."""
+        """True if the next step yields a token: a decode row, or the prompt's last chunk."""
         plan = self.scheduler.plan()
         assert len(plan.prefill) + len(plan.decode) == 1, f"{running} runs, so it is in the plan"
         return bool(plan.decode) or plan.prefill[0].is_last
@@ -376,7 +376,7 @@ class ForgetsToRelease(Scheduler):
 
 
 class KeepsFinishedInSlot(Scheduler):
-    """A sequence that nobody reads goes on holding its slot."""
+    """Keeps the slot of a sequence without subscribers."""
 
     def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
         if not sequence.is_running:
@@ -384,7 +384,7 @@ class KeepsFinishedInSlot(Scheduler):
 
 
 class LosesWhoIsAbortedWhileWaiting(Scheduler):
-    """An abort in the queue answers nobody."""
+    """Emits nothing for an abort in the queue."""
 
     def abort(
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
@@ -404,7 +404,7 @@ class _TurnedAround(WaitingQueue):
 
 
 class LastComeFirstServed(Scheduler):
-    """Seats whoever came last."""
+    """Admits the newest sequence first."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
@@ -443,7 +443,7 @@ class CountsOneTokenTooMany(Scheduler):
 
 
 class NeverTimesOut(Scheduler):
-    """Lets everybody wait for ever."""
+    """Expires no sequence."""
 
     def _expire(self, now_s: float) -> list[SequenceFinished]:
         del now_s
@@ -451,7 +451,7 @@ class NeverTimesOut(Scheduler):
 
 
 class FailsInSilence(Scheduler):
-    """Answers nobody after an engine fault."""
+    """Emits nothing after an engine fault."""
 
     def fail(
         self, error: MachdError, now_s: float, *, include_waiting: bool = False
