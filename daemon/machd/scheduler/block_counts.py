@@ -104,7 +104,7 @@ class BlockCounts:
         holds = Counter(id(one.before) for one in blocks if one.holds)
         for block in blocks:
             assert block.memory_children == children[id(block)], "children in memory are counted"
-            # What was lost may still be held, by rows that do not know it yet.
+            # Rows may still pin a lost block until their next lookup.
             assert block.holds >= block.pins + holds[id(block)], "what rows hold is counted"
         shared = [one for one in inside if one.entries > 1]
         pinned = [one for one in inside if one.holds]

@@ -25,8 +25,6 @@ from machd.scheduler.disk_tier import DiskTier
 from machd.scheduler.eviction import EvictionOrder
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 
-_Digest = bytes
-
 
 @dataclass(frozen=True, slots=True)
 class RowPosition:
@@ -48,6 +46,7 @@ class BlockPool:
         disk_tier: Blocks on disk, in memory as well or not.
         counts: Counts of the blocks in memory.
         evictions: Blocks evicted from memory.
+        limit_bytes: Memory limit in force.
     """
 
     def __init__(self, tree: BlockTree, costs: BlockCosts, limits: PrefixLimits) -> None:
@@ -61,7 +60,7 @@ class BlockPool:
         self._costs = costs
         self._limits = limits
         self._available_bytes: int | None = None
-        self._limit_bytes = limits.max_bytes
+        self.limit_bytes = limits.max_bytes
         self._by_id: dict[int, Block] = {}
 
     @property
@@ -73,11 +72,6 @@ class BlockPool:
     def entries(self) -> int:
         """Leaf blocks in memory: texts."""
         return self.counts.entries
-
-    @property
-    def limit_bytes(self) -> int:
-        """Memory limit in force."""
-        return self._limit_bytes
 
     def __len__(self) -> int:
         """Count blocks in memory or pending."""
@@ -93,7 +87,7 @@ class BlockPool:
 
     def can_keep(self, tokens: int) -> bool:
         """Return True if a block of so many tokens fits the memory limit by itself."""
-        return self._costs.of(tokens, has_state=self._costs.is_stateful) <= self._limit_bytes
+        return self._costs.of(tokens, has_state=self._costs.is_stateful) <= self.limit_bytes
 
     def set_limits(self, limits: PrefixLimits) -> None:
         """Change the limits, and evict down to them."""
@@ -113,7 +107,7 @@ class BlockPool:
             Whether any block was evicted.
         """
         evictions = self.evictions
-        self._limit_bytes = max(0, min(self._limit_bytes, max_bytes))
+        self.limit_bytes = max(0, min(self.limit_bytes, max_bytes))
         self._trim()
         return self.evictions > evictions
 
@@ -208,7 +202,7 @@ class BlockPool:
         self._trim()
 
     def confirm(
-        self, held: Iterable[HeldBlock], lost: Iterable[int], unsaved: Iterable[_Digest] = ()
+        self, held: Iterable[HeldBlock], lost: Iterable[int], unsaved: Iterable[bytes] = ()
     ) -> None:
         """Apply the engine's result of the changes.
 
@@ -314,7 +308,7 @@ class BlockPool:
             StoreBlock(block.block_id, row.slot_index, block.start, block.stop, has_state)
         )
 
-    def _take_as_unsaved(self, digest: _Digest) -> None:
+    def _take_as_unsaved(self, digest: bytes) -> None:
         """Note that a block is not on disk; its next use saves it again."""
         block = self.disk_tier.known_as(digest)
         if block is not None:
@@ -396,12 +390,12 @@ class BlockPool:
             after: Its parent, to spare.
             besides: A block that it replaces, if that is in memory; to spare as well.
         """
-        if nbytes > self._limit_bytes:
+        if nbytes > self.limit_bytes:
             return False
         keep = (after,) if besides is None else (after, besides)
         is_replaced = besides is not None and besides.is_in_memory
         freed = besides.nbytes if besides is not None and is_replaced else 0
-        while self.bytes + nbytes - freed > self._limit_bytes:
+        while self.bytes + nbytes - freed > self.limit_bytes:
             if self._evict(keep) is None:
                 return False
         is_new_entry = not is_replaced and (after.is_root or bool(after.memory_children))
@@ -414,7 +408,7 @@ class BlockPool:
 
     def _trim(self) -> None:
         """Evict blocks down to the limits, as far as rows allow."""
-        while self.bytes > self._limit_bytes:
+        while self.bytes > self.limit_bytes:
             if self._evict() is None:
                 return
         max_entries = self._limits.max_entries
@@ -423,5 +417,5 @@ class BlockPool:
                 return
 
     def _update_limit(self) -> None:
-        self._limit_bytes = self._limits.memory_bytes(self.bytes, self._available_bytes)
+        self.limit_bytes = self._limits.memory_bytes(self.bytes, self._available_bytes)
         self._trim()

@@ -225,16 +225,14 @@ class PrefixCache:
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Return True if a sequence has begun or need not wait for blocks or a leader."""
-        assert sequence.slot_index is not None, "a row has a slot"
-        row = self._rows[sequence.slot_index]
+        row = self._row_of(sequence)
         if row.is_open or row.leader is not None or row.is_loading:
             return row.is_open
         return all(block.is_held for block in row.pinned.path())
 
     def reused(self, sequence: Sequence) -> ReusedPrefix | None:
         """Return the prefix that a row begins with; None if it has begun, or nothing was found."""
-        assert sequence.slot_index is not None, "a row has a slot"
-        row = self._rows[sequence.slot_index]
+        row = self._row_of(sequence)
         if row.is_open or not row.found_tokens:
             return None
         return ReusedPrefix(
@@ -244,10 +242,9 @@ class PrefixCache:
 
     def stop_before(self, sequence: Sequence, stop: int) -> int:
         """Return an earlier end for a chunk that goes to ``stop`` if a snapshot is wanted there."""
-        assert sequence.slot_index is not None, "a row has a slot"
         if not self._is_stateful:
             return stop
-        row = self._rows[sequence.slot_index]
+        row = self._row_of(sequence)
         wanted = {row.branch_point, sequence.prompt_tokens - 1, *self._awaited_branch_points(row)}
         return min([stop, *(one for one in wanted if sequence.prefilled_tokens < one < stop)])
 
@@ -502,6 +499,10 @@ class PrefixCache:
     def _lacks_state(self, block: Block, row_position: RowPosition) -> bool:
         """Return True if the row is at the end of a block that lacks a snapshot."""
         return row_position.position == block.stop and not block.has_state
+
+    def _row_of(self, sequence: Sequence) -> _Row:
+        assert sequence.slot_index is not None, "a row has a slot"
+        return self._rows[sequence.slot_index]
 
     def _slot_of(self, row: _Row) -> int:
         assert row.sequence.slot_index is not None, "a row has a slot"
