@@ -26,6 +26,9 @@ from machd.scheduler.eviction import EvictionOrder
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 
 
+_Digest = bytes  # inside BlockPool that name is a property
+
+
 @dataclass(frozen=True, slots=True)
 class RowPosition:
     """A row to copy blocks from.
@@ -202,7 +205,7 @@ class BlockPool:
         self._trim()
 
     def confirm(
-        self, held: Iterable[HeldBlock], lost: Iterable[int], unsaved: Iterable[bytes] = ()
+        self, held: Iterable[HeldBlock], lost: Iterable[int], unsaved: Iterable[_Digest] = ()
     ) -> None:
         """Apply the engine's result of the changes.
 
@@ -308,7 +311,7 @@ class BlockPool:
             StoreBlock(block.block_id, row.slot_index, block.start, block.stop, has_state)
         )
 
-    def _take_as_unsaved(self, digest: bytes) -> None:
+    def _take_as_unsaved(self, digest: _Digest) -> None:
         """Note that a block is not on disk; its next use saves it again."""
         block = self.disk_tier.known_as(digest)
         if block is not None:
