@@ -25,7 +25,6 @@ from machd.scheduler.disk_tier import DiskTier
 from machd.scheduler.eviction import EvictionOrder
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 
-
 _Digest = bytes  # inside BlockPool that name is a property
 
 
