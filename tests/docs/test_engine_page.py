@@ -34,7 +34,7 @@ def _watch(engine: MlxEngine) -> None:
 
     def forward(token_ids: Any, cache: Any) -> Any:
         logits = model(token_ids, cache=cache)
-        print(f"forward {token_ids.shape} -> {logits.shape}")
+        print(f"forward {token_ids.shape} -> {logits.shape}")  # noqa: T201 - doctest reads it
         return logits
 
     engine._model = forward
