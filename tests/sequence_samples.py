@@ -10,9 +10,11 @@ from typing import TypeVar
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.sampling import SamplingParams
-from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToken
+from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToken, SpanCost
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
+from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import Event
+from machd.scheduler.pacing import StepPace
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
@@ -136,3 +138,24 @@ def run_step(scheduler: Scheduler, engine: Engine, now_s: float) -> list[Event]:
     events = scheduler.admit(now_s)
     plan = scheduler.plan()
     return events + scheduler.commit(plan, engine.run(plan), now_s, duration_s=0.0)
+
+
+class EagerPace(StepPace):
+    """A pace that allows all drafts in every step, whether they pay or not."""
+
+    def draft_tokens(self, lane: Lane, rows: int, max_tokens: int) -> int:
+        """Return all that may be."""
+        del lane, rows
+        return max_tokens
+
+    def span_cost(self, lane: Lane, rows: int) -> SpanCost:
+        """Return a cost at which every token ahead is worth it."""
+        del lane, rows
+        return SpanCost()
+
+
+def drafting_eagerly(config: SchedulerConfig) -> SchedulerConfig:
+    """Return the config with an eager pace."""
+    pace = config.pace
+    eager = EagerPace(beside_decode=pace._beside_decode, alone=pace._alone)
+    return replace(config, pace=eager)

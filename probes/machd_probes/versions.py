@@ -39,7 +39,6 @@ _NOT_MEASURED = (
     *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),
     *("engine/prefix_blocks/scan", "engine/prefix_blocks/writer"),
     *("engine/protocol/chat_format", "engine/protocol/fill_format", "engine/protocol/forwarding"),
-    *("engine/step/forced_tokens",),
     *("engine/step/memory",),
 )
 """Beginnings of the paths of modules that have no part in what is measured."""

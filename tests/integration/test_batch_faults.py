@@ -262,7 +262,7 @@ _FAULTS = [
     _Fault(BatchLaneKv, "join", _Moment.JOINS),
     _Fault(SlabCache, "place", _Moment.JOINS),
     _Fault(MlxEngine, "_forward", _Moment.DECODES),
-    _Fault(Decoder, "_read", _Moment.DECODES),
+    _Fault(Decoder, "_settle", _Moment.DECODES),
     _Fault(BatchLaneKv, "keep", _Moment.LEAVES),
     _Fault(SlabCache, "keep", _Moment.LEAVES),
 ]
@@ -344,7 +344,7 @@ def test_three_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no whole answer between them, the third is told to those who wait too, and is the end."""
-    trap = _Trap(monkeypatch, Decoder, "_read")
+    trap = _Trap(monkeypatch, Decoder, "_settle")
     gate = StepGate()
     with (
         RunningDaemon(_engine(gate), _BATCHING) as daemon,
@@ -369,7 +369,7 @@ def test_a_whole_answer_between_engine_faults_starts_the_count_afresh(
     alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often two batches in a row fail, the daemon goes on when others are served between."""
-    trap = _Trap(monkeypatch, Decoder, "_read")
+    trap = _Trap(monkeypatch, Decoder, "_settle")
     is_held = True
     gate = StepGate(lambda _plan: is_held)
     with (

@@ -14,6 +14,7 @@ import pytest
 from admin_daemon import AdminDaemon, sse_events
 from dialogue import chat, told
 from drafting_engine import drafting_engine
+from oracle import draft_eagerly
 from polling import wait_until
 from raw_client import RawClient
 from running_daemon import RunningDaemon
@@ -30,6 +31,12 @@ _BATCHED = {"continuous_batching.enabled": True, "continuous_batching.window_ms"
 
 def _slowly(_plan: StepPlan) -> None:
     time.sleep(0.004)
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every step draft, whether that pays or not."""
+    draft_eagerly(monkeypatch)
 
 
 @pytest.fixture(name="daemon")
@@ -64,7 +71,7 @@ def test_before_any_guess_there_is_no_acceptance(daemon: AdminDaemon) -> None:
     """Who would guess, how far and why, and the verdicts as ever."""
     shown = _capability(daemon)
     assert (shown["requested"], shown["mode"], shown["max_draft_tokens"]) == ("auto", "ngram", 8)
-    assert shown["mode_reason"] == "there is a script of guesses"
+    assert shown["mode_reason"] == "there is a script of drafts"
     assert (shown["acceptance"], shown["drafted_tokens"], shown["accepted_tokens"]) == (None, 0, 0)
     assert shown["verdict"] == "supported"
     assert shown["batched_specdec"]["verdict"] == "supported"

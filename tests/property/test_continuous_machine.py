@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from scripted_drafts import drafts_by
-from sequence_samples import LateFirstToken
+from sequence_samples import LateFirstToken, drafting_eagerly
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
@@ -204,8 +204,8 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _start(self, limits: QueueLimits) -> None:
         """Start a new scheduler, without draft counts."""
-        self.scheduler = self.scheduler_class(continuous(limits, self.batching))
-        self.scheduler._config = replace(self.scheduler._config, drafts=self.drafts)
+        config = continuous(limits, self.batching, self.drafts)
+        self.scheduler = self.scheduler_class(drafting_eagerly(config))
         self.mode = self.scheduler._step_mode = self._mode_of(0)
         self.verified, self.fallbacks = [], 0
 
@@ -382,7 +382,7 @@ class ContinuousMachine(RuleBasedStateMachine):
             if batching is ALONE
             else continuous(limits, batching, drafts)
         )
-        self._note(self.scheduler.apply_config(config, self.clock.monotonic_s()))
+        self._note(self.scheduler.apply_config(drafting_eagerly(config), self.clock.monotonic_s()))
         self.is_held, self.both_were_ready = False, False
         kv = batching.kv
         for one in waiting:
@@ -572,6 +572,8 @@ class ContinuousMachine(RuleBasedStateMachine):
         }
         is_lonely = self.scheduler.active_loops == 1
         allowed = self.drafts.max_draft_tokens if is_lonely or self.drafts.is_batched else 0
+        if plan.prefill:
+            allowed = 0  # a chunk uses up what a step may last longer
         assert {row.max_draft_tokens for row in plan.decode} <= {allowed}
         assert len(lanes) == (1 if ready and not is_burst else 0)
         assert not is_burst or plan.prefill or not ready, "rows stand still for prompts alone"
