@@ -12,7 +12,7 @@ import pytest
 from machd.engine.assembly import engine_parts
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.sampling import SamplingParams
-from machd.engine.protocol.step import ProposerKind, SpanCost, StepPlan, StepResult
+from machd.engine.protocol.step import Lane, ProposerKind, SpanCost, StepPlan, StepResult
 from machd.engine.speculation.draws import OpenDraws
 from machd.engine.step import decoder
 from machd.engine.step.decode_pass import DecodePass
@@ -52,8 +52,13 @@ def open_draws(vocabulary_tokens: int) -> OpenDraws:
 
 
 def draft_eagerly(patch: pytest.MonkeyPatch) -> None:
-    """Have a scheduler allow all drafts in every step, whether they pay or not."""
-    patch.setattr(StepPace, "draft_tokens", lambda _pace, _lane, _rows, max_tokens: max_tokens)
+    """Have a scheduler allow all drafts, whether they pay or not, but for steps that measure."""
+
+    def draft_tokens(pace: StepPace, lane: Lane, rows: int, max_tokens: int) -> int:
+        cost = pace._costs.get((lane, rows))
+        return 0 if cost is not None and not cost.is_measured() else max_tokens
+
+    patch.setattr(StepPace, "draft_tokens", draft_tokens)
     patch.setattr(StepPace, "span_cost", lambda _pace, _lane, _rows: SpanCost())
 
 
