@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+from modules import modules_markdown
 from request_fields import request_fields_markdown
 
 from machd import errors
@@ -71,6 +72,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
         ),
         ("commands", "Commands", "the commands' own help", _commands_markdown),
         ("architectures", "Architectures", "machd_probes/matrix.json", _architectures_markdown),
+        ("modules", "Modules", "the modules' own docstrings", modules_markdown),
     )
     for name, title, source, text in pages:
         yield reference / f"{name}.md", f"# {title}\n\n{_NOTE.format(source=source)}{text()}"
