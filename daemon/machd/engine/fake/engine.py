@@ -310,20 +310,18 @@ class FakeEngine:
         tokens: list[SampledToken | RowFault] = []
         try:
             tokens += [
-                self._token(slot_index, row, self._choose_one(row)) for _ in range(accepted_tokens)
+                self._token(slot_index, row, self._choose(row)) for _ in range(accepted_tokens)
             ]
-            tokens += [self._token(slot_index, row, one) for one in self._choose(row)]
+            matcher, room_tokens = row.matcher, row.room_tokens - 1
+            forced = [] if matcher is None else matcher.take_forced(room_tokens)
+            tokens += [self._token(slot_index, row, one) for one in forced]
+            tokens.append(self._token(slot_index, row, self._choose(row)))
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             return [RowFault(slot_index, cause)]
         row.computed_tokens = len(row.prompt) + row.position - 1
         return tokens
 
-    def _choose(self, row: _Row) -> list[int]:
-        """Take the forced tokens, then the script's token or one that the grammar allows."""
-        forced = [] if row.matcher is None else row.matcher.take_forced(row.room_tokens - 1)
-        return [*forced, self._choose_one(row)]
-
-    def _choose_one(self, row: _Row) -> int:
+    def _choose(self, row: _Row) -> int:
         """Take the forced token, or the script's, or one that the grammar allows."""
         matcher = row.matcher
         if matcher is not None and matcher.forced:
