@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from scripted_drafts import drafts_by
-from sequence_samples import batching_of
+from sequence_samples import EagerPace, batching_of
 
 from machd.engine.protocol.blocks import (
     BlockChange,
@@ -51,7 +51,6 @@ from machd.scheduler.events import (
     SequenceFinished,
     TokenGenerated,
 )
-from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig, _Row
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
@@ -167,7 +166,7 @@ class PrefixMachine(RuleBasedStateMachine):
         batching = batching_of(
             max_b=max_b, prefill_chunk_tokens=chunk_tokens, coalesce=self.coalesce
         )
-        pace = StepPace(beside_decode=chunk_tokens, alone=chunk_tokens or 12)
+        pace = EagerPace(beside_decode=chunk_tokens, alone=chunk_tokens or 12)
         return replace(continuous(LIMITS, batching, self.drafts), pace=pace)
 
     def _start(self, disk: ChainedDisk) -> None:
@@ -829,15 +828,15 @@ class BeginsTooSoon(PrefixCache):
 def _settled_with(more: int) -> Callable[[Sequence, int], None]:
     """Tokens that the caches are believed to hold besides."""
 
-    def settle(sequence: Sequence, accepted_tokens: int) -> None:
-        sequence.settled_tokens = sequence.completion_tokens + accepted_tokens + more
+    def settle(sequence: Sequence, tokens: int) -> None:
+        sequence.settled_tokens = sequence.completion_tokens + tokens - 1 + more
 
     return settle
 
 
-def _settled_plainly(sequence: Sequence, accepted_tokens: int) -> None:
-    """Counts no accepted draft tokens as settled."""
-    del accepted_tokens
+def _settled_plainly(sequence: Sequence, tokens: int) -> None:
+    """Counts no accepted token ahead as settled."""
+    del tokens
     sequence.settled_tokens = sequence.completion_tokens
 
 
