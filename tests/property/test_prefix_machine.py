@@ -128,9 +128,9 @@ class PrefixMachine(RuleBasedStateMachine):
         expected_state_bytes=st.sampled_from([STATE_BYTES, 1, 60]),
         least=st.sampled_from([(0, 0), (0, 0), (0, 7), (25, 0), (35, 7)]),
         moved=st.sampled_from([1, 2, 32]),
-        drafts=st.sampled_from([NO_DRAFTS, DraftPolicy(4), DraftPolicy(3, is_batched=True)]),
+        drafts=st.sampled_from([DraftPolicy(3, is_batched=True), DraftPolicy(4), NO_DRAFTS]),
         guesses=st.sampled_from([1, 2, 3, 4]),
-        stop_tokens=st.sampled_from([(), (), (1,)]),
+        stop_tokens=st.sampled_from([(1,), (), ()]),
     )
     def configure(
         self,
