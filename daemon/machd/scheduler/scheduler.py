@@ -49,7 +49,6 @@ from machd.scheduler.row_fault import error_of
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
 from machd.scheduler.subscriber import SequenceRequest, Subscriber
-from machd.scheduler.timeouts import overdue
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
@@ -352,7 +351,6 @@ class Scheduler:
 
     def set_limits(self, limits: QueueLimits) -> None:
         """Apply other queue limits and timeouts; waiting sequences stay beyond a smaller bound."""
-        self._limits = limits
         self._waiting.set_bounds(limits, slot_count=self.slot_count)
 
     def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
@@ -385,7 +383,6 @@ class Scheduler:
 
     def _take_on(self, config: SchedulerConfig) -> None:
         """Set the config's slots, pace and budget, all empty."""
-        self._limits = config.limits
         self._config = config
         self._pace = config.pace
         self._slots = Slots(self._config.slot_count)
@@ -558,7 +555,7 @@ class Scheduler:
         return self._waiting.oldest_s + self._config.window_s
 
     def _expire(self, now_s: float) -> list[SequenceFinished]:
-        late = overdue(self._limits, self._waiting, self._slots, now_s)
+        late = self._waiting.timed_out(self._slots, now_s)
         return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
 
     def _end_with(

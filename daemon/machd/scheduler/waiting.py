@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from machd.errors import QueueFullError
+from machd.errors import MachdError, QueueFullError, QueueTimeoutError, RequestTimeoutError
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import Subscriber
 
@@ -133,6 +133,22 @@ class WaitingQueue:
             if self._expires_s(one) <= now_s
         )
 
+    def timed_out(
+        self, running: Iterable[Sequence], now_s: float
+    ) -> list[tuple[Subscriber, MachdError]]:
+        """Return timed-out subscribers with their errors: waiting ones in queue order, then running."""
+        late = [
+            (one, self._request_timeout() if one.is_group_started else self._queue_timeout())
+            for one in self.expired(now_s)
+        ]
+        oldest_s = now_s - self._limits.request_timeout_s
+        return late + [
+            (one, self._request_timeout())
+            for sequence in running
+            for one in sequence.subscribers
+            if one.request.arrived_s <= oldest_s
+        ]
+
     def next_expiry_s(self) -> float:
         """Return the time of the next timeout; inf if nothing waits."""
         return min((self._expires_s(one) for one in self._subscribers()), default=math.inf)
@@ -164,3 +180,16 @@ class WaitingQueue:
         if not subscriber.is_group_started:
             patience_s = min(patience_s, limits.queue_timeout_s)
         return subscriber.request.arrived_s + patience_s
+
+    def _queue_timeout(self) -> MachdError:
+        return QueueTimeoutError(
+            "no slot became free within limits.queue_timeout_s "
+            f"({self._limits.queue_timeout_s:g} s)",
+            retry_after_s=self.retry_after_s(),
+        )
+
+    def _request_timeout(self) -> MachdError:
+        return RequestTimeoutError(
+            "the request ran longer than limits.request_timeout_s "
+            f"({self._limits.request_timeout_s:g} s)"
+        )
