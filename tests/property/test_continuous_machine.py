@@ -71,6 +71,7 @@ from machd.scheduler.events import (
     StepCompleted,
     TokenGenerated,
 )
+from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
@@ -489,7 +490,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     @invariant()
     def engine_rows_are_the_slots(self) -> None:
         """Every row is of an occupied slot, or of one that the next plan frees."""
-        slots = self.scheduler._slots
+        slots = self.scheduler._running.slots
         known = {one.slot_index for one in slots} | set(slots.released)
         begun = {one.slot_index for one in slots if one.prefilled_tokens}
         assert begun <= set(self.engine._rows) <= known
@@ -561,13 +562,15 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _check_plan(self, plan: StepPlan) -> None:
         """All ready rows of one lane or none, in turns; every prompt within its bounds."""
-        ready = {one.slot_index: one.lane for one in self.scheduler._slots if one.is_prefilled}
+        ready = {
+            one.slot_index: one.lane for one in self.scheduler._running.slots if one.is_prefilled
+        }
         decoding = {row.slot_index for row in plan.decode}
         lanes = {ready[one] for one in decoding}
         is_burst = not lanes and all(self._is_whole(one) for one in plan.prefill)
         self.lanes = {
             one.slot_index: one.lane
-            for one in self.scheduler._slots
+            for one in self.scheduler._running.slots
             if one.slot_index is not None and one.lane is not None
         }
         is_lonely = self.scheduler.active_loops == 1
@@ -589,7 +592,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _is_whole(self, chunk: PrefillChunk) -> bool:
         """True if a chunk is a whole prompt."""
-        sequence = self.scheduler._slots.at(chunk.slot_index)
+        sequence = self.scheduler._running.slots.at(chunk.slot_index)
         return sequence is not None and chunk.token_ids == sequence.request.prompt
 
     # The record
@@ -659,7 +662,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _is_batch(self, record: Record) -> bool:
         admission = _admission(record)
         if admission.decode_mode is DecodeMode.SPECULATIVE:  # that is in either lane
-            sequence = self.scheduler._slots.at(admission.slot_index)
+            sequence = self.scheduler._running.slots.at(admission.slot_index)
             return sequence is not None and sequence.lane is Lane.BATCH
         return admission.decode_mode is DecodeMode.BATCHED
 
@@ -856,7 +859,7 @@ class ForgetsToGiveBack(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._reservations = _NeverGivesBack(config.kv, max_rows=config.slot_count)
+        self._running.reservations = _NeverGivesBack(config.kv, max_rows=config.slot_count)
 
 
 class _IgnoresPadding(Reservations):
@@ -871,7 +874,7 @@ class ForgetsThePadding(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._reservations = _IgnoresPadding(config.kv, max_rows=config.slot_count)
+        self._running.reservations = _IgnoresPadding(config.kv, max_rows=config.slot_count)
 
 
 class _TurnedAround(WaitingQueue):
@@ -955,7 +958,7 @@ class StarvesTheSerialRow(Scheduler):
 
     def plan(self) -> StepPlan:
         """Reset the turn."""
-        self._turn = Lane.BATCH
+        self._planner.turn = Lane.BATCH
         return super().plan()
 
 
@@ -1047,11 +1050,11 @@ class SharesAfterItIsSwitchedOff(Scheduler):
 class KeepsTheOldSlots(Scheduler):
     """Keeps the slot count of the config before."""
 
-    def _take_on(self, config: SchedulerConfig) -> None:
-        slots = getattr(self, "_slots", None)
-        super()._take_on(config)
-        if slots is not None:
-            self._slots = slots
+    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
+        before = getattr(self, "_running", None)
+        super()._take_on(config, prefixes)
+        if before is not None:
+            self._running.slots = before.slots
 
 
 class DraftsForAll(Scheduler):
@@ -1071,7 +1074,7 @@ class NeverDraftsAgain(Scheduler):
 
     def plan(self) -> StepPlan:
         """Allow no drafts after the first batch."""
-        self._is_over = getattr(self, "_is_over", False) or len(self._slots) > 1
+        self._is_over = getattr(self, "_is_over", False) or len(self._running) > 1
         plan = super().plan()
         if not self._is_over:
             return plan
@@ -1096,7 +1099,7 @@ class GoesOnBehindTheEnd(Scheduler):
     def _take(self, token: SampledToken, now_s: float) -> list[Event]:
         if token.token_id not in STOP_TOKENS:
             return super()._take(token, now_s)
-        sequence = self._running(token.slot_index)
+        sequence = self._running.at(token.slot_index)
         subscribers = [subscriber.sequence_id for subscriber in sequence.subscribers]
         events = super()._take(token, now_s)
         return [*events, *(TokenGenerated(one, token, now_s) for one in subscribers)]

@@ -520,7 +520,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def _check_opening(self, plan: StepPlan) -> None:
         """A reused prefix was computed in the namespace, and is not the whole prompt."""
         for chunk in plan.prefill:
-            sequence = self.core._slots.at(chunk.slot_index)
+            sequence = self.core._running.slots.at(chunk.slot_index)
             assert sequence is not None
             if chunk.reused is None:
                 continue
@@ -532,7 +532,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert reused in self.made.get(namespace, set()), "nobody there has computed that"
 
     def _remember_computed(self) -> None:
-        for sequence in self.core._slots:
+        for sequence in self.core._running.slots:
             assert sequence.slot_index is not None
             row = self.engine.rows.get(sequence.slot_index)
             if row is not None:
@@ -541,7 +541,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         for chunk in plan.prefill:
             if chunk.opens:
-                sequence = self.core._slots.at(chunk.slot_index)
+                sequence = self.core._running.slots.at(chunk.slot_index)
                 assert sequence is not None
                 self.opened += 1
                 if chunk.reused is not None:

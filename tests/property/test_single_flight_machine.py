@@ -202,7 +202,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
     @invariant()
     def engine_rows_are_the_slots(self) -> None:
         """Every row is of an occupied slot, or of one that the next plan frees."""
-        slots = self.scheduler._slots
+        slots = self.scheduler._running.slots
         occupied = {sequence.slot_index for sequence in slots}
         assert set(self.engine._rows) == occupied | set(slots.released)
 

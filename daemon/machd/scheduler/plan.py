@@ -1,15 +1,59 @@
-"""The next step as a pure function of slots, pace and prefix cache."""
+"""The next step as a pure function of slots, pace and prefix cache, and what is learnt from a step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan
-from machd.scheduler.config import NO_DRAFTS, DraftPolicy
+from machd.engine.protocol.step import DraftOutcome, Lane, PrefillChunk, StepPlan, StepResult
+from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.running import RunningSequences
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
+
+
+class Planner:
+    """The pace of steps, and the lane that has the turn.
+
+    Attributes:
+        pace: Prompt tokens and drafts that fit a step, as learnt.
+        turn: Lane that decodes in the next step if both have rows.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Start with the batch lane's turn."""
+        self.pace = config.pace
+        self.turn = Lane.BATCH
+        self._drafts = config.drafts
+
+    def plan(self, running: RunningSequences) -> StepPlan:
+        """Plan the next step, and change nothing."""
+        return plan_step(running.slots, self.pace, running.prefixes, self._drafts, turn=self.turn)
+
+    def observe(
+        self, plan: StepPlan, result: StepResult, running: RunningSequences, duration_s: float
+    ) -> None:
+        """Learn from a step, and give the other lane the turn."""
+        lane = running.at(plan.decode[0].slot_index).lane if plan.decode else None
+        # A prompt's last token is computed by the step that decodes it.
+        prefill_tokens = plan.prefill_tokens - sum(chunk.is_last for chunk in plan.prefill)
+        self.pace.observe(
+            lane,
+            len(plan.decode),
+            duration_s=duration_s,
+            prefill_tokens=prefill_tokens,
+            context_tokens=max((chunk.start for chunk in plan.prefill), default=0),
+            ahead_tokens=max(0, result.span_tokens - 1),
+            accepted_tokens=len(result.tokens) - len({one.slot_index for one in result.tokens}),
+        )
+        outcomes = {one.slot_index: one for one in result.drafts}
+        for row in plan.decode:
+            drafts = outcomes.get(row.slot_index, DraftOutcome(row.slot_index, 0, 0))
+            acceptance = running.at(row.slot_index).acceptance
+            acceptance.observe(drafts.drafted_tokens, drafts.accepted_tokens)
+        if lane is not None:
+            self.turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
 
 
 def plan_step(

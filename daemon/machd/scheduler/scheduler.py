@@ -9,14 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import (
-    DraftOutcome,
-    Lane,
-    PrefillChunk,
-    SampledToken,
-    StepPlan,
-    StepResult,
-)
+from machd.engine.protocol.step import Lane, SampledToken, StepPlan, StepResult
 from machd.errors import (
     KvBudgetExceededError,
     MachdError,
@@ -32,22 +25,17 @@ from machd.scheduler.events import (
     DecodeModeChanged,
     Event,
     FinishReason,
-    PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceStarted,
     TokenGenerated,
 )
-from machd.scheduler.invariants import check_sequences
-from machd.scheduler.plan import plan_step
+from machd.scheduler.plan import Planner
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits, PrefixReading
-from machd.scheduler.reservations import Reservations
-from machd.scheduler.row_fault import error_of
+from machd.scheduler.running import RunningSequences, error_of
 from machd.scheduler.sequence import Sequence
-from machd.scheduler.slots import Slots
 from machd.scheduler.subscriber import SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
@@ -81,8 +69,7 @@ class Scheduler:
             config: Slots, budget, pace and limits.
             prefixes: Prefix cache; None to compute every prompt whole.
         """
-        self._prefixes = prefixes
-        self._take_on(config)
+        self._take_on(config, prefixes)
         self._step_mode = self.step_mode
         self._drafts = DraftCounts()
         self._waiting = WaitingQueue(config.limits, slot_count=self.slot_count)
@@ -99,24 +86,24 @@ class Scheduler:
     @property
     def step_mode(self) -> DecodeMode:
         """Decode mode of the next step; when idle, the mode of a single sequence."""
-        if self._config.drafts.is_speculative(len(self._slots)):
+        if self._config.drafts.is_speculative(len(self._running)):
             return DecodeMode.SPECULATIVE
         return self.mode
 
     @property
     def draft_reading(self) -> DraftReading:
         """Counts of draft tokens since the start."""
-        return replace(self._drafts.reading, batched_gain=self._pace.batched_gain)
+        return replace(self._drafts.reading, batched_gain=self._planner.pace.batched_gain)
 
     @property
     def slot_count(self) -> int:
         """Sequences that can run together."""
-        return self._slots.count
+        return self._running.slots.count
 
     @property
     def running_count(self) -> int:
         """Subscribers of running sequences."""
-        return sum(len(sequence.subscribers) for sequence in self._slots)
+        return sum(len(sequence.subscribers) for sequence in self._running)
 
     @property
     def waiting_count(self) -> int:
@@ -126,12 +113,12 @@ class Scheduler:
     @property
     def active_loops(self) -> int:
         """Running sequences, each counted once."""
-        return len(self._slots)
+        return len(self._running)
 
     @property
     def is_at_rest(self) -> bool:
         """True while the engine has no row, running or still to free."""
-        return not self._slots and not self._slots.released
+        return self._running.is_at_rest
 
     def is_configured_as(self, config: SchedulerConfig) -> bool:
         """Return True if :meth:`apply_config` would change nothing but the limits."""
@@ -140,27 +127,21 @@ class Scheduler:
     @property
     def kv_budget_bytes(self) -> int | None:
         """KV budget in bytes; None for no limit."""
-        return self._reservations.budget_bytes
+        return self._running.reservations.budget_bytes
 
     @property
     def kv_reserved_bytes(self) -> int:
         """Reserved bytes of the KV budget."""
-        return self._reservations.reserved_bytes
+        return self._running.reservations.reserved_bytes
 
     @property
     def prefix_reading(self) -> PrefixReading | None:
         """Counts of the prefix cache; None without one."""
-        return self._prefixes.reading if self._prefixes is not None else None
+        return self._running.prefixes.reading if self._running.prefixes is not None else None
 
     def observe_memory(self, reading: MemoryReading) -> None:
         """Limit the prefix cache and admission to the memory that is left."""
-        if self._prefixes is not None:
-            self._prefixes.observe_memory(reading.available_bytes)
-        if reading.step_bytes is None:
-            self._reservations.observe(None)
-            return
-        evictable_bytes = 0 if self._prefixes is None else self._prefixes.evictable_bytes
-        self._reservations.observe(reading.kv_used_bytes + reading.step_bytes + evictable_bytes)
+        self._running.observe_memory(reading)
 
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
         """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
@@ -170,12 +151,13 @@ class Scheduler:
         sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
         caller may repeat it until the step fits.
         """
-        if self._prefixes is not None and self._prefixes.yield_bytes(missing_bytes):
+        running, prefixes = self._running, self._running.prefixes
+        if prefixes is not None and prefixes.yield_bytes(missing_bytes):
             return MemoryYield.BLOCKS, []
-        self._max_running = max(1, len(self._slots) - 1)
-        youngest = max(self._slots, key=lambda one: (not one.completion_tokens, one.place))
-        if len(self._slots) > 1 and not youngest.completion_tokens:
-            self._leave_slot(youngest, is_sound=False)
+        running.limit_to(len(running) - 1)
+        youngest = running.youngest
+        if len(running) > 1 and not youngest.completion_tokens:
+            running.leave(youngest, is_sound=False)
             youngest.requeue()
             self._waiting.add(youngest)
             return MemoryYield.REQUEUED, []
@@ -183,19 +165,17 @@ class Scheduler:
             "the server has too little memory left for this request; try again later",
             retry_after_s=self._waiting.retry_after_s(),
         )
-        return MemoryYield.ENDED, [
-            *self._end_sequence(youngest, FinishReason.ERROR, now_s, error, is_sound=False)
-        ]
+        return MemoryYield.ENDED, self._end_with(error, [youngest], now_s, is_sound=False)
 
     def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
         """Replace the prefix cache, or remove it with None; at rest, with no block in the engine."""
         assert self.is_at_rest, "rows hold blocks"
-        self._prefixes = prefixes
+        self._running.prefixes = prefixes
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
         """Change the limits of the prefix cache, if there is one."""
-        if self._prefixes is not None:
-            self._prefixes.set_limits(limits)
+        if self._running.prefixes is not None:
+            self._running.prefixes.set_limits(limits)
 
     def clear_prefixes(self, *, is_disk_included: bool) -> int:
         """Drop every block that no running sequence holds, in memory and on request on disk.
@@ -203,9 +183,9 @@ class Scheduler:
         Returns:
             Number of blocks dropped.
         """
-        if self._prefixes is None:
+        if self._running.prefixes is None:
             return 0
-        return self._prefixes.clear(is_disk_included=is_disk_included)
+        return self._running.prefixes.clear(is_disk_included=is_disk_included)
 
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
         """Queue all completions of one request, or none: then each finishes with the error.
@@ -258,16 +238,11 @@ class Scheduler:
         events: list[Event] = list(self._expire(now_s))
         if self._is_held or now_s < self._window_end_s():
             return events
-        while self._waiting and self._slots.free_count and len(self._slots) < self._max_running:
+        while self._waiting and not self._running.is_full:
             sequence = self._waiting.first
-            lane = self._reservations.lane_for(sequence)
-            if lane is None:
+            if not self._running.admit(sequence, now_s):
                 break  # a later sequence would take the budget that the first one waits for
             self._waiting.remove(sequence)
-            slot_index = self._slots.occupy(sequence, lane, now_s)
-            self._reservations.reserve(slot_index, lane, sequence.reserved_tokens)
-            if self._prefixes is not None:
-                self._prefixes.enter(sequence)
             events += [
                 self._admitted(subscriber, sequence, now_s) for subscriber in sequence.subscribers
             ]
@@ -278,7 +253,7 @@ class Scheduler:
 
         None if nothing waits, or a step can run.
         """
-        if self._slots or self._slots.released or not self._waiting:
+        if not self.is_at_rest or not self._waiting:
             return None
         due_s = self._waiting.next_expiry_s()
         if not self._is_held:
@@ -287,34 +262,31 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Plan the next step; empty if there is nothing to compute or free."""
-        drafts = self._config.drafts
-        return plan_step(self._slots, self._pace, self._prefixes, drafts, turn=self._turn)
+        return self._planner.plan(self._running)
 
     def commit(
         self, plan: StepPlan, result: StepResult, now_s: float, *, duration_s: float
     ) -> list[Event]:
         """Apply the result of ``plan`` and the duration of its ``run``."""
-        self._slots.confirm_released(plan.release)
-        self._observe(plan, result, duration_s)
-        whole = self._take_prompts(plan, result)
-        if self._prefixes is not None:
-            self._prefixes.commit(plan, result)
+        running = self._running
+        running.slots.confirm_released(plan.release)
+        self._planner.observe(plan, result, running, duration_s)
+        whole = running.take_prompts(plan, result)
         self._drafts.observe(result)
-        events: list[Event] = [one for chunk in plan.prefill for one in self._reused(chunk)]
-        events += [one for sequence in whole for one in self._scored(sequence)]
+        opened = [running.at(one.slot_index) for one in plan.prefill if one.reused is not None]
+        events: list[Event] = [event for one in opened for event in one.reuse_events()]
+        events += [event for one in whole for event in one.score_events()]
         events += self._changed_mode()
         for slot_index, tokens in Counter(one.slot_index for one in result.tokens).items():
-            self._running(slot_index).settle(tokens)
+            running.at(slot_index).settle(tokens)
         for token in result.tokens:
             # An earlier token of the step may have ended the row.
-            if token.slot_index not in self._slots.released:
+            if token.slot_index not in running.slots.released:
                 events.extend(self._take(token, now_s))
         for fault in result.faults:
-            error = error_of(fault)
-            sequence = self._running(fault.slot_index)
-            events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error, is_sound=False)
-        without_completion = [sequence for sequence in whole if not sequence.has_completion]
-        for sequence in without_completion:
+            failed = [running.at(fault.slot_index)]
+            events += self._end_with(error_of(fault), failed, now_s, is_sound=False)
+        for sequence in [one for one in whole if not one.has_completion]:
             events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
         return events
 
@@ -323,12 +295,10 @@ class Scheduler:
     ) -> list[Event]:
         """End every running sequence with ``error``, and every waiting one if included."""
         if isinstance(error, OverloadedError):
-            self._max_running = max(1, len(self._slots) // 2)  # a smaller batch may fit
-        sequences = [*self._slots, *(self._waiting if include_waiting else ())]
+            self._running.limit_to(len(self._running) // 2)  # a smaller batch may fit
+        sequences = [*self._running, *(self._waiting if include_waiting else ())]
         events = self._end_with(error, sequences, now_s, is_sound=False)
-        self._slots.confirm_released(self._slots.released)
-        if self._prefixes is not None:
-            self._prefixes.fail()
+        self._running.forget_rows()
         return events
 
     def end_all(self, error: MachdError, now_s: float) -> list[Event]:
@@ -336,7 +306,7 @@ class Scheduler:
 
         The next plans free the slots and store blocks, until they are empty.
         """
-        return self._end_with(error, [*self._slots, *self._waiting], now_s, is_sound=True)
+        return self._end_with(error, [*self._running, *self._waiting], now_s, is_sound=True)
 
     def hold_admission(self) -> None:
         """Admit no sequence until :meth:`resume_admission`, so that the engine comes to rest.
@@ -359,7 +329,7 @@ class Scheduler:
         A sequence that can never fit the new KV budget ends with KvBudgetExceededError.
         """
         assert self.is_at_rest, "rows that run keep the config that they were admitted under"
-        self._take_on(config)
+        self._take_on(config, self._running.prefixes)
         self.set_limits(config.limits)
         self._index.switch(is_on=config.coalesce)
         self.resume_admission()
@@ -375,25 +345,25 @@ class Scheduler:
         Raises:
             AssertionError: They do not; its text says which.
         """
-        check_sequences(self._slots, self._waiting, self._open)
-        self._reservations.check_invariants(self._slots)
-        self._index.check_invariants([*self._slots, *self._waiting])
-        if self._prefixes is not None:
-            self._prefixes.check_invariants(self._slots, is_whole=is_whole)
+        self._running.check_invariants(is_whole=is_whole)
+        self._waiting.check_invariants()
+        sequences = [*self._running, *self._waiting]
+        expected = {
+            one.sequence_id: sequence for sequence in sequences for one in sequence.subscribers
+        }
+        assert self._open == expected, "the open sequences are not those that slots and queue serve"
+        self._index.check_invariants(sequences)
 
-    def _take_on(self, config: SchedulerConfig) -> None:
+    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
         """Set the config's slots, pace and budget, all empty."""
         self._config = config
-        self._pace = config.pace
-        self._slots = Slots(self._config.slot_count)
-        self._max_running = self._slots.count
-        self._reservations = Reservations(self._config.kv, max_rows=self.slot_count)
-        self._turn = Lane.BATCH
+        self._planner = Planner(config)
+        self._running = RunningSequences(config, prefixes)
 
     def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
         """End a sequence that can never run: at the head of the queue it would block all others."""
         try:
-            self._reservations.check((sequence,), (), self._waiting.retry_after_s())
+            self._running.reservations.check((sequence,), (), self._waiting.retry_after_s())
         except KvBudgetExceededError as error:
             return self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
         return []
@@ -415,15 +385,14 @@ class Scheduler:
         return sequence
 
     def _check_room(self, new: tuple[Sequence, ...]) -> None:
-        self._reservations.check(new, self._waiting, self._waiting.retry_after_s())
-        self._waiting.check_room(new, free_slots=self._slots.free_count)
+        self._running.reservations.check(new, self._waiting, self._waiting.retry_after_s())
+        self._waiting.check_room(new, free_slots=self._running.slots.free_count)
 
     def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:
         """Events for a new subscriber: queued, or admitted with a replay of what it missed."""
         if not sequence.is_running:
             return [SequenceQueued(subscriber.sequence_id, self._waiting.position(sequence))]
-        reused = sequence.reused_tokens
-        known = [PromptReused(subscriber.sequence_id, reused)] if reused else []
+        known = sequence.reuse_events(subscriber) if sequence.reused_tokens else []
         missed = [TokenGenerated(subscriber.sequence_id, token, now_s) for token in sequence.tokens]
         started = [self._started(subscriber, sequence, now_s)] if sequence.completion_tokens else []
         return [self._admitted(subscriber, sequence, now_s), *known, *started, *missed]
@@ -431,22 +400,13 @@ class Scheduler:
     def _admitted(
         self, subscriber: Subscriber, sequence: Sequence, now_s: float
     ) -> SequenceAdmitted:
-        assert sequence.slot_index is not None, "it has a slot"
-        assert sequence.lane is not None, "it has a lane"
-        leader, request = sequence.subscribers[0].request, subscriber.request
-        self._waiting.start_group(request.group_id)
-        return SequenceAdmitted(
-            subscriber.sequence_id,
-            sequence.slot_index,
+        self._waiting.start_group(subscriber.request.group_id)
+        return sequence.admitted_event(
+            subscriber,
             self._mode_of(sequence, self.step_mode),
-            self.active_loops,
             now_s,
-            coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
-            request_id=request.request_id,
-            prompt_tokens=len(request.prompt),
-            max_tokens=request.max_tokens,
-            active_limit=self._max_running,
-            fanout=len(sequence.subscribers),
+            active_loops=self.active_loops,
+            active_limit=self._running.max_count,
         )
 
     def _started(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> SequenceStarted:
@@ -466,63 +426,8 @@ class Scheduler:
         is_same = previous is self._step_mode
         return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
-    def _reused(self, chunk: PrefillChunk) -> list[PromptReused]:
-        """Events for a row that opens with a reused prefix."""
-        if chunk.reused is None:
-            return []
-        sequence = self._running(chunk.slot_index)
-        return [
-            PromptReused(subscriber.sequence_id, sequence.reused_tokens)
-            for subscriber in sequence.subscribers
-        ]
-
-    def _take_prompts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Count the prompt tokens of a step, and record their log-probabilities.
-
-        Returns:
-            Sequences whose prompt is complete now, without a fault.
-        """
-        sequences = [self._running(chunk.slot_index) for chunk in plan.prefill]
-        for sequence, chunk in zip(sequences, plan.prefill, strict=True):
-            sequence.is_opened = True
-            sequence.prefilled_tokens += len(chunk.token_ids)
-        for logprob in result.prompt_logprobs:
-            self._running(logprob.slot_index).add_prompt_logprob(logprob)
-        faulty = {fault.slot_index for fault in result.faults}
-        return [one for one in sequences if one.is_prefilled and one.slot_index not in faulty]
-
-    def _scored(self, sequence: Sequence) -> list[PromptScored]:
-        """Events with the log-probabilities of a prompt, if requested."""
-        if not sequence.asks_prompt_logprobs:
-            return []
-        logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
-        return [
-            PromptScored(subscriber.sequence_id, logprobs) for subscriber in sequence.subscribers
-        ]
-
-    def _observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
-        lane = self._running(plan.decode[0].slot_index).lane if plan.decode else None
-        # A prompt's last token is computed by the step that decodes it.
-        prefill_tokens = plan.prefill_tokens - sum(chunk.is_last for chunk in plan.prefill)
-        self._pace.observe(
-            lane,
-            len(plan.decode),
-            duration_s=duration_s,
-            prefill_tokens=prefill_tokens,
-            context_tokens=max((chunk.start for chunk in plan.prefill), default=0),
-            ahead_tokens=max(0, result.span_tokens - 1),
-            accepted_tokens=len(result.tokens) - len({one.slot_index for one in result.tokens}),
-        )
-        outcomes = {one.slot_index: one for one in result.drafts}
-        for row in plan.decode:
-            drafts = outcomes.get(row.slot_index, DraftOutcome(row.slot_index, 0, 0))
-            acceptance = self._running(row.slot_index).acceptance
-            acceptance.observe(drafts.drafted_tokens, drafts.accepted_tokens)
-        if lane is not None:
-            self._turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
-
     def _take(self, token: SampledToken, now_s: float) -> list[Event]:
-        sequence = self._running(token.slot_index)
+        sequence = self._running.at(token.slot_index)
         is_stop = token.token_id in sequence.request.stop_token_ids
         sequence.count_token(token)
         if sequence.is_closed_to_subscribers:
@@ -543,19 +448,14 @@ class Scheduler:
             events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
         return events
 
-    def _running(self, slot_index: int) -> Sequence:
-        sequence = self._slots.at(slot_index)
-        assert sequence is not None, "chunks, tokens and faults belong to a running row"
-        return sequence
-
     def _window_end_s(self) -> float:
         """Time until which an idle scheduler waits for more requests."""
-        if self._slots or not 0 < len(self._waiting) < self.slot_count:
+        if self._running or not 0 < len(self._waiting) < self.slot_count:
             return -math.inf
         return self._waiting.oldest_s + self._config.window_s
 
     def _expire(self, now_s: float) -> list[SequenceFinished]:
-        late = self._waiting.timed_out(self._slots, now_s)
+        late = self._waiting.timed_out(self._running, now_s)
         return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
 
     def _end_with(
@@ -615,14 +515,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             return
         assert sequence.admitted_s is not None, "a running sequence was admitted"
-        self._leave_slot(sequence, is_sound=is_sound)
+        self._running.leave(sequence, is_sound=is_sound)
         self._waiting.record_service_time(now_s - sequence.admitted_s)
         if is_sound:
-            self._max_running = min(self._max_running + 1, self._slots.count)
-
-    def _leave_slot(self, sequence: Sequence, *, is_sound: bool) -> None:
-        assert sequence.slot_index is not None, "a running sequence has a slot"
-        if self._prefixes is not None:
-            self._prefixes.leave(sequence, keeps=is_sound)
-        self._slots.leave(sequence.slot_index)
-        self._reservations.release(sequence.slot_index)
+            self._running.allow_one_more()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from machd.engine.protocol.blocks import ReusedPrefix
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
+from machd.scheduler.events import DecodeMode, PromptReused, PromptScored, SequenceAdmitted
 from machd.scheduler.pacing import Acceptance
-from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
+from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber, SubscriberState
 
 PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
 """Delay added to a request's arrival; the queue is ordered by the sum.
@@ -227,3 +228,48 @@ class Sequence:
             self.tokens.append(token)
         for subscriber in self.subscribers:
             subscriber.count_token()
+
+    def admitted_event(
+        self,
+        subscriber: Subscriber,
+        mode: DecodeMode,
+        now_s: float,
+        *,
+        active_loops: int,
+        active_limit: int,
+    ) -> SequenceAdmitted:
+        """Return the event that tells a subscriber of its slot."""
+        assert self.slot_index is not None, "it has a slot"
+        leader, request = self.subscribers[0].request, subscriber.request
+        return SequenceAdmitted(
+            subscriber.sequence_id,
+            self.slot_index,
+            mode,
+            active_loops,
+            now_s,
+            coalesced_with=leader.request_id if leader.group_id != request.group_id else None,
+            request_id=request.request_id,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            active_limit=active_limit,
+            fanout=len(self.subscribers),
+        )
+
+    def reuse_events(self, subscriber: Subscriber | None = None) -> list[PromptReused]:
+        """Return the events of the reused prefix for all subscribers, or for one."""
+        subscribers = self.subscribers if subscriber is None else [subscriber]
+        return [PromptReused(one.sequence_id, self.reused_tokens) for one in subscribers]
+
+    def score_events(self) -> list[PromptScored]:
+        """Return the events with the prompt's log-probabilities, if requested, and drop those."""
+        if not self.asks_prompt_logprobs:
+            return []
+        logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        return [PromptScored(one.sequence_id, logprobs) for one in self.subscribers]
+
+    def check_subscribers(self, state: SubscriberState) -> None:
+        """Assert that there are subscribers, all in ``state``."""
+        assert self.subscribers, f"a {state} sequence has no subscriber"
+        assert {one.state for one in self.subscribers} == {state}, (
+            f"a subscriber of a {state} sequence is not {state}"
+        )

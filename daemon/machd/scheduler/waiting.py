@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from machd.errors import MachdError, QueueFullError, QueueTimeoutError, RequestTimeoutError
 from machd.scheduler.sequence import Sequence
-from machd.scheduler.subscriber import Subscriber
+from machd.scheduler.subscriber import Subscriber, SubscriberState
 
 _MAX_RETRY_AFTER_S = 600
 _SERVICE_TIME_WEIGHT = 0.2
@@ -169,6 +169,14 @@ class WaitingQueue:
         """Estimate whole seconds until the queue moves by one: the mean service time over slots."""
         seconds_s = self._service_time_s / self._slot_count
         return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))
+
+    def check_invariants(self) -> None:
+        """Assert that no sequence runs, and that the queued tokens add up."""
+        for sequence in self:
+            assert not sequence.is_running, "a running sequence waits"
+            sequence.check_subscribers(SubscriberState.WAITING)
+        prompt_tokens = sum(sequence.prompt_tokens for sequence in self)
+        assert prompt_tokens == self._prompt_tokens, "queued tokens do not add up"
 
     def _subscribers(self) -> Iterator[Subscriber]:
         return (one for sequence in self._sequences.values() for one in sequence.subscribers)

@@ -147,7 +147,7 @@ def test_identical_requests_do_not_share_when_coalescing_is_off() -> None:
     events = run_step(scheduler, FakeEngine(), 0.0)
     assert scheduler.active_loops == 2
     assert [one.coalesced_with for one in only(SequenceAdmitted, events)] == [None, None]
-    assert not any(sequence.tokens for sequence in scheduler._slots)
+    assert not any(sequence.tokens for sequence in scheduler._running.slots)
 
 
 # What each is told

@@ -338,7 +338,7 @@ def test_a_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.Mon
     """The check at idle moments finds what a broken release leaves behind."""
     scheduler, engine = Scheduler(continuous(LIMITS, batching_of())), FakeEngine()
     _submit(scheduler, request_of("a", max_tokens=1))
-    monkeypatch.setattr(scheduler._reservations, "release", lambda _slot_index: None)
+    monkeypatch.setattr(scheduler._running.reservations, "release", lambda _slot_index: None)
     run_step(scheduler, engine, now_s=0.0)
     with pytest.raises(AssertionError, match="do not add up"):
         scheduler.check_invariants()

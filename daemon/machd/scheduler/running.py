@@ -1,0 +1,146 @@
+"""Running sequences with what each holds: a slot, a KV reservation and a row of the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.step import RowFault, StepPlan, StepResult
+from machd.errors import MachdError, RequestError, RowFaultError
+from machd.scheduler.config import SchedulerConfig
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.reservations import Reservations
+from machd.scheduler.sequence import Sequence
+from machd.scheduler.slots import Slots
+from machd.scheduler.subscriber import SubscriberState
+
+
+class RunningSequences:
+    """Running sequences in order of slot index.
+
+    Attributes:
+        slots: Their slots, and those that the engine has still to free.
+        reservations: Their KV reservations.
+        prefixes: Prefix cache; None to compute every prompt whole.
+        max_count: Sequences that may run together: fewer than slots after memory ran out.
+    """
+
+    def __init__(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
+        """Start with every slot free."""
+        self.slots = Slots(config.slot_count)
+        self.reservations = Reservations(config.kv, max_rows=config.slot_count)
+        self.prefixes = prefixes
+        self.max_count = config.slot_count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Yield the sequences."""
+        return iter(self.slots)
+
+    def __len__(self) -> int:
+        """Count the sequences."""
+        return len(self.slots)
+
+    def at(self, slot_index: int) -> Sequence:
+        """Return the sequence of an occupied slot."""
+        sequence = self.slots.at(slot_index)
+        assert sequence is not None, "chunks, tokens and faults belong to a running row"
+        return sequence
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True while the engine has no row, running or still to free."""
+        return not self.slots and not self.slots.released
+
+    @property
+    def is_full(self) -> bool:
+        """True if no further sequence may run."""
+        return not self.slots.free_count or len(self) >= self.max_count
+
+    @property
+    def youngest(self) -> Sequence:
+        """The last in queue order among those without a token, else among all."""
+        return max(self, key=lambda one: (not one.completion_tokens, one.place))
+
+    def admit(self, sequence: Sequence, now_s: float) -> bool:
+        """Give a sequence a slot; returns whether a lane has room for it."""
+        lane = self.reservations.lane_for(sequence)
+        if lane is None:
+            return False
+        slot_index = self.slots.occupy(sequence, lane, now_s)
+        self.reservations.reserve(slot_index, lane, sequence.reserved_tokens)
+        if self.prefixes is not None:
+            self.prefixes.enter(sequence)
+        return True
+
+    def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
+        """Free all that a sequence holds; ``is_sound`` keeps its blocks for other sequences."""
+        assert sequence.slot_index is not None, "a running sequence has a slot"
+        if self.prefixes is not None:
+            self.prefixes.leave(sequence, keeps=is_sound)
+        self.slots.leave(sequence.slot_index)
+        self.reservations.release(sequence.slot_index)
+
+    def limit_to(self, count: int) -> None:
+        """Let no more than ``count`` sequences run, but at least one."""
+        self.max_count = max(1, count)
+
+    def allow_one_more(self) -> None:
+        """Let one more sequence run, up to the number of slots."""
+        self.max_count = min(self.max_count + 1, self.slots.count)
+
+    def observe_memory(self, reading: MemoryReading) -> None:
+        """Limit the prefix cache and admission to the memory that is left."""
+        if self.prefixes is not None:
+            self.prefixes.observe_memory(reading.available_bytes)
+        if reading.step_bytes is None:
+            self.reservations.observe(None)
+            return
+        evictable_bytes = 0 if self.prefixes is None else self.prefixes.evictable_bytes
+        self.reservations.observe(reading.kv_used_bytes + reading.step_bytes + evictable_bytes)
+
+    def take_prompts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Count the prompt tokens of a step, record their log-probabilities, and store their blocks.
+
+        Returns:
+            Sequences whose prompt is complete now, without a fault.
+        """
+        sequences = [self.at(chunk.slot_index) for chunk in plan.prefill]
+        for sequence, chunk in zip(sequences, plan.prefill, strict=True):
+            sequence.is_opened = True
+            sequence.prefilled_tokens += len(chunk.token_ids)
+        for logprob in result.prompt_logprobs:
+            self.at(logprob.slot_index).add_prompt_logprob(logprob)
+        faulty = {fault.slot_index for fault in result.faults}
+        whole = [one for one in sequences if one.is_prefilled and one.slot_index not in faulty]
+        if self.prefixes is not None:
+            self.prefixes.commit(plan, result)
+        return whole
+
+    def forget_rows(self) -> None:
+        """Free all slots and drop all blocks in memory after an engine fault."""
+        self.slots.confirm_released(self.slots.released)
+        if self.prefixes is not None:
+            self.prefixes.fail()
+
+    def check_invariants(self, *, is_whole: bool) -> None:
+        """Assert that slots, sequences, reservations and prefix cache agree.
+
+        Args:
+            is_whole: Check all blocks of the prefix cache, and not only those of running sequences.
+        """
+        for sequence in self:
+            slot_index = -1 if sequence.slot_index is None else sequence.slot_index
+            assert self.slots.at(slot_index) is sequence, "a sequence does not know its slot"
+            sequence.check_subscribers(SubscriberState.RUNNING)
+        self.reservations.check_invariants(self.slots)
+        if self.prefixes is not None:
+            self.prefixes.check_invariants(self.slots, is_whole=is_whole)
+
+
+def error_of(fault: RowFault) -> MachdError:
+    """Return a row fault's cause if it is the client's mistake, else an error without its details."""
+    if isinstance(fault.cause, RequestError):
+        return fault.cause
+    error = RowFaultError("the generation failed inside the server")
+    error.__cause__ = fault.cause
+    return error
