@@ -6,21 +6,18 @@ reports as not saved leaves the index, and is saved again with its next use.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 
 from machd.engine.protocol.blocks import BlockChange, ForgetSaved, LoadBlock, SaveBlock, SavedBlock
 from machd.scheduler.block_tree import Block, BlockTree
+from machd.scheduler.eviction import LeafHeap
 from machd.scheduler.prefix_limits import BlockCosts
 
 _MAX_LOADS = 32
 _MAX_SAVES = 32
 """Most blocks that a step reads and writes: each takes about a millisecond, in which no row gets a
 token."""
-
-_MIN_SWEPT_ENTRIES = 64
-"""Entries of the heap before stale ones are swept."""
 
 
 class DiskTier:
@@ -56,9 +53,7 @@ class DiskTier:
         self._by_digest: dict[bytes, Block] = {}
         self._waiting: deque[Block] = deque()
         self._queued: set[Block] = set()
-        self._last: list[tuple[float, int, int, Block]] = []
-        self._pushed = 0
-        self._max_entries = _MIN_SWEPT_ENTRIES
+        self._leaves = LeafHeap(_is_leaf, deepest_first=True)
 
     @property
     def count(self) -> int:
@@ -161,7 +156,7 @@ class DiskTier:
         del self._by_digest[block.digest]
         parent = block.before
         parent.saved_children -= 1
-        self._offer(parent)
+        self._leaves.offer(parent)
 
     def forget_all(self) -> set[Block]:
         """Delete all blocks from disk, and return them."""
@@ -173,7 +168,7 @@ class DiskTier:
             block.before.saved_children = 0
         self.bytes = 0
         self._by_digest.clear()
-        self._last.clear()
+        self._leaves = LeafHeap(_is_leaf, deepest_first=True)
         return blocks
 
     def resize(self, block: Block, more_bytes: int) -> None:
@@ -194,11 +189,11 @@ class DiskTier:
         saved = {block.digest: block for block in blocks if block.is_saved}
         assert saved == self._by_digest, "saved blocks are counted"
         assert self.bytes == sum(one.nbytes for one in saved.values()), "saved bytes add up"
-        offered = {id(entry[3]) for entry in self._last}
+        offered = {id(block) for block in self._leaves}
         children = Counter(id(one.before) for one in saved.values())
         for block in blocks:
             assert block.saved_children == children[id(block)], "saved children are counted"
-            assert not _is_last(block) or id(block) in offered, "evictable blocks are in the heap"
+            assert not _is_leaf(block) or id(block) in offered, "evictable blocks are in the heap"
 
     def _can_save(self, block: Block) -> bool:
         if self._limit_bytes is None or block.is_saved or not block.is_held:
@@ -214,7 +209,7 @@ class DiskTier:
         self.bytes += block.nbytes
         self._by_digest[block.digest] = block
         block.before.saved_children += 1
-        self._offer(block)
+        self._leaves.offer(block)
 
     def _make_room(self, nbytes: int, keep: Collection[Block] = ()) -> bool:
         """Evict blocks for a new one; returns whether it fits.
@@ -233,36 +228,16 @@ class DiskTier:
 
     def _shrink(self, goal_bytes: int, keep: Collection[Block] = ()) -> None:
         """Evict the lowest-priority leaf blocks until the files fit ``goal_bytes``."""
-        spared: list[Block] = []
-        while self._last and self.file_bytes > goal_bytes:
-            priority, _, _, block = heapq.heappop(self._last)
-            if not _is_last(block):
-                continue
-            if priority < block.priority:
-                self._offer(block)  # used since it was offered
-            elif block in keep:
-                spared.append(block)
-            else:
-                self.forget(block)
-                if not block.is_known:
-                    self._tree.remove(block)
-        for block in spared:
-            self._offer(block)
-
-    def _offer(self, block: Block) -> None:
-        """Add a block to the eviction heap if it is a leaf on disk."""
-        if not _is_last(block):
-            return
-        self._pushed += 1
-        heapq.heappush(self._last, (block.priority, -block.stop, self._pushed, block))
-        if len(self._last) > self._max_entries:
-            current = {id(entry[3]): entry for entry in self._last if _is_last(entry[3])}
-            self._last = list(current.values())
-            heapq.heapify(self._last)
-            self._max_entries = max(_MIN_SWEPT_ENTRIES, 2 * len(self._last))
+        while self.file_bytes > goal_bytes:
+            block = self._leaves.take(keep)
+            if block is None:
+                return
+            self.forget(block)
+            if not block.is_known:
+                self._tree.remove(block)
 
 
-def _is_last(block: Block) -> bool:
+def _is_leaf(block: Block) -> bool:
     return block.is_saved and not block.saved_children
 
 

@@ -8,7 +8,7 @@ the texts that begin with it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
 from machd.scheduler.block_tree import Block
 from machd.scheduler.prefix_limits import BlockCosts
@@ -23,16 +23,81 @@ _MIN_SWEPT_ENTRIES = 64
 """Entries of the heap before stale ones are swept."""
 
 
-class EvictionOrder:
-    """Evictable blocks by priority, in a heap whose stale entries are skipped."""
+class LeafHeap:
+    """Evictable leaf blocks of a tier, lowest priority first; outdated entries are skipped."""
+
+    def __init__(
+        self, is_evictable: Callable[[Block], bool], *, deepest_first: bool = False
+    ) -> None:
+        """Start without blocks.
+
+        Args:
+            is_evictable: Condition under which a block may be evicted now.
+            deepest_first: Order blocks of equal priority by their end; else by when they were offered.
+        """
+        self._is_evictable = is_evictable
+        self._deepest_first = deepest_first
+        self._entries: list[tuple[float, int, int, Block]] = []
+        self._pushed = 0
+        self._max_entries = _MIN_SWEPT_ENTRIES
+
+    def __len__(self) -> int:
+        """Count the entries, outdated ones included."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yield the blocks of all entries."""
+        return (entry[3] for entry in self._entries)
+
+    def offer(self, block: Block) -> None:
+        """Add a block if it is evictable."""
+        if not self._is_evictable(block):
+            return
+        self._pushed += 1
+        depth = -block.stop if self._deepest_first else 0
+        heapq.heappush(self._entries, (block.priority, depth, self._pushed, block))
+        if len(self._entries) > self._max_entries:
+            current = {
+                id(one): (one.priority, depth, pushed, one)
+                for _, depth, pushed, one in self._entries
+                if self._is_evictable(one)
+            }
+            self._entries = list(current.values())
+            heapq.heapify(self._entries)
+            self._max_entries = max(_MIN_SWEPT_ENTRIES, 2 * len(self._entries))
+
+    def take(self, keep: Collection[Block] = ()) -> Block | None:
+        """Remove and return the evictable block of lowest priority; None if there is none.
+
+        Args:
+            keep: Blocks to spare.
+        """
+        spared: list[tuple[float, int, int, Block]] = []
+        victim = None
+        while self._entries and victim is None:
+            entry = heapq.heappop(self._entries)
+            priority, _, _, block = entry
+            if not self._is_evictable(block):
+                continue
+            if priority < block.priority:
+                self.offer(block)  # used since it was offered
+            elif block in keep:
+                spared.append(entry)
+            else:
+                victim = block
+        for entry in spared:
+            heapq.heappush(self._entries, entry)
+        return victim
+
+
+class EvictionOrder(LeafHeap):
+    """Evictable blocks in memory, with their priorities."""
 
     def __init__(self, costs: BlockCosts) -> None:
         """Start without blocks."""
+        super().__init__(lambda block: block.is_evictable)
         self._costs = costs
         self._clock = 0.0
-        self._pushed = 0
-        self._max_entries = _MIN_SWEPT_ENTRIES
-        self._heap: list[tuple[float, int, Block]] = []
 
     def begin(self, block: Block) -> None:
         """Set the priority of a block that enters memory."""
@@ -44,36 +109,9 @@ class EvictionOrder:
         block.priority = self._clock + self._worth(block)
         self.offer(block)
 
-    def offer(self, block: Block) -> None:
-        """Add a block to the heap if it is evictable."""
-        if not block.is_evictable:
-            return
-        self._pushed += 1
-        heapq.heappush(self._heap, (block.priority, self._pushed, block))
-        if len(self._heap) > self._max_entries:
-            current = {id(one[2]): one for one in self._heap if _holds(one)}
-            self._heap = list(current.values())
-            heapq.heapify(self._heap)
-            self._max_entries = max(_MIN_SWEPT_ENTRIES, 2 * len(self._heap))
-
     def take(self, keep: Collection[Block] = ()) -> Block | None:
-        """Remove and return the evictable block of lowest priority; None if there is none.
-
-        Args:
-            keep: Blocks to spare.
-        """
-        spared: list[tuple[float, int, Block]] = []
-        victim = None
-        while self._heap and victim is None:
-            entry = heapq.heappop(self._heap)
-            if not _holds(entry):
-                continue
-            if entry[2] in keep:
-                spared.append(entry)
-            else:
-                victim = entry[2]
-        for entry in spared:
-            heapq.heappush(self._heap, entry)
+        """Remove and return the evictable block of lowest priority; later ones count from there."""
+        victim = super().take(keep)
         if victim is not None:
             self._clock = max(self._clock, victim.priority)
         return victim
@@ -86,8 +124,3 @@ class EvictionOrder:
             tokens = float(block.stop) if block.has_state else 0.0
         cost = tokens * (1 + block.start / _ATTENTION_TOKENS)
         return (1 + block.uses) * cost / max(block.nbytes, 1)
-
-
-def _holds(entry: tuple[float, int, Block]) -> bool:
-    priority, _, block = entry
-    return block.is_evictable and block.priority == priority
