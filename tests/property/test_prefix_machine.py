@@ -33,6 +33,7 @@ from machd.engine.protocol.blocks import (
     HeldBlock,
     LoadBlock,
     SaveBlock,
+    SavedBlock,
     SplitBlock,
     StoreBlock,
 )
@@ -51,7 +52,8 @@ from machd.scheduler.events import (
     SequenceFinished,
     TokenGenerated,
 )
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig, _Row
+from machd.scheduler.leaders import Leaders, PrefixRow
+from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
@@ -395,9 +397,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert (reading.hits, reading.prefix_hits) == (self.hits, self.prefix_hits)
         assert reading.pinned_bytes <= reading.bytes
         for row in self.cache._rows.values():
-            assert not self.is_lossless or row.pinned in self.cache._pool, (
-                "rows keep what they hold"
-            )
+            assert not self.is_lossless or row.pinned.is_usable, "rows keep what they hold"
             assert row.leader is None or not row.leader.sequence.is_prefilled, "that one is done"
         assert reading.blocks >= reading.entries >= (1 if reading.blocks else 0)
 
@@ -779,7 +779,7 @@ class FollowsOneTokenOnly(BlockTree):
 class StoresAhead(PrefixCache):
     """Takes what is not computed yet for computed."""
 
-    def _keep_prompt(self, row: _Row) -> None:
+    def _keep_prompt(self, row: PrefixRow) -> None:
         upto = min(row.sequence.prefilled_tokens + 1, row.sequence.prompt_tokens)
         self._extend(row, row.sequence.request.prompt, upto, position=None, is_end=True)
 
@@ -795,17 +795,31 @@ class ReusesAll(PrefixCache):
         self._look_up(row)
 
 
+class _LeadsForGood(Leaders):
+    def _is_leading(self, row: PrefixRow) -> bool:
+        return row.tip.is_usable
+
+
 class WaitsForGood(PrefixCache):
     """Keeps a row waiting until its leader has left."""
 
-    def _is_leading(self, row: _Row) -> bool:
-        return row.tip in self._pool
+    def __init__(
+        self, shape: PrefixConfig, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
+    ) -> None:
+        """Replace the choice of leaders."""
+        super().__init__(shape, limits, saved)
+        self._leaders = _LeadsForGood(
+            self._rows,
+            block_tokens=shape.block_tokens,
+            min_gain_tokens=shape.min_gain_tokens,
+            is_stateful=shape.costs.is_stateful,
+        )
 
 
 class NeverLetsGo(PrefixCache):
     """Rows hold their blocks after their end."""
 
-    def _let_go(self, row: _Row) -> None:
+    def _let_go(self, row: PrefixRow) -> None:
         self._pool.unpin(row.root)
 
 
@@ -844,7 +858,7 @@ class KeepsStateOfMore(PrefixCache):
     """Takes the state of a row that has computed more than the text for the text's."""
 
     def _extend(
-        self, row: _Row, text: Text, upto: int, *, position: int | None, is_end: bool
+        self, row: PrefixRow, text: Text, upto: int, *, position: int | None, is_end: bool
     ) -> None:
         if position is not None and position > len(text):
             position, is_end = len(text), True

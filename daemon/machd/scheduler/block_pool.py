@@ -79,10 +79,6 @@ class BlockPool:
         """Count blocks in memory or pending."""
         return len(self._by_id)
 
-    def __contains__(self, block: Block) -> bool:
-        """Return True of a block in memory or pending, and of every root."""
-        return block.is_root or block.is_in_memory
-
     def children_first(self) -> list[Block]:
         """Return the blocks in memory, children first."""
         return sorted(self._by_id.values(), key=lambda one: one.start, reverse=True)
@@ -292,7 +288,7 @@ class BlockPool:
         assert parent.stop == block.start, "blocks follow one another"
         assert parent.children[block.token_ids[0]] is block, "blocks are found by their tokens"
         if block.is_in_memory:
-            assert parent in self, "parents of a block in memory are in memory"
+            assert parent.is_usable, "parents of a block in memory are in memory"
             assert self._by_id.get(block.block_id) is block, "blocks are found by id"
 
     def _ask_for(self, block: Block, row: RowPosition, *, has_state: bool) -> None:

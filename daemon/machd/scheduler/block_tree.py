@@ -104,6 +104,11 @@ class Block:
         return self.is_held or self.is_pending
 
     @property
+    def is_usable(self) -> bool:
+        """True of a root and of a block in memory: a row can begin behind it."""
+        return self.is_root or self.is_in_memory
+
+    @property
     def is_evictable(self) -> bool:
         """True if it is an unpinned leaf in memory."""
         return self.is_held and not self.pins and not self.memory_children

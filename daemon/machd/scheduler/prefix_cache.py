@@ -18,14 +18,11 @@ from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
+from machd.scheduler.leaders import Leaders, PrefixRow
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
 from machd.scheduler.sequence import Sequence
 
 _MIN_GAIN_TOKENS = 16
-
-_MAX_BRANCH_POINTS = 2
-"""Most branch points at which a row leaves snapshots for rows that wait for it."""
-
 
 _MAX_CHECKED_BLOCKS = 4096
 """Most blocks to check: so many take about 20 ms, which a request that arrives then waits for."""
@@ -49,57 +46,6 @@ class PrefixConfig:
     min_gain_tokens: int = _MIN_GAIN_TOKENS
 
 
-class _Row:
-    """A running sequence and its place in the tree.
-
-    Attributes:
-        beginning: Reusable tokens of its prompt: all but the last, and none where log-probabilities
-            of the prompt are requested, which need every token computed.
-        known: Last block known to be part of its text, from which lookups go on.
-        tip: Last block of its text that is in memory with the whole path to it.
-        pinned: The block that it pins: the end of its reused prefix until the tip is as far, then the
-            tip.
-        found_tokens: Length of the prefix to reuse.
-        leader: The row that it waits for, if any.
-        leader_tokens: Tokens that the leader has to compute first.
-        is_compared: No row computes more of its prompt than it has.
-        is_loading: More of its blocks have still to be requested from disk.
-        branch_point: End of its prefix in the tree, if a snapshot is wanted there; else 0.
-        common_tokens: Common prefix with each row that it was compared with.
-        nearest: The row of those with the longest common prefix.
-    """
-
-    __slots__ = (
-        "beginning",
-        "branch_point",
-        "common_tokens",
-        "found_tokens",
-        "is_compared",
-        "is_loading",
-        "is_open",
-        "known",
-        "leader",
-        "leader_tokens",
-        "nearest",
-        "pinned",
-        "root",
-        "sequence",
-        "tip",
-    )
-
-    def __init__(self, sequence: Sequence, root: Block) -> None:
-        self.sequence = sequence
-        self.beginning = () if sequence.asks_prompt_logprobs else sequence.request.prompt[:-1]
-        self.root = self.known = self.tip = self.pinned = root
-        self.common_tokens: dict[_Row, int] = {}
-        self.nearest: _Row | None = None
-        self.found_tokens = 0
-        self.is_open = self.is_compared = self.is_loading = False
-        self.leader: _Row | None = None
-        self.leader_tokens = 0
-        self.branch_point = 0
-
-
 class PrefixCache:
     """Block pool and radix tree, with the running rows that share them."""
 
@@ -113,7 +59,13 @@ class PrefixCache:
         self._tree = BlockTree(shape.model_key)
         self._pool = BlockPool(self._tree, shape.costs, limits)
         self._pool.find_saved(saved)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, PrefixRow] = {}
+        self._leaders = Leaders(
+            self._rows,
+            block_tokens=shape.block_tokens,
+            min_gain_tokens=shape.min_gain_tokens,
+            is_stateful=shape.costs.is_stateful,
+        )
         self._queries = self._hits = self._prefix_hits = 0
 
     @property
@@ -171,7 +123,7 @@ class PrefixCache:
         """Look up the prompt of a sequence that got its slot."""
         assert sequence.slot_index is not None, "a row has a slot"
         root = self._tree.root(sequence.request.cache_namespace)
-        row = self._rows[sequence.slot_index] = _Row(sequence, root)
+        row = self._rows[sequence.slot_index] = PrefixRow(sequence, root)
         self._pool.pin(root)  # keeps the namespace while the row runs
         self._pool.pin(row.pinned)
         self._look_up(row)
@@ -187,13 +139,8 @@ class PrefixCache:
             is_end = is_exact or not self._is_stateful
             self._extend(row, text, min(position, len(text)), position=position, is_end=is_end)
         self._let_go(row)
-        for other in self._rows.values():
-            other.common_tokens.pop(row, None)
-            if other.nearest is row:
-                known = other.common_tokens
-                other.nearest = max(known, key=known.__getitem__, default=None)
-            if other.leader is row:
-                self._look_up(other)
+        for other in self._leaders.leave(row):
+            self._look_up(other)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Apply a step: confirm blocks, store computed prompts, look up rows that have not begun."""
@@ -204,7 +151,7 @@ class PrefixCache:
             self._keep_prompt(self._rows[chunk.slot_index])
         if plan.prefill or plan.blocks:
             for row in self._rows.values():
-                if not (row.is_open or self._goes_on_waiting(row)):
+                if not (row.is_open or self._leaders.goes_on_waiting(row)):
                     self._look_up(row)
 
     def _open_rows(self, plan: StepPlan) -> None:
@@ -245,7 +192,11 @@ class PrefixCache:
         if not self._is_stateful:
             return stop
         row = self._row_of(sequence)
-        wanted = {row.branch_point, sequence.prompt_tokens - 1, *self._awaited_branch_points(row)}
+        wanted = {
+            row.branch_point,
+            sequence.prompt_tokens - 1,
+            *self._leaders.awaited_branch_points(row),
+        }
         return min([stop, *(one for one in wanted if sequence.prefilled_tokens < one < stop)])
 
     def check_invariants(self, sequences: Iterable[Sequence], *, is_whole: bool = True) -> None:
@@ -268,14 +219,14 @@ class PrefixCache:
             for block in self._tree:
                 assert block.pins == pins.get(id(block), 0), "only rows pin blocks"
         for row in self._rows.values():
-            if row.pinned in self._pool and not row.pinned.is_root:
+            if row.pinned.is_usable and not row.pinned.is_root:
                 assert row.pinned.pins == pins[id(row.pinned)], "rows pin blocks"
                 if not is_whole or len(self._pool) > _MAX_CHECKED_BLOCKS:
                     self._pool.check_path(row.pinned)
-            assert row.is_open or row.pinned in self._pool, "a reused prefix is in memory"
+            assert row.is_open or row.pinned.is_usable, "a reused prefix is in memory"
             assert row.leader is None or row.leader in self._rows.values(), "leaders run"
 
-    def _count(self, row: _Row) -> None:
+    def _count(self, row: PrefixRow) -> None:
         self._queries += 1
         if not row.found_tokens:
             return
@@ -284,15 +235,15 @@ class PrefixCache:
         else:
             self._prefix_hits += 1
 
-    def _look_up(self, row: _Row) -> None:
+    def _look_up(self, row: PrefixRow) -> None:
         """Find the prefix that a row can begin with, now or after loading."""
         sequence = row.sequence
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         row.known = walk.whole_block
         block = tip = self._usable(walk.block, walk.tokens)
-        row.is_loading = block not in self._pool and self._pool.load(_missing(block))
-        if block not in self._pool:
-            while tip not in self._pool:
+        row.is_loading = not block.is_usable and self._pool.load(_missing(block))
+        if not block.is_usable:
+            while not tip.is_usable:
                 tip = tip.before
             block = self._usable(tip, walk.tokens)
         tokens = min(block.stop, walk.tokens)
@@ -303,7 +254,7 @@ class PrefixCache:
         self._hold(row, tip if row.is_loading else block)
         row.tip = block if block.stop <= tokens else block.before
 
-    def _find_leader(self, row: _Row, tokens: int) -> None:
+    def _find_leader(self, row: PrefixRow, tokens: int) -> None:
         """Choose the leader of a row that has so many tokens by itself.
 
         A row without a gain now has none later, so rows are compared once.
@@ -311,7 +262,10 @@ class PrefixCache:
         if row.is_loading:
             row.leader, row.leader_tokens, row.is_compared = None, 0, False
         elif not row.is_compared or tokens < row.found_tokens:
-            row.leader, row.leader_tokens = self._leader_of(row, tokens)
+            can_keep = self._pool.can_keep(self._min_gain_tokens)
+            row.leader, row.leader_tokens = (
+                self._leaders.leader_of(row, tokens) if can_keep else (None, 0)
+            )
             row.is_compared = row.leader is None
 
     def _usable(self, block: Block, tokens: int) -> Block:
@@ -321,103 +275,17 @@ class PrefixCache:
                 block = block.before
         return block
 
-    def _leader_of(self, row: _Row, found_tokens: int) -> tuple[_Row | None, int]:
-        """Return the row that computes most of this prompt now, and the common tokens; None if none."""
-        best, best_tokens = None, found_tokens + self._min_gain_tokens - 1
-        if not self._pool.can_keep(self._min_gain_tokens):
-            return None, 0
-        for other in self._rows.values():
-            if other is row:
-                break  # later rows may wait for this one
-            if other.root is not row.root or not self._is_leading(other):
-                continue
-            if other.sequence.place > row.sequence.place:
-                continue  # its prefill comes later
-            common = self._common_tokens(row, other)
-            is_more = common > max(best_tokens, self._kept_tokens(other))
-            if is_more and self._leaves_state_at(common, other, besides=row):
-                best, best_tokens = other, common
-        return best, best_tokens if best is not None else 0
-
-    def _goes_on_waiting(self, row: _Row) -> bool:
-        """Return True if a row's leader still computes what the row waits for."""
-        leader = row.leader
-        if leader is None or row.pinned not in self._pool or not self._is_leading(leader):
-            return False
-        if leader.sequence.place > row.sequence.place:
-            return False  # its prefill comes later by now
-        if row.leader_tokens <= self._kept_tokens(leader):
-            return False
-        return self._leaves_state_at(row.leader_tokens, leader, besides=row)
-
-    def _leaves_state_at(self, tokens: int, leader: _Row, *, besides: _Row) -> bool:
-        """Return True if a leader makes a snapshot at ``tokens`` for one more row."""
-        if not self._is_stateful:
-            return True
-        branch_points = self._awaited_branch_points(leader, besides=besides)
-        return (
-            tokens in branch_points
-            or len(branch_points) < _MAX_BRANCH_POINTS
-            or tokens > min(branch_points)
-        )
-
-    def _awaited_branch_points(self, leader: _Row, besides: _Row | None = None) -> list[int]:
-        """Branch points of a row and the rows that wait for it; with state only the furthest ones.
-
-        Each ends a chunk and copies all state.
-        """
-        waiting = {
-            row.leader_tokens
-            for row in self._rows.values()
-            if row.leader is leader and row is not besides
-        }
-        return sorted(waiting)[-_MAX_BRANCH_POINTS:] if self._is_stateful else sorted(waiting)
-
-    def _kept_tokens(self, row: _Row) -> int:
-        """Tokens of a row for which others need not wait any more.
-
-        A snapshot is only taken at the row's position; blocks without state are stored any time later.
-        """
-        return row.sequence.prefilled_tokens if self._is_stateful else row.tip.stop
-
-    def _common_tokens(self, row: _Row, other: _Row) -> int:
-        """Return the common prefix of two prompts, compared once."""
-        common = row.common_tokens.get(other)
-        if common is None:
-            common = row.common_tokens[other] = self._compare(row, other)
-            if row.nearest is None or common > row.common_tokens[row.nearest]:
-                row.nearest = other
-        return common
-
-    def _compare(self, row: _Row, other: _Row) -> int:
-        """Compare two prompts, skipping what follows from comparisons with a third one."""
-        known, nearest = 0, row.nearest
-        if nearest is not None:
-            known = row.common_tokens[nearest]
-            its = other.common_tokens.get(nearest, nearest.common_tokens.get(other))
-            if its is not None and its != known:
-                return min(its, known)
-            known = known if its is not None else 0
-        return common_tokens(other.beginning, row.beginning, known=known)
-
-    def _is_leading(self, row: _Row) -> bool:
-        """Return True if a row is in prefill and its blocks have been stored so far."""
-        if row.sequence.is_prefilled or row.tip not in self._pool:
-            return False
-        boundary = (row.tip.stop // self._block_tokens + 1) * self._block_tokens
-        return row.sequence.prefilled_tokens < boundary
-
-    def _let_go(self, row: _Row) -> None:
+    def _let_go(self, row: PrefixRow) -> None:
         self._pool.unpin(row.pinned)
         self._pool.unpin(row.root)
 
-    def _hold(self, row: _Row, block: Block) -> None:
+    def _hold(self, row: PrefixRow, block: Block) -> None:
         if block is not row.pinned:
             self._pool.pin(block)
             self._pool.unpin(row.pinned)
             row.pinned = block
 
-    def _keep_prompt(self, row: _Row) -> None:
+    def _keep_prompt(self, row: PrefixRow) -> None:
         """Store what is computed of a prompt; at its end also a block that is not full."""
         sequence = row.sequence
         if sequence.is_prefilled and not self._is_stateful:
@@ -425,13 +293,23 @@ class PrefixCache:
             self._extend(row, sequence.request.prompt, upto, position=None, is_end=True)
             return
         position = sequence.prefilled_tokens
-        ends = {row.branch_point, sequence.prompt_tokens - 1, *self._awaited_branch_points(row)}
+        ends = {
+            row.branch_point,
+            sequence.prompt_tokens - 1,
+            *self._leaders.awaited_branch_points(row),
+        }
         if not sequence.is_prefilled:
             is_end = position in ends
             self._extend(row, sequence.request.prompt, position, position=position, is_end=is_end)
 
     def _extend(
-        self, row: _Row, text: tuple[int, ...], upto: int, *, position: int | None, is_end: bool
+        self,
+        row: PrefixRow,
+        text: tuple[int, ...],
+        upto: int,
+        *,
+        position: int | None,
+        is_end: bool,
     ) -> None:
         """Store blocks of a row's text as far as it is computed.
 
@@ -442,7 +320,7 @@ class PrefixCache:
             position: The row's position; None if not known exactly.
             is_end: The last block may be partly filled, and a snapshot is wanted at its end.
         """
-        if row.tip not in self._pool:
+        if not row.tip.is_usable:
             return
         row_position = RowPosition(
             self._slot_of(row), position if self._is_stateful and is_end else None
@@ -500,11 +378,11 @@ class PrefixCache:
         """Return True if the row is at the end of a block that lacks a snapshot."""
         return row_position.position == block.stop and not block.has_state
 
-    def _row_of(self, sequence: Sequence) -> _Row:
+    def _row_of(self, sequence: Sequence) -> PrefixRow:
         assert sequence.slot_index is not None, "a row has a slot"
         return self._rows[sequence.slot_index]
 
-    def _slot_of(self, row: _Row) -> int:
+    def _slot_of(self, row: PrefixRow) -> int:
         assert row.sequence.slot_index is not None, "a row has a slot"
         return row.sequence.slot_index
 
