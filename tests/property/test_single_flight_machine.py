@@ -372,7 +372,7 @@ class ForgetsToRelease(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._slots = _ForgetfulSlots(1)
+        self._running.slots = _ForgetfulSlots(1)
 
 
 class KeepsFinishedInSlot(Scheduler):

@@ -111,14 +111,11 @@ class BlockPool:
 
     def store(self, parent: Block, token_ids: tuple[int, ...], row: RowPosition) -> Block | None:
         """Copy tokens of a row into a new block behind ``parent``; None without room."""
-        has_state = row.position == parent.stop + len(token_ids)
-        nbytes = self._costs.of(len(token_ids), has_state=has_state)
-        if not self._make_room(nbytes, after=parent):
-            return None
         block = self.tree.add(parent, token_ids)
-        block.nbytes = nbytes
-        self._ask_for(block, row, has_state=has_state)
-        return block
+        if self.store_anew(block, row):
+            return block
+        self.tree.remove(block)
+        return None
 
     def store_anew(self, block: Block, row: RowPosition) -> bool:
         """Copy a block out of a row again: it is not in memory, or lacks a snapshot; False without room."""

@@ -241,7 +241,9 @@ class PrefixCache:
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         row.known = walk.whole_block
         block = tip = self._usable(walk.block, walk.tokens)
-        row.is_loading = not block.is_usable and self._pool.load(_missing(block))
+        row.is_loading = not block.is_usable and self._pool.load(
+            one for one in block.path() if not one.is_in_memory
+        )
         if not block.is_usable:
             while not tip.is_usable:
                 tip = tip.before
@@ -322,8 +324,9 @@ class PrefixCache:
         """
         if not row.tip.is_usable:
             return
+        assert row.sequence.slot_index is not None, "a row has a slot"
         row_position = RowPosition(
-            self._slot_of(row), position if self._is_stateful and is_end else None
+            row.sequence.slot_index, position if self._is_stateful and is_end else None
         )
         while row.tip.stop < upto:
             block = self._next_block(row.tip, text, upto, row_position, is_end=is_end)
@@ -381,16 +384,3 @@ class PrefixCache:
     def _row_of(self, sequence: Sequence) -> PrefixRow:
         assert sequence.slot_index is not None, "a row has a slot"
         return self._rows[sequence.slot_index]
-
-    def _slot_of(self, row: PrefixRow) -> int:
-        assert row.sequence.slot_index is not None, "a row has a slot"
-        return row.sequence.slot_index
-
-
-def _missing(block: Block) -> list[Block]:
-    """Return the blocks on the path to a block that are not in memory, parents first."""
-    missing: list[Block] = []
-    while not (block.is_root or block.is_in_memory):
-        missing.append(block)
-        block = block.before
-    return missing[::-1]
