@@ -99,11 +99,7 @@ class BlockPool:
         self._update_limit()
 
     def shrink(self, max_bytes: int) -> bool:
-        """Evict blocks until they take ``max_bytes`` or running rows hold all that are left.
-
-        Returns:
-            Whether any block was evicted.
-        """
+        """Evict blocks down to ``max_bytes``, as far as rows allow; returns whether any was evicted."""
         evictions = self.evictions
         self.limit_bytes = max(0, min(self.limit_bytes, max_bytes))
         self._trim()
@@ -125,12 +121,24 @@ class BlockPool:
             return False
         if self._costs.is_stateful and has_state != block.has_state:
             self.disk_tier.forget(block)
+            block.has_state = has_state
         self._resize(block, expected)
-        if block.is_in_memory:  # it stays counted, under a new id
-            del self._by_id[block.block_id]
-            self.changes.append(DropBlocks((block.block_id,)))
-        block.block_id = self.tree.new_id()
-        self._ask_for(block, row, has_state=has_state)
+        is_new, former_id, block.block_id = (
+            not block.is_in_memory,
+            block.block_id,
+            self.tree.new_id(),
+        )
+        block.is_pending, block.is_held = True, False
+        if is_new:
+            self._enter_memory(block)
+        else:  # it stays counted, under a new id
+            del self._by_id[former_id]
+            self.changes.append(DropBlocks((former_id,)))
+            self._by_id[block.block_id] = block
+            self._order.begin(block)
+        self.changes.append(
+            StoreBlock(block.block_id, row.slot_index, block.start, block.stop, has_state)
+        )
         self.disk_tier.trim()  # its file may be larger than it was
         return True
 
@@ -272,14 +280,10 @@ class BlockPool:
         self.counts.check(blocks)
         self.disk_tier.check(blocks)
         for block in blocks:
-            self._check(block)
+            self.check(block)
 
-    def check_path(self, last: Block) -> None:
-        """Assert the invariants of a block and the path to it."""
-        for block in last.path():
-            self._check(block)
-
-    def _check(self, block: Block) -> None:
+    def check(self, block: Block) -> None:
+        """Assert the invariants of a block of the tree."""
         parent = block.before
         assert block.is_known, "blocks of the tree are in memory or on disk"
         assert parent.stop == block.start, "blocks follow one another"
@@ -287,21 +291,6 @@ class BlockPool:
         if block.is_in_memory:
             assert parent.is_usable, "parents of a block in memory are in memory"
             assert self._by_id.get(block.block_id) is block, "blocks are found by id"
-
-    def _ask_for(self, block: Block, row: RowPosition, *, has_state: bool) -> None:
-        """Queue the copy of a block out of a row."""
-        is_new = not block.is_in_memory
-        block.is_pending, block.is_held = True, False
-        if self._costs.is_stateful:
-            block.has_state = has_state
-        if is_new:
-            self._enter_memory(block)
-        else:
-            self._by_id[block.block_id] = block
-            self._order.begin(block)
-        self.changes.append(
-            StoreBlock(block.block_id, row.slot_index, block.start, block.stop, has_state)
-        )
 
     def _take_as_unsaved(self, digest: _Digest) -> None:
         """Note that a block is not on disk; its next use saves it again."""
@@ -344,11 +333,7 @@ class BlockPool:
             self.disk_tier.forget(one)
 
     def _evict(self, keep: Collection[Block] = ()) -> Block | None:
-        """Evict the lowest-priority leaf block; returns its parent, None if none is evictable.
-
-        Args:
-            keep: Blocks to spare.
-        """
+        """Evict the lowest-priority leaf block outside ``keep``; returns its parent, if any went."""
         victim = self._order.take(keep)
         if victim is None:
             return None
@@ -356,10 +341,7 @@ class BlockPool:
         return victim.before
 
     def _evict_entry(self, keep: Collection[Block] = ()) -> bool:
-        """Evict the text that ends with the lowest-priority leaf block; returns whether any went.
-
-        Blocks shared with other texts stay.
-        """
+        """Evict the text of lowest priority, but for shared blocks; returns whether any block went."""
         entries = self.entries
         last = self._evict(keep)
         is_any = last is not None

@@ -222,7 +222,8 @@ class PrefixCache:
             if row.pinned.is_usable and not row.pinned.is_root:
                 assert row.pinned.pins == pins[id(row.pinned)], "rows pin blocks"
                 if not is_whole or len(self._pool) > _MAX_CHECKED_BLOCKS:
-                    self._pool.check_path(row.pinned)
+                    for block in row.pinned.path():
+                        self._pool.check(block)
             assert row.is_open or row.pinned.is_usable, "a reused prefix is in memory"
             assert row.leader is None or row.leader in self._rows.values(), "leaders run"
 

@@ -31,7 +31,7 @@ class CostModel:
     noise: float = 0.05
 
     def duration_s(self, plan: StepPlan, random: Random) -> float:
-        """Of one step."""
+        """Return the duration of one step."""
         seconds_s = self.decode_s if plan.decode else 0.0
         if plan.prefill:
             seconds_s += self.chunk_s + self.token_s * plan.prefill_tokens
@@ -211,7 +211,7 @@ class _Attending:
     context_s: float = 1.7e-6
 
     def duration_s(self, plan: StepPlan) -> float:
-        """Of a step."""
+        """Return the duration of a step."""
         decode_s = 0.08 if plan.decode else 0.0
         return decode_s + sum(
             len(one.token_ids) * (self.token_s + self.context_s * one.start) for one in plan.prefill
