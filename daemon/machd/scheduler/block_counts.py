@@ -68,29 +68,18 @@ class BlockCounts:
             head.holds = 1
             self.pinned_blocks += 1
 
-    def pin(self, block: Block) -> None:
-        """Pin a block, and with it the path to it, for a row."""
-        block.pins += 1
+    def pin(self, block: Block, more: int = 1) -> None:
+        """Pin a block, and with it the path to it, for a row; ``more`` is -1 to unpin it."""
+        block.pins += more
+        assert block.pins >= 0, "pinned before"
         one: Block | None = block
         while one is not None:
-            one.holds += 1
-            if one.holds > 1:
+            was_held = one.holds > 0
+            one.holds += more
+            if was_held and one.holds:
                 return
             if one.is_in_memory:
-                self._hold(one, 1)
-            one = one.parent
-
-    def unpin(self, block: Block) -> None:
-        """Undo :meth:`pin`."""
-        assert block.pins > 0, "pinned before"
-        block.pins -= 1
-        one: Block | None = block
-        while one is not None:
-            one.holds -= 1
-            if one.holds:
-                return
-            if one.is_in_memory:
-                self._hold(one, -1)
+                self._hold(one, more)
             one = one.parent
 
     def check(self, blocks: Sequence[Block]) -> None:

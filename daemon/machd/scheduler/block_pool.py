@@ -200,7 +200,7 @@ class BlockPool:
 
     def unpin(self, block: Block) -> None:
         """Undo :meth:`pin`."""
-        self.counts.unpin(block)
+        self.counts.pin(block, -1)
         self._order.offer(block)
         self._trim()
 
