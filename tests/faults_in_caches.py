@@ -11,7 +11,7 @@ import pytest
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv import row_caches, slab
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
@@ -213,6 +213,24 @@ def the_last_column_is_lost_in_growth(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(slab, "_laid_out", laid_out)
 
 
+def the_last_quantized_column_is_lost_in_growth(patch: pytest.MonkeyPatch) -> None:
+    """The same in 8 bits alone: the last column gets neither words nor scales."""
+    right = SlabCache._make_room
+
+    def make_room(self: SlabCache, like: Sequence[mx.array], rows: int, tokens: int) -> None:
+        if (
+            self.kv_format is PLAIN
+            or self.layout(rows, tokens, self._positions.limits) == self._shape
+        ):
+            right(self, like, rows, tokens)
+            return
+        with pytest.MonkeyPatch.context() as growing:
+            the_last_column_is_lost_in_growth(growing)
+            right(self, like, rows, tokens)
+
+    patch.setattr(SlabCache, "_make_room", make_room)
+
+
 def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the first two others get one another's state."""
     right = ArraysCache.filter
@@ -267,6 +285,33 @@ def scales_are_dropped(patch: pytest.MonkeyPatch) -> None:
         return read
 
     patch.setattr(QuantizedCache, "keys_and_values", keys_and_values)
+
+
+def joining_rows_lose_their_last_scales(patch: pytest.MonkeyPatch) -> None:
+    """A row that joins a batch in 8 bits gets its last token's words without their scales."""
+    right = SlabCache.place
+
+    def place(self: SlabCache, row: int, arrays: Sequence[mx.array]) -> None:
+        if self.kv_format is not PLAIN:
+            arrays = [_without_last(array) if n % 2 else array for n, array in enumerate(arrays)]
+        right(self, row, arrays)
+
+    patch.setattr(SlabCache, "place", place)
+
+
+def _without_last(array: mx.array) -> mx.array:
+    return mx.concatenate([array[:, :, :-1], mx.zeros_like(array[:, :, -1:])], axis=2)
+
+
+def scales_are_the_next_rows(patch: pytest.MonkeyPatch) -> None:
+    """A step's scales in 8 bits are written to the row in the next place, its words to its own."""
+    right = SlabCache._written
+
+    def written(self: SlabCache, held: mx.array, new: mx.array) -> mx.array:
+        is_scales = self.kv_format is not PLAIN and new.dtype != mx.uint32
+        return right(self, held, mx.roll(new, 1, 0) if is_scales else new)
+
+    patch.setattr(SlabCache, "_written", written)
 
 
 def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ _LEAST_FLOORS = {"bfloat16": 8e-3, "float16": 1e-3}
 """In nats: a log-probability of about 8 to the dtype's own resolution (2^-8 and 2^-11) moves by some
 hundredths and thousandths; eight times this is tolerated."""
 
-_COARSEST_FLOOR = 0.5
+COARSEST_FLOOR = 0.5
 """In nats. Above it what a prompt's chunks change is no rounding, so it is no floor."""
 
 
@@ -154,7 +154,7 @@ class Subject:
     @property
     def _floor_limit(self) -> float:
         """Rounding of float32 is far below what half as many bits make of it."""
-        return _COARSEST_FLOOR if self.description.dtype != "float32" else _COARSEST_FLOOR / 100
+        return COARSEST_FLOOR if self.description.dtype != "float32" else COARSEST_FLOOR / 100
 
     def chunking_difference(self, row: Join, chunk_tokens: int) -> float:
         """What other chunks of the prompt change of the row alone, in nats."""
