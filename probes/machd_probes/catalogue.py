@@ -1,4 +1,4 @@
-"""What is probed: mlx-lm's architectures, and the checks in the order in which they run."""
+"""The catalogue of probes: mlx-lm's architectures, and the checks in the order in which they run."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class _Measurement:
-    """What is known after a run.
+    """The reports of a run.
 
     Attributes:
         cached: How many reports were there before it.

@@ -1,4 +1,4 @@
-"""Whether a row says in company what it says alone, in figures.
+"""Comparison of a row in a batch with the same row alone, in figures.
 
 The row in company is made to say the tokens that it said alone, so that every position can be
 compared, also behind a place where the two would have parted.
@@ -51,7 +51,7 @@ def compared(
 
 
 def largest_difference(alone: Sequence[SampledToken], together: Sequence[SampledToken]) -> float:
-    """The largest difference of a log-probability, in nats; infinite where one is no number."""
+    """The largest difference of a log-probability, in nats; infinite where one is NaN."""
     pairs = zip(alone, together, strict=True)
     return max((_difference(one, other) for one, other in pairs), default=0.0)
 

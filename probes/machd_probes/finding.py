@@ -1,4 +1,4 @@
-"""What a check answers; the prober adds its name and the time it took."""
+"""The result of a check, to which the prober adds the check's name and duration."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Finding:
 
 
 def unsupported(detail: str) -> Finding:
-    """What the check would try does not exist for this model."""
+    """Make the finding for a model that lacks the feature that a check tries."""
     return Finding(Outcome.UNSUPPORTED, detail)
 
 
 def no_data(detail: str) -> Finding:
-    """Nothing that the check saw could have told right from wrong."""
+    """Make the finding for a check that saw nothing to tell right from wrong by."""
     return Finding(Outcome.NO_DATA, detail)

@@ -12,13 +12,13 @@ from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, SampledTok
 GREEDY = SamplingParams(temperature=0.0)
 
 DraftSchedule = Callable[[int, int], int]
-"""A step's number and the rows that have slots to the tokens that may be guessed for each."""
+"""A step's number and the rows that have slots to the draft tokens allowed for each row."""
 
 _WHOLE = 1 << 20
 
 
 def no_drafts(step: int, rows: int) -> int:
-    """Nobody guesses."""
+    """Allow no draft tokens."""
     del step, rows
     return 0
 
@@ -45,7 +45,7 @@ class Join:
 
     @property
     def given_tokens(self) -> int:
-        """How many tokens it gets before its slot is freed."""
+        """Tokens that the row gets before its slot is freed."""
         return self.tokens if self.leaves_after is None else self.leaves_after
 
 
@@ -107,8 +107,8 @@ def play(
         engine: With no rows; it is left with none.
         joins: The script.
         slots: Rows that may run at once; as many as there are joins unless given.
-        prefills_alone: A step that takes chunks decodes nobody.
-        drafts: How many tokens may be guessed, and when.
+        prefills_alone: A step that takes chunks decodes no row.
+        drafts: The draft tokens allowed in each step.
     """
     free = list(range(len(joins) if slots is None else slots))
     waiting = sorted(range(len(joins)), key=lambda number: joins[number].at_step)

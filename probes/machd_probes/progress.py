@@ -1,4 +1,4 @@
-"""How far a sweep over architectures is, on a terminal."""
+"""Progress of a sweep over architectures, on a terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunProgress:
         self._progress.stop()
 
     def running(self, names: Iterable[str]) -> None:
-        """Those are being probed now."""
+        """Show the architectures that are being probed."""
         self._progress.update(self._task, description=", ".join(sorted(names)))
 
     def advance(self) -> None:

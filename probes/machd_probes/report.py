@@ -36,7 +36,7 @@ _DIGITS = 2
 
 
 class MatrixVersions(Versions, frozen=True, kw_only=True):
-    """What the matrix was measured on.
+    """The versions and the machine that the matrix was measured on.
 
     Attributes:
         blas: The library that multiplies matrices on the CPU; null elsewhere.
@@ -46,7 +46,7 @@ class MatrixVersions(Versions, frozen=True, kw_only=True):
 
 
 class ProbeRow(Struct, frozen=True, kw_only=True):
-    """What one probe says of one architecture; ``ProbeResult`` says what each field means."""
+    """The result of one probe on one architecture; fields as of ``ProbeResult``."""
 
     probe: str
     outcome: Outcome
@@ -77,7 +77,7 @@ class MatrixRow(ModelCapabilities, frozen=True, kw_only=True):
 
 
 class MatrixSummary(Struct, frozen=True, kw_only=True):
-    """How many architectures have which verdict on continuous batching."""
+    """Counts of architectures by their verdict on continuous batching."""
 
     supported: int
     blocked: int

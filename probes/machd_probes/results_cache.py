@@ -1,4 +1,4 @@
-"""What was measured before, in the user's cache directory.
+"""Results of earlier probes, in the user's cache directory.
 
 A result holds for one :class:`~machd_probes.versions.ProbeBasis` and lies in the folder of it, so
 that a changed probe, engine, mlx or mlx-lm never reads an old one. A file that is missing, corrupt
@@ -29,10 +29,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def results_directory(cache_directory: Path) -> Path:
-    """Where results lie.
+    """Return the directory of the results.
 
     Args:
-        cache_directory: What ``machd.engine.loading.embedded.user_cache_directory`` gives.
+        cache_directory: From ``machd.engine.loading.embedded.user_cache_directory``.
     """
     return cache_directory / "machd" / "probes"
 
@@ -65,7 +65,7 @@ class ResultsCache:
         self._basis = basis
 
     def get(self, name: str) -> ArchitectureReport | None:
-        """What is known of an architecture; None where it has to be measured."""
+        """Return the report of an architecture; None where it has to be measured."""
         entry = self._read("architecture", name, _ArchitectureEntry)
         if entry is None or entry.report.architecture != name:
             return None
@@ -82,7 +82,7 @@ class ResultsCache:
             self._write("architecture", report.architecture, entry)
 
     def get_results(self, key: str) -> tuple[ProbeResult, ...] | None:
-        """What was measured on a loaded model; None where it has to be measured."""
+        """Return the results of a loaded model; None where it has to be measured."""
         entry = self._read("model", key, _ModelEntry)
         return None if entry is None or entry.key != _digest(key) else entry.results
 
@@ -150,7 +150,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else could have put results there."""
+    """Return True if no other user could have written results to the directory."""
     try:
         facts = folder.lstat()
     except OSError:

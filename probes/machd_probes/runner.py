@@ -29,7 +29,7 @@ _THREAD_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """How much at once, and how long it may take.
+    """Limits on parallel work and on its duration.
 
     Attributes:
         start_s: From starting a worker to its first message.
@@ -61,7 +61,7 @@ class Runner:
         Args:
             environ: Of this process; workers get it with as many threads as two can share.
             command: Starts a worker; names of architectures are appended.
-            limits: How much at once, and how long.
+            limits: Limits on parallel work and on its duration.
         """
         self._command = tuple(command)
         self._limits = limits or RunnerLimits()
@@ -101,7 +101,7 @@ class Runner:
 
     @property
     def limits(self) -> RunnerLimits:
-        """How much at once, and how long."""
+        """Limits on parallel work and on its duration."""
         return self._limits
 
     async def _what_computes(self) -> WorkerReady:

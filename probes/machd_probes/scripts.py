@@ -1,4 +1,4 @@
-"""The ways in which rows share a batch: who joins when, with what, and who leaves early."""
+"""Scripts in which rows share a batch: when each row joins, with what parameters, and when it leaves."""
 
 from __future__ import annotations
 

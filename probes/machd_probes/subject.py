@@ -1,4 +1,4 @@
-"""What a probe is given: a loaded model, the engine around it, and what its rows say alone."""
+"""The subject of a probe: a loaded model, the engine around it, and the answers of its rows alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COARSEST_FLOOR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much a probe may compute.
+    """The amount that a probe may compute.
 
     Attributes:
         tokens: Of each row's completion.
@@ -91,7 +91,7 @@ class Subject:
 
     @property
     def description(self) -> ModelDescription:
-        """What is loaded."""
+        """The description of the loaded model."""
         return self.engine.model
 
     @property
@@ -113,7 +113,7 @@ class Subject:
 
     @property
     def watch(self) -> Watch:
-        """What is called before each step and each pass."""
+        """The function called before each step and each pass."""
         return self._watch.watch
 
     @watch.setter
@@ -136,7 +136,7 @@ class Subject:
 
     @cached_property
     def noise_floor(self) -> float:
-        """What rounding alone changes of a log-probability, in nats.
+        """The largest change of a log-probability that rounding alone makes, in nats.
 
         The row alone with its prompt in other chunks, and at least what the dtype resolves. Chunks of
         three tokens round most differently: a BLAS computes so few rows in another way. Where chunks
@@ -157,12 +157,12 @@ class Subject:
         return COARSEST_FLOOR if self.description.dtype != "float32" else COARSEST_FLOOR / 100
 
     def chunking_difference(self, row: Join, chunk_tokens: int) -> float:
-        """What other chunks of the prompt change of the row alone, in nats."""
+        """Return the change that other chunks of the prompt make to the row alone, in nats."""
         other = self.forced(replace(row, chunk_tokens=chunk_tokens, lane=Lane.SERIAL))
         return largest_difference(self.alone(row), play(self.engine, [other])[0])
 
     def alone(self, row: Join) -> list[SampledToken]:
-        """What a row says with nobody beside it, in the model's own caches, its prompt cut alike."""
+        """Return the tokens of a row alone, in the engine's caches for one row, its prompt cut alike."""
         plain = Join(
             row.prompt,
             tokens=0,
@@ -237,7 +237,7 @@ class Subject:
         )
 
     def judged(self, parts: Sequence[Evidence], wrong: str) -> Finding:
-        """What comparisons come to; ``wrong`` says what a difference means."""
+        """Judge comparisons; ``wrong`` says what a difference means."""
         together = Evidence.together(parts)
         return _finding(parts, [] if is_equal(together) else [f"{wrong}: {_figures(together)}"])
 
@@ -256,7 +256,7 @@ class Subject:
 
 
 def is_equal(evidence: Evidence) -> bool:
-    """Whether all that was compared is equal but for rounding."""
+    """Return True if all comparisons are equal but for rounding."""
     within = tolerated(evidence.noise_floor)
     return evidence.token_mismatches == 0 and evidence.max_logprob_diff <= within
 

@@ -61,7 +61,7 @@ def by_reason(rows: Iterable[MatrixRow]) -> Iterator[tuple[str, str, list[str]]]
 
 
 def mark(verdict: _Verdict | UnsetType | None) -> str:
-    """A verdict in a table: ``yes``, ``no``, ``?``, or a dash where nobody judged."""
+    """A verdict in a table: ``yes``, ``no``, ``?``, or a dash without a verdict."""
     if verdict is None or isinstance(verdict, UnsetType) or isinstance(verdict.verdict, UnsetType):
         return NONE
     return _MARKS[verdict.verdict]

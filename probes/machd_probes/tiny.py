@@ -33,7 +33,7 @@ never."""
 
 @dataclass(frozen=True)
 class TinyConfiguration:
-    """What a tiny model is made of.
+    """The configuration of a tiny model, and the recipe of its weights.
 
     Attributes:
         config: As in the ``config.json`` of a checkpoint.
@@ -158,7 +158,7 @@ def _value(name: str, array: mx.array, noise: Floats, configuration: TinyConfigu
 
 
 def _centre(last: str, array: mx.array) -> Floats:
-    """What a vector is drawn around: what mlx-lm sets, unless that is random."""
+    """Return the centre to draw a vector around: mlx-lm's value, or zero where that is random."""
     value = _floats(array)
     is_constant = bool(np.all(value == value.flat[0]))
     return value if is_constant and last != "bias" else np.zeros(array.shape, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What a worker process tells the runner, one JSON object a line, and how faults are worded."""
+"""Messages from a worker process to the runner, one JSON object a line, and the wording of faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WorkerMessage: TypeAlias = WorkerReady | WorkerFinished | CheckFinished
 
 
 class StandInOrder(Struct, frozen=True):
-    """What a worker reads from standard input to measure a stand-in of a model.
+    """The order to measure a stand-in of a model, read from a worker's standard input.
 
     Attributes:
         architecture: mlx-lm's name of it.
@@ -93,7 +93,7 @@ def faulted(architecture: str, detail: str) -> ArchitectureReport:
 
 
 def is_faulted(report: ArchitectureReport) -> bool:
-    """Whether :func:`faulted` made the row: it says as much of the machine as of the model."""
+    """Return True if :func:`faulted` made the row: the machine may be at fault as well as the model."""
     return any(result.probe == RUN_PROBE for result in report.results)
 
 

@@ -84,7 +84,7 @@ class WorkerProcess:
                     return message
 
     async def end(self, limit_s: float) -> str:
-        """How it ended, with the end of what it said, once its output is closed."""
+        """Wait for the exit, and describe it with the last lines of output."""
         assert self._process is not None, "entered"
         assert self._listener is not None, "entered"
         try:

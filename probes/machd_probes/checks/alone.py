@@ -29,7 +29,7 @@ def probe(subject: Subject) -> Finding:
 
 
 def _heard(said: list[SampledToken], expected: Logprobs) -> Logprobs:
-    """What the row's likeliest tokens got; for the others, which it does not tell, the expected."""
+    """Take the row's log-probabilities of its likeliest tokens, and the expected ones of all others."""
     heard = expected.copy()
     for position, token in enumerate(said):
         for top in token.top_logprobs:

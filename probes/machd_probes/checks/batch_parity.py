@@ -1,4 +1,4 @@
-"""Rows of a batch say what they say alone, whoever joins and leaves."""
+"""Rows of a batch say what they say alone, whatever rows join and leave."""
 
 from __future__ import annotations
 

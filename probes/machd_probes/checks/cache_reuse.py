@@ -1,4 +1,4 @@
-"""What one prompt left in its caches serves another that begins alike."""
+"""The caches of one prompt serve another prompt that begins alike."""
 
 from __future__ import annotations
 

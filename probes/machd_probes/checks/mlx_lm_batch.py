@@ -1,4 +1,4 @@
-"""What mlx-lm's own batch path makes of the same rows. Tells of mlx-lm, not of machd."""
+"""mlx-lm's own batch path, run on the same rows. The result is about mlx-lm, not about machd."""
 
 from __future__ import annotations
 

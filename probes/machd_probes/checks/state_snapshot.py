@@ -1,4 +1,4 @@
-"""A row can be taken back to an earlier moment by the states it had then."""
+"""A row can be restored to an earlier position from the states it had there."""
 
 from __future__ import annotations
 

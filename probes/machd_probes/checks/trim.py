@@ -1,4 +1,4 @@
-"""A row's caches can be cut back by some tokens, as after a guess that was wrong."""
+"""A row's caches can be cut back by some tokens, as after rejected drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GUESS_TOKENS = 3
 
 
 def probe(subject: Subject) -> Finding:
-    """Feed a guess, cut it off, and go on with the right tokens."""
+    """Feed draft tokens, cut them off, and go on with the right tokens."""
     passes = subject.passes(subject.module)
     if not can_trim_prompt_cache(passes.new_caches()):
         return unsupported("the caches cannot be cut back")
