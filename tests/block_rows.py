@@ -20,7 +20,6 @@ from machd.engine.protocol.blocks import (
     StoreBlock,
 )
 from machd.engine.protocol.engine import DiskReading, Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import (
     DecodeRow,
     Lane,
@@ -29,6 +28,7 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
+from machd.request import SamplingParams
 
 ASKED = SamplingParams(temperature=0.0, top_logprobs=2)
 """Greedy, with log-probabilities to compare."""

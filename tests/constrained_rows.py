@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
+from machd.request import Grammar, SamplingParams
 
 
 def grammar_of(engine: Engine, kind: ConstraintKind, source: str) -> Grammar:

@@ -11,7 +11,6 @@ import pytest
 
 from machd.engine.assembly import engine_parts
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import Lane, ProposerKind, SpanCost, StepPlan, StepResult
 from machd.engine.speculation.draws import OpenDraws
 from machd.engine.step import decoder
@@ -20,6 +19,7 @@ from machd.engine.step.decoder import Decoder, Sampled
 from machd.engine.step.draft_sampling import RowDraws
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer, RowProposer
+from machd.request import SamplingParams
 from machd.scheduler.pacing import StepPace
 
 Answers = Mapping[tuple[tuple[int, ...], SamplingParams], Sequence[int]]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken
+from machd.request import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import Script
 

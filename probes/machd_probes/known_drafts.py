@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.ports import RowProposer
+from machd.request import SamplingParams
 
 _RIGHT_OF_TEN = 7
 

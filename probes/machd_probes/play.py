@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, SampledToken, StepPlan
+from machd.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

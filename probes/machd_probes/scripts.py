@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import Lane, SampledToken
+from machd.request import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 
 LENGTHS = (5, 7, 17, 18, 41, 44, 1)

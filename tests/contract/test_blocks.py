@@ -30,8 +30,8 @@ from machd.engine.protocol.blocks import (
     StoreBlock,
 )
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
+from machd.request import SamplingParams
 from machd_probes.scripts import random_prompt
 
 PROMPT = random_prompt(33, 4)

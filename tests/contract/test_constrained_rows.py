@@ -13,9 +13,9 @@ from jsonschema import validate
 from machd.api.constraint import ConstraintKind
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams, Thinking
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.errors import GrammarError
+from machd.request import SamplingParams, Thinking
 
 PERSON: dict[str, object] = {
     "type": "object",

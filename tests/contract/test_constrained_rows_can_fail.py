@@ -17,8 +17,8 @@ from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import Matcher
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step.decode_pass import DecodePass, Passes
+from machd.request import SamplingParams
 
 Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
 

@@ -11,8 +11,8 @@ from tiny_engines import loaded
 from tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
-from machd.engine.protocol.sampling import Grammar, SamplingParams, Thinking
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
+from machd.request import Grammar, SamplingParams, Thinking
 
 SCHEMAS: tuple[dict[str, object], ...] = (
     {

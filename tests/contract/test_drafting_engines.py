@@ -15,7 +15,6 @@ from tiny_models import TinyKind
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.blocks import DropBlocks, StoreBlock
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import (
     DecodeRow,
     Lane,
@@ -25,6 +24,7 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
+from machd.request import SamplingParams
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt
 

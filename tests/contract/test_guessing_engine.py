@@ -13,12 +13,12 @@ from tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.row_caches import innermost
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan, StepResult
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step import decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.verification import Draft, Verdict, verify
+from machd.request import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 

@@ -23,8 +23,8 @@ from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS
 from machd.engine.grammar.grammar import compiled
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.errors import GrammarError
+from machd.request import Grammar, SamplingParams
 
 _MAX_TOKENS = 96
 _WALKS = 6

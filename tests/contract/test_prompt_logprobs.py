@@ -10,7 +10,6 @@ import pytest
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import (
     DecodeRow,
     PrefillChunk,
@@ -18,6 +17,7 @@ from machd.engine.protocol.step import (
     SampledToken,
     StepPlan,
 )
+from machd.request import SamplingParams
 
 if TYPE_CHECKING:
     import mlx.core as mx

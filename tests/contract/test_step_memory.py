@@ -13,9 +13,9 @@ from tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepMemoryError, StepPlan
 from machd.engine.step.memory import StepMemory, StepNeed
+from machd.request import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 

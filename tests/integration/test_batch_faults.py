@@ -22,7 +22,6 @@ from structlog.testing import capture_logs
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
 from machd.engine.step import sampling
@@ -32,6 +31,7 @@ from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import EngineFaultError
 from machd.http.completions import _CompletionDialect
 from machd.http.stream import GenerationResponse
+from machd.request import SamplingParams
 from machd.serving.text import CompletionText
 
 _PATH = "/v1/completions"

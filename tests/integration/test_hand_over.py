@@ -23,10 +23,10 @@ from tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import engine_parts
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer, RowProposer
+from machd.request import SamplingParams
 
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.protocol.sampling import SamplingParams
+from machd.request import SamplingParams
 
 _CHAT = "/api/chat"
 _GENERATE = "/api/generate"

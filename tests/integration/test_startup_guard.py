@@ -27,9 +27,9 @@ from machd.daemon import Daemon
 from machd.engine.assembly import make_engine
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.engine import Engine, ModelDescription
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 from machd.errors import EngineFaultError
+from machd.request import SamplingParams
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.startup_guard import Measure, Measures, Results, nothing_known

@@ -25,7 +25,6 @@ from sequence_samples import LateFirstToken, drafting_eagerly
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import (
     Lane,
     PrefillChunk,
@@ -45,6 +44,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.request import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
 from machd.scheduler.config import (

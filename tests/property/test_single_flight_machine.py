@@ -22,7 +22,6 @@ from hypothesis.stateful import (
 
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
@@ -33,6 +32,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.request import SamplingParams
 from machd.scheduler.config import SchedulerConfig, single_flight
 from machd.scheduler.events import (
     DecodeMode,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
+from machd.request import SamplingParams
 from machd.scheduler.events import FinishReason, SequenceFinished
 
 

@@ -19,7 +19,6 @@ from machd.api.conversation import Conversation
 from machd.api.options import GenerationOptions
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
-from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
@@ -29,6 +28,7 @@ from machd.errors import (
     MachdError,
     OverloadedError,
 )
+from machd.request import Grammar, SamplingParams
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout

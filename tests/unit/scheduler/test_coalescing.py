@@ -15,7 +15,6 @@ from sequence_samples import (
 )
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
-from machd.engine.protocol.sampling import SamplingParams
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,
@@ -24,6 +23,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.request import SamplingParams
 from machd.scheduler.coalesce import key_of
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (

@@ -9,9 +9,9 @@ from chained_engine import STATE_BYTES, TOKEN_BYTES, ChainedEngine, said
 from sequence_samples import LIMITS, batching_of, only
 
 from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan
 from machd.errors import EngineFaultError
+from machd.request import SamplingParams
 from machd.scheduler import leaders, prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous

@@ -9,7 +9,6 @@ import pytest
 from sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
@@ -19,6 +18,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.request import SamplingParams
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import (
     DecodeMode,

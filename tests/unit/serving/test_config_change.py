@@ -20,7 +20,6 @@ from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.clock import Clock, ManualClock, SystemClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import StepPlan
 from machd.errors import (
     EngineFaultError,
@@ -29,6 +28,7 @@ from machd.errors import (
     QueueFullError,
     QueueTimeoutError,
 )
+from machd.request import SamplingParams
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
     DecodeMode,

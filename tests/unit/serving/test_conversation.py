@@ -18,10 +18,10 @@ from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
 from machd.engine.protocol.chat_format import TextState
-from machd.engine.protocol.sampling import Grammar
 from machd.engine.tokenizer.chat_format import MarkedChatFormat
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import GrammarError, InvalidRequestError
+from machd.request import Grammar
 from machd.serving.chat_output import ChatOutput
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.output import Content, Reasoning, ToolCallStart

@@ -24,7 +24,6 @@ from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import MemoryReading, ModelDescription
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import (
     DecodeRow,
     DraftFault,
@@ -39,6 +38,7 @@ from machd.engine.protocol.step import (
     StepResult,
     TokenLogprob,
 )
+from machd.request import SamplingParams
 
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
 """Tokens to try where a row's grammar does not allow the script's token."""

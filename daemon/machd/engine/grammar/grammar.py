@@ -21,10 +21,10 @@ from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.grammar_bounds import check_recursion
 from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS, check_constraint, read_choices
 from machd.clock import thread_cpu_s
-from machd.engine.protocol.sampling import Grammar
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import GrammarError
 from machd.panics import PanicError, panics_as_errors
+from machd.request import Grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers only

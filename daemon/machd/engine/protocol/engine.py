@@ -32,9 +32,9 @@ from machd.api.constraint import Constraint
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.sampling import Grammar
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.request import Grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
+from machd.request import SamplingParams
 
 _FEW_TOKENS = 16
 """Beyond so many it reads without guessing, as who has a prompt to read."""

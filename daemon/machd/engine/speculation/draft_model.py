@@ -19,9 +19,9 @@ from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
 from machd.engine.loading.loader import LoadedModel
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
+from machd.request import SamplingParams
 
 _CHUNK_TOKENS = 256
 """Read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""

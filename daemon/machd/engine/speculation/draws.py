@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import mlx.core as mx
 
-from machd.engine.protocol.sampling import SamplingParams
+from machd.request import SamplingParams
 
 
 class Drawn(Protocol):

@@ -14,8 +14,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
+from machd.request import SamplingParams
 
 _MAX_LOOKS = 48
 """Earlier places of the last two tokens that are compared, the latest first."""

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.step.sampling import RowSampling, Sampler, Selection
+from machd.request import SamplingParams
 
 
 class RowDraws:

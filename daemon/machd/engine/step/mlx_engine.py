@@ -28,7 +28,6 @@ from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import (
     Lane,
     PrefillChunk,
@@ -49,6 +48,7 @@ from machd.engine.step.prefill import Prefills, is_scored
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
+from machd.request import SamplingParams
 
 _WARM_UP_TOKENS = 8
 

@@ -15,8 +15,8 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
+from machd.request import SamplingParams
 
 FindRow = Callable[[int], CachedRow | None]
 """Locates a slot's row; None if there is none that blocks can be copied from."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.ports import Proposer, RowProposer
+from machd.request import SamplingParams
 
 
 class RowProposals:

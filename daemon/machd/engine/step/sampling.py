@@ -17,9 +17,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.step.ports import Masks, Matcher
+from machd.request import SamplingParams
 
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""

@@ -18,8 +18,8 @@ from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.errors import GrammarError
+from machd.request import SamplingParams
 
 
 def _deep(levels: int) -> str:

@@ -9,8 +9,8 @@ from machd.api.constraint import ConstraintKind
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import END_OF_TEXT
 from machd.engine.grammar.matcher import Matcher, matcher_for
-from machd.engine.protocol.sampling import Grammar, SamplingParams, Thinking
 from machd.errors import GrammarError
+from machd.request import Grammar, SamplingParams, Thinking
 
 START, END = tuple(b"<think>"), tuple(b"</think>")
 

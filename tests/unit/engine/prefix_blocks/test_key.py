@@ -18,9 +18,9 @@ from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks import key as block_key_module
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.protocol.blocks import SaveBlock, SavedBlock, StoreBlock
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import PrefillChunk, StepPlan
 from machd.errors import ModelNotFoundError, SettingsError
+from machd.request import SamplingParams
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
 

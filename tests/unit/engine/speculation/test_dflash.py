@@ -16,12 +16,12 @@ from oracle import open_draws
 from tiny_engines import loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
 from machd.engine.step.ports import Proposer
 from machd.errors import ModelFormatError, SettingsError
+from machd.request import SamplingParams
 from machd_probes.play import GREEDY
 
 BLOCK_TOKENS = 5

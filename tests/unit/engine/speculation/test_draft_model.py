@@ -13,10 +13,10 @@ from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draft_model import DraftModelProposer
 from machd.engine.step.ports import Proposer, RowProposer
+from machd.request import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 
 PROMPT = tuple((7 * i * i + 3 * i + 11) % 120 + 1 for i in range(40))

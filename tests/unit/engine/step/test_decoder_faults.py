@@ -16,12 +16,12 @@ from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
 from machd.engine.step import sampling
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling
+from machd.request import SamplingParams
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt
 

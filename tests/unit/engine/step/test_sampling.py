@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from machd.engine.protocol.sampling import SamplingParams
 from machd.engine.protocol.step import SampledToken
 from machd.engine.step import sampling as sampling_module
 from machd.engine.step.sampling import RowSampling, Sampler, uniform_draw
+from machd.request import SamplingParams
 
 VOCABULARY = 64
 Floats = npt.NDArray[np.float32]

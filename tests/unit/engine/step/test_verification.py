@@ -20,11 +20,11 @@ from machd.api.constraint import Constraint, ConstraintKind
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import matcher_for
-from machd.engine.protocol.sampling import Grammar, SamplingParams
 from machd.engine.protocol.step import SampledToken
 from machd.engine.step import verification
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.engine.step.verification import Draft, Verdict, draft_of
+from machd.request import Grammar, SamplingParams
 
 _SYMBOLS = 4
 _SAID = 3

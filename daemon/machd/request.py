@@ -1,4 +1,4 @@
-"""Sampling parameters of a row, as the engine takes them."""
+"""Sampling parameters, from the wire to the row; imports nothing of machd."""
 
 from __future__ import annotations
 
