@@ -39,7 +39,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one row; they hold whatever other rows share the batch.
+    """Sampling parameters of a completion; they hold whatever other rows share its batch.
 
     The order is: penalties and ``logit_bias`` on the logits, then temperature, then ``top_k``,
     ``top_p`` and ``min_p`` on the resulting distribution. Temperature 0 is greedy.

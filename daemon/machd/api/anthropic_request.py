@@ -19,7 +19,7 @@ from machd.api.anthropic_turns import AnthropicMessageList, read_turns
 from machd.api.bounds import CacheSalt, Label, StopText, TopP
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
-from machd.api.generation_request import GenerationRequest, given_or
+from machd.api.generation_request import GenerationRequest, SamplingFields
 from machd.api.options import GenerationOptions
 from machd.api.raw_json import Schema
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
@@ -206,15 +206,15 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
     def options(self) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
-        return GenerationOptions(
-            max_tokens=self.max_tokens,
-            temperature=given_or(self.temperature, 1.0),
-            top_p=given_or(self.top_p, 1.0) or 1.0,
-            top_k=1 if self.top_p == 0 else self.top_k or 0,
-            stop=tuple(self.stop_sequences or ()),
-            stream=bool(self.stream),
+        shared = SamplingFields(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+            stream=self.stream,
             cache_salt=self.cache_salt,
         )
+        return shared.shared_options(max_tokens=self.max_tokens)
 
 
 _NEUTRAL_BY_TYPE = {type_: neutral_values(type_) for type_ in (CountTokensRequest, MessagesRequest)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -12,7 +11,6 @@ from machd.api.bounds import (
     ContentText,
     MaxTokens,
     Metadata,
-    PriorityName,
     ThinkingBudget,
     TopLogprobs,
     UnusedLabel,
@@ -49,11 +47,6 @@ from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
 """OpenAI's word for who goes first."""
-
-TIER_PRIORITIES: Mapping[str, PriorityName] = MappingProxyType(
-    {"flex": "batch", "priority": "interactive"}
-)
-"""What the tiers are here; the others change nothing."""
 
 Verbosity: TypeAlias = Annotated[
     Literal["low", "medium", "high"],
@@ -149,7 +142,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         """What is asked of the generation, free of this dialect."""
         return self.generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            priority=TIER_PRIORITIES.get(self.service_tier or "default"),
+            service_tier=self.service_tier,
         )
 
     def conversation(self) -> Conversation:

@@ -139,7 +139,8 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         """What is asked of the generation, free of this dialect."""
         options = self.generation_options(top_logprobs=self.logprobs)
         asked = [one for one in (self.prompt_logprobs, self.echoed_logprobs) if one is not None]
-        return replace(options, prompt_logprobs=max(asked, default=None))
+        sampling = replace(options.sampling, prompt_logprobs=max(asked, default=None))
+        return replace(options, sampling=sampling)
 
 
 _NEUTRAL = neutral_values(CompletionRequest)

@@ -1,16 +1,39 @@
-"""What the body of every request for a generation has, whatever its dialect."""
+"""Fields that requests for a generation share, and the options that they ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Self, TypeVar
 
 from msgspec import Struct
 
-from machd.api.bounds import WHOLE_ROOM, ModelName
+from machd.api.bounds import (
+    WHOLE_ROOM,
+    CacheSalt,
+    MinP,
+    ModelName,
+    Penalty,
+    PriorityName,
+    PriorityNumber,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    StreamInterval,
+    Temperature,
+    TopK,
+    TopP,
+)
+from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError
+from machd.request import SamplingParams
 
 _T = TypeVar("_T")
+
+_TIER_PRIORITIES: Mapping[str | None, PriorityName] = MappingProxyType(
+    {"flex": "batch", "priority": "interactive"}
+)
+"""Priorities that OpenAI's service tiers ask for; the other tiers change nothing."""
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -37,6 +60,68 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
         Raises:
             InvalidRequestError: An id is outside the vocabulary.
         """
+
+
+class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
+    """Fields that chat completions, completions and responses share. Null means the default.
+
+    From ``top_k`` on the fields are extensions, spelled as vLLM spells them; ``stream_interval`` is
+    machd's own.
+    """
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stream_interval: StreamInterval | None = None
+    priority: PriorityName | PriorityNumber | None = None
+    cache_salt: CacheSalt | None = None
+
+    def shared_options(
+        self,
+        *,
+        max_tokens: int | None,
+        top_logprobs: int | None = None,
+        service_tier: str | None = None,
+    ) -> GenerationOptions:
+        """Read these fields, beside what the dialects spell differently.
+
+        ``top_p`` 0 leaves no mass at all, so that the likeliest token alone takes part; ``top_k`` -1
+        is off, as 0 is.
+        """
+        return GenerationOptions(
+            sampling=SamplingParams(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=self.top_p or 1.0,
+                top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
+                min_p=self.min_p or 0.0,
+                repetition_penalty=self.repetition_penalty or 1.0,
+                presence_penalty=self.presence_penalty or 0.0,
+                frequency_penalty=self.frequency_penalty or 0.0,
+                top_logprobs=top_logprobs,
+            ),
+            seed=self.seed,
+            max_tokens=max_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stream=bool(self.stream),
+            stream_interval=self.stream_interval,
+            priority=self._priority(service_tier),
+            cache_salt=self.cache_salt,
+        )
+
+    def _priority(self, service_tier: str | None) -> PriorityName:
+        if self.priority is None:
+            return _TIER_PRIORITIES.get(service_tier, "normal")
+        if isinstance(self.priority, str):
+            return self.priority
+        return "normal" if self.priority == 0 else "interactive" if self.priority < 0 else "batch"
 
 
 def agreed(asked: Mapping[str, _T | None]) -> _T | None:
@@ -72,8 +157,3 @@ def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | N
                 f"{name}: expected at least {least}, or {WHOLE_ROOM} for all that fits", param=name
             )
     return agreed(asked)
-
-
-def given_or(value: float | None, default: float) -> float:
-    """A number that a client gave, or what null means."""
-    return default if value is None else value

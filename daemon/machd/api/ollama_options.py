@@ -21,11 +21,10 @@ from machd.api.bounds import (
     TopK,
     TopP,
 )
-from machd.api.generation_request import given_or
+from machd.api.generation_request import SamplingFields
 from machd.api.options import GenerationOptions
 from machd.api.other_servers import OneOnly, TrueOnly, ZeroOnly
 from machd.api.refusal import Ignored, neutral_values, refuse_unsupported
-from machd.api.sampling import stop_texts
 from machd.errors import UnsupportedParameterError
 
 _TEMPERATURE = 0.8
@@ -91,8 +90,10 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
             UnsupportedParameterError: One of them asks for what machd does not do.
         """
         refuse_unsupported(self, _NEUTRAL_OPTIONS, where="options.")
-        penalises = given_or(self.repeat_penalty, 1.0) != 1.0 or bool(
-            self.presence_penalty or self.frequency_penalty
+        penalises = (
+            self.repeat_penalty not in (None, 1.0)
+            or self.presence_penalty
+            or self.frequency_penalty
         )
         if penalises and self.repeat_last_n not in (None, _WHOLE_TEXT, 0):
             raise UnsupportedParameterError(
@@ -100,23 +101,25 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
                 param="options.repeat_last_n",
             )
 
-    def generation_options(self) -> GenerationOptions:
+    def generation_options(self, *, top_logprobs: int | None, stream: bool) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
         asked_tokens = self.num_predict or None
         looks_back = self.repeat_last_n != 0
-        top_k = _TOP_K if self.top_k is None else max(0, self.top_k)
-        return GenerationOptions(
-            max_tokens=None if asked_tokens is None else max(asked_tokens, WHOLE_ROOM),
-            temperature=given_or(self.temperature, _TEMPERATURE),
-            # No mass at all: the likeliest token alone.
-            top_p=given_or(self.top_p, _TOP_P) or 1.0,
-            top_k=1 if self.top_p == 0 else top_k,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=given_or(self.repeat_penalty, 1.0) if looks_back else 1.0,
-            presence_penalty=(self.presence_penalty or 0.0) if looks_back else 0.0,
-            frequency_penalty=(self.frequency_penalty or 0.0) if looks_back else 0.0,
+        shared = SamplingFields(
+            temperature=_TEMPERATURE if self.temperature is None else self.temperature,
+            top_p=_TOP_P if self.top_p is None else self.top_p,
+            top_k=_TOP_K if self.top_k is None else self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty if looks_back else None,
+            presence_penalty=self.presence_penalty if looks_back else None,
+            frequency_penalty=self.frequency_penalty if looks_back else None,
             seed=None if self.seed == _FRESH_SEED else self.seed,
-            stop=stop_texts(self.stop),
+            stop=self.stop,
+            stream=stream,
+        )
+        return shared.shared_options(
+            max_tokens=None if asked_tokens is None else max(asked_tokens, WHOLE_ROOM),
+            top_logprobs=top_logprobs,
         )
 
 

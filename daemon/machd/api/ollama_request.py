@@ -7,7 +7,6 @@ Ollama would keep the model (``keep_alive``) changes no answer and is ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -95,8 +94,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def generation(self) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
-        return replace(
-            (self.options or OllamaOptions()).generation_options(),
+        return (self.options or OllamaOptions()).generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             stream=self.stream is not False,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from machd.api.bounds import PriorityName
+from machd.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,15 +13,11 @@ class GenerationOptions:
     """A checked request without its prompt. Values are inside the bounds of ``api/bounds.py``.
 
     Attributes:
+        sampling: Reaches the rows as it is, but for the seed and what the model decides (grammar,
+            thinking, end tokens, predicted tokens).
+        seed: Seed of the first choice; None asks for a fresh one.
         max_tokens: Tokens of completion; ``bounds.WHOLE_ROOM`` for all that fit, None leaves it to
             ``limits.max_tokens_default``.
-        min_tokens: Tokens before which the completion does not end by itself.
-        top_k: Likeliest tokens that take part; 0 is off.
-        logit_bias: Pairs of token id and addend, by id.
-        allowed_token_ids: The only tokens that the completion may have, by id; empty for all.
-        seed: None asks for a fresh one.
-        top_logprobs: None for no log-probabilities, else alternatives at each position (0 to 20).
-        prompt_logprobs: The same for the prompt's tokens.
         stop: Texts that end the completion.
         shows_stop: Whether the text that ended the completion belongs to it.
         stop_token_ids: Tokens that end the completion.
@@ -33,20 +30,9 @@ class GenerationOptions:
             stands in no repr.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
-    top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     shows_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -57,8 +43,3 @@ class GenerationOptions:
     stream_interval: int | None = None
     priority: PriorityName = "normal"
     cache_salt: str | None = field(default=None, repr=False)
-
-    @property
-    def logprobs(self) -> bool:
-        """Whether log-probabilities are wanted at all."""
-        return self.top_logprobs is not None

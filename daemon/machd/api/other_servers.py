@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Raw, UnsetType, field
 
-from machd.api.generation_request import GenerationRequest
+from machd.api.generation_request import SamplingFields
 from machd.api.refusal import Ignored, Refused, only
 
 FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
@@ -23,7 +23,7 @@ _LeftOnly: TypeAlias = Annotated[Raw | UnsetType, only("left")]
 _SeparateOnly: TypeAlias = Annotated[Raw | UnsetType, only("auto", "deepseek")]
 
 
-class VllmFields(GenerationRequest, frozen=True, kw_only=True):
+class VllmFields(SamplingFields, frozen=True, kw_only=True):
     """vLLM's."""
 
     use_beam_search: FalseOnly = UNSET

@@ -8,29 +8,17 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.api.bounds import (
     WHOLE_ROOM,
-    CacheSalt,
     ContentText,
     Label,
     MaxTokens,
     Metadata,
-    MinP,
-    Penalty,
-    PriorityName,
-    PriorityNumber,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    StreamInterval,
-    Temperature,
-    TopK,
     TopLogprobs,
-    TopP,
     UnusedLabel,
 )
 from machd.api.chat_request import ServiceTier
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
-from machd.api.generation_request import GenerationRequest, agreed_tokens
+from machd.api.generation_request import SamplingFields, agreed_tokens
 from machd.api.options import GenerationOptions
 from machd.api.reasoning import ReasoningEffort, reasoning_options
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
@@ -51,7 +39,6 @@ from machd.api.responses_tools import (
     responses_tool_choice,
     responses_tools,
 )
-from machd.api.sampling import priority_name, stop_texts
 
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]
@@ -60,7 +47,6 @@ _AutoOnly: TypeAlias = Annotated[Raw | UnsetType, only("auto")]
 _OneOnly: TypeAlias = Annotated[Raw | UnsetType, only(1)]
 
 _LOGPROBS = "message.output_text.logprobs"
-_TIER_PRIORITIES: dict[str, PriorityName] = {"flex": "batch", "priority": "interactive"}
 _SummaryKind: TypeAlias = Literal["auto", "concise", "detailed"]
 _Include: TypeAlias = Literal[
     "code_interpreter_call.outputs",
@@ -123,23 +109,20 @@ class ResponsesStreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """Something to answer, perhaps after an earlier response. Null means the default throughout.
 
-    From ``seed`` to ``cache_salt`` the fields are extensions, as in chat completions. What follows
-    are OpenAI's fields that machd refuses, and those of other endpoints that would change the
-    answer if they were meant here.
+    Of the shared fields all but ``temperature``, ``top_p`` and ``stream`` are extensions. From
+    ``background`` on are OpenAI's fields that machd refuses, and those of other endpoints that would
+    change the answer if they were meant here.
     """
 
     input: ContentText | InputItems
     instructions: ContentText | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[_Include], Meta(max_length=16)] | None = None
@@ -156,17 +139,6 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
     max_tool_calls: Ignored = UNSET
-
-    seed: Seed | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    stop: Stop | None = None
-    stream_interval: StreamInterval | None = None
-    priority: PriorityName | PriorityNumber | None = None
-    cache_salt: CacheSalt | None = None
 
     background: _FalseOnly = UNSET
     conversation: Refused = UNSET
@@ -230,23 +202,10 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True):
     def options(self) -> GenerationOptions:
         """What is asked of the generation, free of this dialect."""
         shows_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
-        tier = self.service_tier or "default"
-        return GenerationOptions(
+        return self.shared_options(
             max_tokens=self.max_output_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p or 1.0,
-            top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            seed=self.seed,
             top_logprobs=(self.top_logprobs or 0) if shows_logprobs else None,
-            stop=stop_texts(self.stop),
-            stream=bool(self.stream),
-            stream_interval=self.stream_interval,
-            priority=priority_name(self.priority) or _TIER_PRIORITIES.get(tier, "normal"),
-            cache_salt=self.cache_salt,
+            service_tier=self.service_tier,
         )
 
     def chain(self, *, previous: tuple[bytes, ...], referenced: dict[str, bytes]) -> ItemChain:

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from msgspec import UNSET, Struct
 
 from machd.api.bounds import (
     AllowedTokenIds,
-    CacheSalt,
     Choices,
     ForbiddenTexts,
     GrammarText,
     LogitBias,
     MaxTokens,
-    MinP,
     MinTokens,
-    Penalty,
-    PriorityName,
-    PriorityNumber,
     PromptLogprobs,
     RegexText,
     RepetitionPenalty,
     RepetitionWindow,
     SamplesPerPrompt,
-    Seed,
-    Stop,
     StopTokenIds,
-    StreamInterval,
-    Temperature,
-    TopK,
-    TopP,
     TruncatedTokens,
     UnusedLabel,
 )
 from machd.api.constraint import Constraint
-from machd.api.generation_request import agreed, agreed_tokens, given_or
+from machd.api.generation_request import agreed, agreed_tokens
 from machd.api.options import GenerationOptions
 from machd.api.other_servers import OtherServersFields
 from machd.api.raw_json import ObjectSource
@@ -74,8 +64,8 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
     """How to generate. Null means the default throughout, as in OpenAI's API.
 
-    From ``top_k`` on the fields are extensions, spelled as vLLM and llama.cpp spell them;
-    ``stream_interval`` is machd's own. The last group says what the answer has to look like, in every
+    From ``repeat_penalty`` on the fields are extensions, spelled as vLLM and llama.cpp spell them. The
+    last group says what the answer has to look like, in every
     server's words.
 
     Attributes:
@@ -88,34 +78,21 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
     """
 
     max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     n: SamplesPerPrompt | None = None
-    stop: Stop | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
     user: UnusedLabel | None = None
 
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     repeat_penalty: RepetitionPenalty | None = None
     repeat_last_n: RepetitionWindow | None = None
     n_predict: MaxTokens | None = None
     min_tokens: MinTokens | None = None
     ignore_eos: bool | None = None
-    stream_interval: StreamInterval | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     prompt_logprobs: PromptLogprobs | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
-    priority: PriorityName | PriorityNumber | None = None
-    cache_salt: CacheSalt | None = None
 
     response_format: ResponseFormat | None = None
     guided_json: ObjectSource = UNSET
@@ -224,37 +201,30 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             check_token_ids(token_ids or (), vocabulary_tokens=vocabulary_tokens, param=param)
 
     def generation_options(
-        self, *, top_logprobs: int | None, priority: PriorityName | None = None
+        self, *, top_logprobs: int | None, service_tier: str | None = None
     ) -> GenerationOptions:
-        """The dialect-free form, given the values that the dialects spell differently."""
-        return GenerationOptions(
-            max_tokens=self.asked_tokens(),
-            min_tokens=self.min_tokens or 0,
-            temperature=given_or(self.temperature, 1.0),
-            # No mass at all: the likeliest token alone.
-            top_p=given_or(self.top_p, 1.0) or 1.0,
-            top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
-            min_p=self.min_p or 0.0,
+        """Read all fields, beside what the dialects spell differently."""
+        shared = self.shared_options(
+            max_tokens=self.asked_tokens(), top_logprobs=top_logprobs, service_tier=service_tier
+        )
+        sampling = replace(
+            shared.sampling,
             repetition_penalty=self._repetition_penalty(),
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=tuple(sorted((self.logit_bias or {}).items())),
             allowed_token_ids=tuple(sorted(set(self.allowed_token_ids or ()))),
-            seed=self.seed,
-            top_logprobs=top_logprobs,
+            min_tokens=self.min_tokens or 0,
             prompt_logprobs=self.prompt_logprobs,
-            stop=stop_texts(self.stop),
+        )
+        return replace(
+            shared,
+            sampling=sampling,
             shows_stop=bool(self.include_stop_str_in_output),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             n=self.n or 1,
-            stream=bool(self.stream),
             include_usage=bool(
                 self.stream and self.stream_options and self.stream_options.include_usage
             ),
-            stream_interval=self.stream_interval,
-            priority=priority_name(self.priority) or priority or "normal",
-            cache_salt=self.cache_salt,
         )
 
     def _repetition_penalty(self) -> float:
@@ -262,20 +232,4 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             "repetition_penalty": self.repetition_penalty,
             "repeat_penalty": self.repeat_penalty,
         }
-        return given_or(agreed(fields), 1.0)
-
-
-def priority_name(priority: PriorityName | int | None) -> PriorityName | None:
-    """VLLM's number, or machd's word, as the word; None where neither is given."""
-    if priority is None or isinstance(priority, str):
-        return priority
-    if priority == 0:
-        return "normal"
-    return "interactive" if priority < 0 else "batch"
-
-
-def stop_texts(stop: Stop | None) -> tuple[str, ...]:
-    """The texts that end a completion, whichever way they are written."""
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+        return agreed(fields) or 1.0

@@ -185,12 +185,12 @@ class _ChatDialect:
 
     def _keep(self, delta: ChoiceDelta) -> None:
         """Let the tokens wait for the next chunk of their choice."""
-        if self._options.logprobs:
+        if self._options.sampling.top_logprobs is not None:
             self._tokens.setdefault(delta.index, []).extend(delta.tokens)
 
     def _prompt_logprobs(self, first: ChoiceDelta) -> PromptTokenLogprobs | UnsetType:
         """Of the prompt, which all choices share."""
-        asked = self._options.prompt_logprobs
+        asked = self._options.sampling.prompt_logprobs
         if asked is None:
             return UNSET
         return prompt_token_logprobs(
@@ -198,7 +198,9 @@ class _ChatDialect:
         )
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs | None:
-        return chat_logprobs(tokens, self._tokenizer) if self._options.logprobs else None
+        if self._options.sampling.top_logprobs is None:
+            return None
+        return chat_logprobs(tokens, self._tokenizer)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
         chunk = ChatCompletionChunk(

@@ -200,7 +200,7 @@ class _CompletionDialect:
         )
 
     def _logprobs(self, delta: ChoiceDelta) -> CompletionChoiceLogprobs | None:
-        if not self._options.logprobs:
+        if self._options.sampling.top_logprobs is None:
             return None
         has_echo = self._echo_top_logprobs is not None
         echo = self._prompts.echo_of_choice(delta.index) if has_echo else ""
@@ -215,7 +215,7 @@ class _CompletionDialect:
             tokens,
             self._tokenizer,
             text_offsets=self._text_offsets[delta.index].advance(tokens),
-            with_top=bool(self._options.top_logprobs),
+            with_top=bool(self._options.sampling.top_logprobs),
         )
         if self._echo_top_logprobs is None or delta.prompt_logprobs is None:
             return columns

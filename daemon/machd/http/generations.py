@@ -129,10 +129,10 @@ def _check_prompt_logprobs(prompts: Sequence[tuple[int, ...]], options: Generati
     Raises:
         InvalidRequestError: It would be more than ``MAX_PROMPT_LOGPROBS``.
     """
-    if options.prompt_logprobs is None:
+    if options.sampling.prompt_logprobs is None:
         return
     tokens = sum(len(prompt) for prompt in prompts) * options.n
-    asked = tokens * (1 + options.prompt_logprobs)
+    asked = tokens * (1 + options.sampling.prompt_logprobs)
     if asked > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             f"the prompts' log-probabilities would be {asked}, alternatives included, and one "

@@ -56,7 +56,7 @@ async def create_response(
         options,
         ResponsesDialect(
             opened_response(body, options, identity, service.model.model_id),
-            logprobs_from=service.tokenizer if options.logprobs else None,
+            logprobs_from=service.tokenizer if options.sampling.top_logprobs is not None else None,
             clock=context.clock,
             keep=_keeper(context.responses, identity, previous, chain)
             if body.is_stored

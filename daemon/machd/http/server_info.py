@@ -23,6 +23,7 @@ from machd.errors import UnavailableError
 from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
+from machd.request import SamplingParams
 from machd.serving.speculation_mode import decide_speculation
 
 
@@ -97,16 +98,16 @@ def _is_speculative(context: ServerContext) -> bool:
 
 
 def _sampling_defaults(max_tokens: int) -> SamplingDefaults:
-    options = GenerationOptions()
+    sampling, options = SamplingParams(), GenerationOptions()
     return SamplingDefaults(
         n_predict=max_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repeat_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repeat_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         ignore_eos=options.ignore_eos,
         stream=options.stream,
     )

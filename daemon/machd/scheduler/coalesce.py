@@ -9,8 +9,6 @@ from machd.request import SamplingParams
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import SequenceRequest
 
-_GREEDY = SamplingParams(temperature=0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class CoalescingKey:
@@ -30,14 +28,7 @@ def key_of(request: SequenceRequest) -> CoalescingKey:
     """
     sampling = request.sampling
     if sampling.temperature == 0:
-        sampling = replace(
-            sampling,
-            temperature=_GREEDY.temperature,
-            seed=_GREEDY.seed,
-            top_p=_GREEDY.top_p,
-            top_k=_GREEDY.top_k,
-            min_p=_GREEDY.min_p,
-        )
+        sampling = replace(sampling, seed=0, top_p=1.0, top_k=0, min_p=0.0)
     return CoalescingKey(
         request.namespace, request.prompt, sampling, request.max_tokens, request.stop_token_ids
     )

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from machd.api.bounds import WHOLE_ROOM
@@ -250,7 +250,7 @@ class GenerationService:
                     self.tokenizer.detokenizer(keeps=markers),
                     options.stop,
                     shows_stop=options.shows_stop,
-                    min_tokens=options.min_tokens,
+                    min_tokens=options.sampling.min_tokens,
                 ),
             )
             for request in requests
@@ -331,14 +331,14 @@ class GenerationService:
         if not options.ignore_eos:
             stop_token_ids |= self.model.eos_token_ids
         _check_can_go_on(options, stop_token_ids)
-        seeds = _seeds(options)
+        sampling = _sampling_of_choices(options, guidance, stop_token_ids)
         client, salt = identity.client, options.cache_salt
         return [
             SequenceRequest(
                 sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
                 group_id=identity.generation_id,
                 prompt=prompt,
-                sampling=_sampling(options, seeds[choice], guidance, stop_token_ids),
+                sampling=sampling[choice],
                 max_tokens=max_tokens[prompt_index],
                 stop_token_ids=stop_token_ids,
                 arrived_s=identity.arrived_s,
@@ -424,42 +424,30 @@ async def _within_limit(pool: Executor, function: Callable[[], _T]) -> _T:
         ) from None
 
 
-def _seeds(options: GenerationOptions) -> list[int]:
-    """One for each choice. Greedy choices draw nothing, and equal seeds let equal ones be seen."""
-    if options.temperature == 0:
-        return [0] * options.n
-    seed = secrets.randbits(63) if options.seed is None else options.seed
-    return [seed + choice for choice in range(options.n)]
-
-
 def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:
     """Refuse to keep a completion open that may only have tokens that end it."""
-    allowed = options.allowed_token_ids
-    if options.min_tokens and allowed and stop_token_ids.issuperset(allowed):
+    allowed = options.sampling.allowed_token_ids
+    if options.sampling.min_tokens and allowed and stop_token_ids.issuperset(allowed):
         raise InvalidRequestError(
             "min_tokens: every token of allowed_token_ids ends the completion", param="min_tokens"
         )
 
 
-def _sampling(
-    options: GenerationOptions, seed: int, guidance: Guidance, stop_token_ids: frozenset[int]
-) -> SamplingParams:
-    return SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        logit_bias=options.logit_bias,
-        allowed_token_ids=options.allowed_token_ids,
-        min_tokens=options.min_tokens,
-        end_token_ids=tuple(sorted(stop_token_ids)) if options.min_tokens else (),
+def _sampling_of_choices(
+    options: GenerationOptions, guidance: Guidance, stop_token_ids: frozenset[int]
+) -> list[SamplingParams]:
+    """Complete the parameters that a client asked for; choices differ in their seeds only.
+
+    Greedy choices draw nothing, and equal seeds let equal ones be coalesced.
+    """
+    sampling = replace(
+        options.sampling,
+        end_token_ids=tuple(sorted(stop_token_ids)) if options.sampling.min_tokens else (),
         predicted_token_ids=guidance.predicted_token_ids,
-        seed=seed,
-        top_logprobs=options.top_logprobs,
-        prompt_logprobs=options.prompt_logprobs,
         grammar=guidance.grammar,
         thinking=guidance.thinking,
     )
+    if sampling.temperature == 0:
+        return [sampling] * options.n
+    seed = secrets.randbits(63) if options.seed is None else options.seed
+    return [replace(sampling, seed=seed + choice) for choice in range(options.n)]

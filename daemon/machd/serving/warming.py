@@ -10,6 +10,7 @@ from machd.api.admin_cache import WarmPrompt
 from machd.api.options import GenerationOptions
 from machd.clock import Clock
 from machd.errors import ConflictError, InvalidRequestError, MachdError
+from machd.request import SamplingParams
 from machd.serving.generation import GenerationIdentity, GenerationUsage
 from machd.serving.service import GenerationService
 
@@ -64,7 +65,7 @@ class Warmer:
         self._request_id = request_id
         self._limit_bytes = limit_bytes
         self._options = GenerationOptions(
-            max_tokens=1, temperature=0.0, priority="batch", cache_salt=salt
+            SamplingParams(temperature=0.0), max_tokens=1, priority="batch", cache_salt=salt
         )
 
     async def warm(self, prompt: WarmPrompt) -> Warmed:

@@ -13,6 +13,7 @@ from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolC
 from machd.api.decoding import decode_body
 from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request import SamplingParams
 
 _TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -45,7 +46,10 @@ def test_every_option_arrives() -> None:
     assert _request(
         temperature=0, top_p=0.5, top_k=40, stop_sequences=["a", "b"], stream=True
     ).options() == GenerationOptions(
-        max_tokens=9, temperature=0.0, top_p=0.5, top_k=40, stop=("a", "b"), stream=True
+        sampling=SamplingParams(temperature=0.0, top_p=0.5, top_k=40),
+        max_tokens=9,
+        stop=("a", "b"),
+        stream=True,
     )
 
 

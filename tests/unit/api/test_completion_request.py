@@ -13,6 +13,7 @@ from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.decoding import decode_body
 from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError, RequestError, UnsupportedParameterError
+from machd.request import SamplingParams
 
 
 def _request(**fields: object) -> CompletionRequest:
@@ -58,18 +59,22 @@ def test_prompts_of_wrong_types_are_refused(prompt: object) -> None:
 def test_options_arrive() -> None:
     """``logprobs`` counts alternatives here, and the rest is as in chat."""
     options = _request(max_tokens=3, logprobs=2, temperature=0.5, top_k=1, n=2, best_of=2).options()
-    assert options == GenerationOptions(max_tokens=3, top_logprobs=2, temperature=0.5, top_k=1, n=2)
-    assert _request(logprobs=0).options().logprobs
-    assert not _request().options().logprobs
+    assert options == GenerationOptions(
+        sampling=SamplingParams(top_logprobs=2, temperature=0.5, top_k=1), max_tokens=3, n=2
+    )
+    assert _request(logprobs=0).options().sampling.top_logprobs == 0
+    assert _request().options().sampling.top_logprobs is None
 
 
 def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
     """Prompts are scored for an echo with log-probabilities and for ``prompt_logprobs``: the larger counts."""
-    assert _request(logprobs=2).options().prompt_logprobs is None
-    assert _request(echo=True).options().prompt_logprobs is None
-    assert _request(echo=True, logprobs=0).options().prompt_logprobs == 0
-    assert _request(echo=True, logprobs=2, prompt_logprobs=1).options().prompt_logprobs == 2
-    assert _request(logprobs=2, prompt_logprobs=3).options().prompt_logprobs == 3
+    assert _request(logprobs=2).options().sampling.prompt_logprobs is None
+    assert _request(echo=True).options().sampling.prompt_logprobs is None
+    assert _request(echo=True, logprobs=0).options().sampling.prompt_logprobs == 0
+    assert (
+        _request(echo=True, logprobs=2, prompt_logprobs=1).options().sampling.prompt_logprobs == 2
+    )
+    assert _request(logprobs=2, prompt_logprobs=3).options().sampling.prompt_logprobs == 3
 
 
 def test_completion_may_have_no_token() -> None:

@@ -34,7 +34,7 @@ def test_an_editors_request_is_taken_whole() -> None:
         response_fields=["content", "timings/prompt_n"],
     )
     assert body.input_extra == [InfillFile(text="t", filename="f"), InfillFile(text="u")]
-    assert body.options().top_k == 40
+    assert body.options().sampling.top_k == 40
     assert body.options().stop == ()
 
 

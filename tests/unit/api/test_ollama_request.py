@@ -36,11 +36,12 @@ def _conversation(*messages: dict[str, object], **fields: object) -> Conversatio
 def test_defaults_are_ollamas() -> None:
     """A request without options streams and samples with the numbers that Ollama documents."""
     options = _chat().generation()
+    sampling = options.sampling
     assert options.stream
-    assert (options.temperature, options.top_p, options.top_k) == (0.8, 0.9, 40)
-    assert (options.repetition_penalty, options.max_tokens, options.seed) == (1.0, None, None)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.8, 0.9, 40)
+    assert (sampling.repetition_penalty, options.max_tokens, options.seed) == (1.0, None, None)
     assert options.stop == ()
-    assert options.top_logprobs is None
+    assert sampling.top_logprobs is None
 
 
 def test_options_reach_the_generation() -> None:
@@ -66,12 +67,18 @@ def test_options_reach_the_generation() -> None:
             "use_mmap": True,
         },
     ).generation()
+    sampling = options.sampling
     assert not options.stream
-    assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0, 0.5, 7, 0.1)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
+        0,
+        0.5,
+        7,
+        0.1,
+    )
     assert (options.max_tokens, options.stop, options.seed) == (9, ("a", "b"), 3)
-    assert options.repetition_penalty == 1.2
-    assert (options.presence_penalty, options.frequency_penalty) == (0.5, 0.25)
-    assert options.top_logprobs == 3
+    assert sampling.repetition_penalty == 1.2
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)
+    assert sampling.top_logprobs == 3
 
 
 @pytest.mark.parametrize(
@@ -87,10 +94,12 @@ def test_endless_completion_is_all_that_fits(num_predict: int, max_tokens: int |
 
 def test_penalties_are_off_when_they_look_at_nothing() -> None:
     """``repeat_last_n: 0`` switches every penalty off, as in Ollama."""
-    options = _chat(
-        options={"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 1}
-    ).generation()
-    assert (options.repetition_penalty, options.presence_penalty) == (1.0, 0.0)
+    sampling = (
+        _chat(options={"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 1})
+        .generation()
+        .sampling
+    )
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

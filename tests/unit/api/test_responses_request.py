@@ -15,6 +15,7 @@ from machd.api.options import GenerationOptions
 from machd.api.responses_request import ResponsesRequest
 from machd.api.responses_tools import custom_input
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request import SamplingParams
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _TOOL = {"type": "function", "name": "add", "parameters": _SCHEMA}
@@ -78,14 +79,16 @@ def test_options_are_read() -> None:
         stream_interval=4,
     ).options()
     assert options == GenerationOptions(
+        sampling=SamplingParams(
+            temperature=0.0,
+            top_p=0.5,
+            top_k=0,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.2,
+            frequency_penalty=-0.2,
+        ),
         max_tokens=7,
-        temperature=0.0,
-        top_p=0.5,
-        top_k=0,
-        min_p=0.1,
-        repetition_penalty=1.1,
-        presence_penalty=0.2,
-        frequency_penalty=-0.2,
         seed=3,
         stop=("x",),
         stream=True,
@@ -108,7 +111,7 @@ def test_logprobs_come_when_they_are_asked_for(
     fields: dict[str, Any], top_logprobs: int | None
 ) -> None:
     """By ``include``, or by a number of alternatives."""
-    assert _request(**fields).options().top_logprobs == top_logprobs
+    assert _request(**fields).options().sampling.top_logprobs == top_logprobs
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class _Written:
         self.kept: list[tuple[bytes, Sequence[OutputItem]]] = []
         self.dialect = ResponsesDialect(
             opened_response(body, options, identity_of("resp_1"), "m"),
-            logprobs_from=FakeTokenizer() if options.logprobs else None,
+            logprobs_from=FakeTokenizer() if options.sampling.top_logprobs is not None else None,
             clock=SystemClock(),
             keep=lambda answer, items: self.kept.append((answer, items)),
         )

@@ -27,6 +27,7 @@ from machd.errors import (
     NotReadyError,
     QueueFullError,
 )
+from machd.request import SamplingParams
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
 from machd.scheduler.scheduler import Scheduler
@@ -132,9 +133,8 @@ async def test_a_tokenizer_that_fails_leaves_nothing_open(
 
 
 async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
-    """Each sampling option is the row's parameter of the same name; no request forces tokens."""
-    options = GenerationOptions(
-        max_tokens=1,
+    """The row has the sampling parameters of the options, with a seed; no request forces tokens."""
+    sampling = SamplingParams(
         temperature=0.5,
         top_p=0.6,
         top_k=7,
@@ -143,18 +143,10 @@ async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
         presence_penalty=0.2,
         frequency_penalty=0.3,
         logit_bias=((4, 1.5),),
-        seed=11,
         top_logprobs=2,
     )
-    (request,) = serving.submitted(options, 3)
-    sampling = request.sampling
-
-    others = {"end_token_ids", "forced_token_ids", "predicted_token_ids", "grammar", "thinking"}
-    names = set(sampling.__slots__) - others
-    assert not any(getattr(sampling, name) for name in others)
-    assert {name: getattr(sampling, name) for name in names} == {
-        name: getattr(options, name) for name in names
-    }
+    (request,) = serving.submitted(GenerationOptions(sampling, seed=11, max_tokens=1), 3)
+    assert request.sampling == replace(sampling, seed=11)
 
 
 async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
@@ -232,7 +224,7 @@ async def test_sampler_learns_the_end_tokens_that_min_tokens_holds_back(serving:
     """Tokens that end the completion reach the sampler only where they are held back."""
     options = replace(OPTIONS, stop_token_ids=(7,))
     (plain,) = serving.submitted(options, 3)
-    (held,) = serving.submitted(replace(options, min_tokens=2), 3)
+    (held,) = serving.submitted(replace(options, sampling=SamplingParams(min_tokens=2)), 3)
     assert plain.sampling.end_token_ids == ()
     assert held.sampling.end_token_ids == tuple(sorted(held.stop_token_ids))
     assert 7 in held.stop_token_ids
@@ -240,7 +232,8 @@ async def test_sampler_learns_the_end_tokens_that_min_tokens_holds_back(serving:
 
 async def test_completion_of_end_tokens_alone_cannot_be_held_open(serving: _Serving) -> None:
     """``min_tokens`` and ``allowed_token_ids`` that leave no token to choose are refused."""
-    options = replace(OPTIONS, stop_token_ids=(7,), allowed_token_ids=(7,), min_tokens=2)
+    sampling = SamplingParams(allowed_token_ids=(7,), min_tokens=2)
+    options = replace(OPTIONS, sampling=sampling, stop_token_ids=(7,))
     with pytest.raises(InvalidRequestError) as refusal:
         serving.submitted(options, 3)
     assert refusal.value.param == "min_tokens"
@@ -287,7 +280,7 @@ async def test_without_a_seed_every_request_draws_its_own(serving: _Serving) -> 
 
 async def test_greedy_choices_are_equal_so_that_they_can_share(serving: _Serving) -> None:
     """Nothing is drawn at temperature 0: two identical requests differ in nothing that decodes."""
-    greedy = replace(OPTIONS, n=2, temperature=0.0)
+    greedy = replace(OPTIONS, n=2, sampling=SamplingParams(temperature=0.0))
     requests = [
         request
         for options in (greedy, replace(greedy, seed=42))
