@@ -20,11 +20,11 @@ from machd.api.bounds import CacheSalt, Label, StopText, TopP
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest, SamplingFields
-from machd.api.options import GenerationOptions
 from machd.api.raw_json import Schema
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.api.response_format import json_schema_constraint, one_constraint
 from machd.errors import InvalidRequestError
+from machd.request import GenerationOptions
 
 _Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 _TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]

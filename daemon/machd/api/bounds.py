@@ -7,7 +7,7 @@ could be configured: ``limits.max_body_bytes`` is the bound that is met first.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -131,9 +131,6 @@ ForbiddenTexts = Annotated[
 
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=256)]
 """Tokens that end the completion."""
-
-PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
-"""The order in which waiting requests are started."""
 
 PriorityNumber = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """vLLM's priority: a lower number is started sooner, 0 is normal."""

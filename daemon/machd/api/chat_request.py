@@ -24,7 +24,6 @@ from machd.api.messages import (
     check_messages,
     template_messages,
 )
-from machd.api.options import GenerationOptions
 from machd.api.other_servers import FalseOnly, OneOnly
 from machd.api.reasoning import (
     ReasoningEffort,
@@ -44,6 +43,7 @@ from machd.api.tools import (
     legacy_tool_choice,
 )
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request import GenerationOptions
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
 """OpenAI's word for who goes first."""

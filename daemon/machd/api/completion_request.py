@@ -16,12 +16,12 @@ from machd.api.bounds import (
     TokenIds,
 )
 from machd.api.generation_request import agreed_tokens
-from machd.api.options import GenerationOptions
 from machd.api.other_servers import TrueOnly
 from machd.api.refusal import neutral_values, refuse_unsupported
 from machd.api.sampling import SamplingRequest
 from machd.api.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request import GenerationOptions
 
 Prompt: TypeAlias = str | tuple[int, ...]
 """One prompt: a text, or the ids of its tokens."""

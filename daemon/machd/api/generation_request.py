@@ -14,7 +14,6 @@ from machd.api.bounds import (
     MinP,
     ModelName,
     Penalty,
-    PriorityName,
     PriorityNumber,
     RepetitionPenalty,
     Seed,
@@ -24,9 +23,8 @@ from machd.api.bounds import (
     TopK,
     TopP,
 )
-from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, PriorityName, SamplingParams
 
 _T = TypeVar("_T")
 

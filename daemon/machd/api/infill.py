@@ -8,10 +8,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from machd.api.bounds import ContentText
 from machd.api.generation_request import agreed_tokens
-from machd.api.options import GenerationOptions
 from machd.api.refusal import Ignored, neutral_values, refuse_unsupported
 from machd.api.sampling import SamplingRequest
 from machd.errors import UnsupportedParameterError
+from machd.request import GenerationOptions
 
 _MAX_FILES = 1024
 _FileName = Annotated[str, Meta(max_length=4096)]

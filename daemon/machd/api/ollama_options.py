@@ -22,10 +22,10 @@ from machd.api.bounds import (
     TopP,
 )
 from machd.api.generation_request import SamplingFields
-from machd.api.options import GenerationOptions
 from machd.api.other_servers import OneOnly, TrueOnly, ZeroOnly
 from machd.api.refusal import Ignored, neutral_values, refuse_unsupported
 from machd.errors import UnsupportedParameterError
+from machd.request import GenerationOptions
 
 _TEMPERATURE = 0.8
 _TOP_P = 0.9

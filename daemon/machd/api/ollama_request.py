@@ -21,13 +21,13 @@ from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest
 from machd.api.ollama_messages import OllamaMessageList, ollama_template_messages
 from machd.api.ollama_options import OllamaOptions
-from machd.api.options import GenerationOptions
 from machd.api.other_servers import FalseOnly, ZeroOnly
 from machd.api.reasoning import ReasoningOptions, reasoning_options
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.api.response_format import ollama_constraint
 from machd.api.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError
+from machd.request import GenerationOptions
 
 _EmptyTextOnly: TypeAlias = Annotated[Raw | UnsetType, only("")]
 

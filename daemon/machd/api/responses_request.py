@@ -19,7 +19,6 @@ from machd.api.chat_request import ServiceTier
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
 from machd.api.generation_request import SamplingFields, agreed_tokens
-from machd.api.options import GenerationOptions
 from machd.api.reasoning import ReasoningEffort, reasoning_options
 from machd.api.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.api.response_format import (
@@ -39,6 +38,7 @@ from machd.api.responses_tools import (
     responses_tool_choice,
     responses_tools,
 )
+from machd.request import GenerationOptions
 
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]

@@ -26,7 +26,6 @@ from machd.api.bounds import (
 )
 from machd.api.constraint import Constraint
 from machd.api.generation_request import agreed, agreed_tokens
-from machd.api.options import GenerationOptions
 from machd.api.other_servers import OtherServersFields
 from machd.api.raw_json import ObjectSource
 from machd.api.refusal import Ignored, Refused
@@ -42,6 +41,7 @@ from machd.api.response_format import (
 )
 from machd.api.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request import GenerationOptions
 
 _WHOLE_TEXT = -1
 """As a window of the repetition penalty: prompt and completion, which is what machd does."""

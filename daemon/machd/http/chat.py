@@ -24,7 +24,6 @@ from machd.api.chat_completion import (
 )
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.logprobs import ChatLogprobs, PromptTokenLogprobs
-from machd.api.options import GenerationOptions
 from machd.api.usage import Usage
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -40,6 +39,7 @@ from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stored_chats import KeepingDialect, keep_in
 from machd.http.stream import Dialect
 from machd.http.usage import chat_finish_reason, wire_usage
+from machd.request import GenerationOptions
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 

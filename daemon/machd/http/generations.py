@@ -13,13 +13,13 @@ from machd.api.bounds import MAX_PROMPT_LOGPROBS
 from machd.api.chat_request import ChatCompletionRequest
 from machd.api.conversation import Conversation
 from machd.api.generation_request import GenerationRequest
-from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError
 from machd.http.authentication import client_name
 from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
+from machd.request import GenerationOptions
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.trace_context import new_trace

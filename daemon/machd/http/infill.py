@@ -12,7 +12,6 @@ from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
 from machd.api.infill import InfillAnswer, InfillRequest, StopType
-from machd.api.options import GenerationOptions
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError
@@ -20,6 +19,7 @@ from machd.http.context import ServerContext
 from machd.http.failures import error_json
 from machd.http.generations import identify, read_generation, respond
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
+from machd.request import GenerationOptions
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 

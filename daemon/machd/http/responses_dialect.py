@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Raw
 
-from machd.api.options import GenerationOptions
 from machd.api.response_format import TextFormat
 from machd.api.responses_answer import (
     AllowedTools,
@@ -46,6 +45,7 @@ from machd.http.logprobs import chat_logprobs
 from machd.http.responses_growing import EventFrames
 from machd.http.responses_output import ResponseOutput
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
+from machd.request import GenerationOptions
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 KeepResponse = Callable[[bytes, Sequence[OutputItem]], None]

@@ -8,7 +8,6 @@ import msgspec
 from litestar import HttpMethod, Request, Response, get, route
 from litestar.di import NamedDependency
 
-from machd.api.options import GenerationOptions
 from machd.api.server_info import (
     GenerationDefaults,
     Modalities,
@@ -23,7 +22,7 @@ from machd.errors import UnavailableError
 from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 from machd.serving.speculation_mode import decide_speculation
 
 

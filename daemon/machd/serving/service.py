@@ -16,7 +16,6 @@ from typing import ParamSpec, TypeVar
 from machd.api.bounds import WHOLE_ROOM
 from machd.api.constraint import Constraint
 from machd.api.conversation import Conversation
-from machd.api.options import GenerationOptions
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -28,7 +27,7 @@ from machd.errors import (
     MachdError,
     OverloadedError,
 )
-from machd.request import Grammar, SamplingParams
+from machd.request import GenerationOptions, Grammar, SamplingParams
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from machd.api.admin_cache import WarmPrompt
-from machd.api.options import GenerationOptions
 from machd.clock import Clock
 from machd.errors import ConflictError, InvalidRequestError, MachdError
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 from machd.serving.generation import GenerationIdentity, GenerationUsage
 from machd.serving.service import GenerationService
 

@@ -11,9 +11,8 @@ from machd.api.anthropic_request import CountTokensRequest, MessagesRequest
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.decoding import decode_body
-from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError, UnsupportedParameterError
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 
 _TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

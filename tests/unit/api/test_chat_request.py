@@ -15,10 +15,9 @@ from machd.api.chat_request import ChatCompletionRequest
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.decoding import decode_body
-from machd.api.options import GenerationOptions
 from machd.api.refusal import neutral_values
 from machd.errors import InvalidRequestError, UnsupportedParameterError
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 
 _MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 

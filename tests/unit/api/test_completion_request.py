@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from machd.api.completion_request import CompletionRequest, Prompt
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.decoding import decode_body
-from machd.api.options import GenerationOptions
 from machd.errors import InvalidRequestError, RequestError, UnsupportedParameterError
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 
 
 def _request(**fields: object) -> CompletionRequest:

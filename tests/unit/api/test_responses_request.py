@@ -11,11 +11,10 @@ import pytest
 from machd.api.constraint import Constraint, ConstraintKind
 from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.api.decoding import decode_body
-from machd.api.options import GenerationOptions
 from machd.api.responses_request import ResponsesRequest
 from machd.api.responses_tools import custom_input
 from machd.errors import InvalidRequestError, UnsupportedParameterError
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _TOOL = {"type": "function", "name": "add", "parameters": _SCHEMA}

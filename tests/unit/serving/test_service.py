@@ -12,7 +12,6 @@ from sequence_samples import LIMITS
 from serving_parts import admitted, finished, identity_of, token, tokens
 
 from machd.api.bounds import WHOLE_ROOM
-from machd.api.options import GenerationOptions
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
@@ -27,7 +26,7 @@ from machd.errors import (
     NotReadyError,
     QueueFullError,
 )
-from machd.request import SamplingParams
+from machd.request import GenerationOptions, SamplingParams
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
 from machd.scheduler.scheduler import Scheduler
