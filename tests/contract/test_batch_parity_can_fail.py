@@ -15,6 +15,7 @@ from machd.engine.kernels import mixed
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.step import sampling
+from machd.engine.step.filters import filters_of
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine
@@ -96,12 +97,8 @@ def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:
 
 def a_neighbours_temperature(patch: pytest.MonkeyPatch) -> None:
     """Temperatures and filters are those of the row in the first place."""
-    right = sampling._filters
-    patch.setattr(
-        sampling,
-        "_filters",
-        lambda rows: right([sampling.RowSampling(rows[0].params)] * len(rows)),
-    )
+    right = filters_of
+    patch.setattr(sampling, "filters_of", lambda params: right([params[0]] * len(params)))
 
 
 def a_neighbours_bias(patch: pytest.MonkeyPatch) -> None:

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
+from machd.engine.step.filters import Filters, column, filters_of, keep_top_k, keep_top_p
 from machd.engine.step.ports import Masks, Matcher
 from machd.request import SamplingParams
 
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""
-
-_GREEDY_TEMPERATURE = 1e-6
-"""At and below this a distribution has all its mass on one token, and dividing by it overflows."""
 
 _DRAW_CEILING = 1.0 - 2.0**-20
 """Keeps draw x total below the total after rounding, so that a token is always found."""
@@ -173,19 +171,6 @@ class Selection:
         return [tokens.get(row) for row in range(len(rows))]
 
 
-@dataclass(slots=True)
-class _Filters:
-    """Parameters of the rows that sample, as float32 [rows, 1] columns."""
-
-    rows: mx.array
-    temperature: mx.array
-    top_p: mx.array | None
-    top_k: mx.array | None
-    max_top_k: int
-    min_p: mx.array | None
-    row_list: list[int] = field(default_factory=list)
-
-
 class Sampler:
     """The rows of one batch. Built anew when rows join or leave, from their states."""
 
@@ -207,7 +192,7 @@ class Sampler:
         self._vocabulary_tokens = vocabulary_tokens
         self._penalised = [i for i, row in enumerate(rows) if row.counts is not None]
         self._biases = _bias_matrix(rows, vocabulary_tokens)
-        self._filters = _filters(rows)
+        self._filters = filters_of(self.params)
         self._held_open = [i for i, row in enumerate(rows) if row.params.min_tokens]
         self._constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
         self._masks = masks
@@ -263,9 +248,9 @@ class Sampler:
         index = mx.array(self._penalised, dtype=mx.int32)
         counts = mx.stack([_present(row.counts) for row in rows])
         seen = mx.stack([_present(row.prompt_mask) for row in rows]) | (counts > 0)
-        repetition = _column([row.params.repetition_penalty for row in rows])
-        presence = _column([row.params.presence_penalty for row in rows])
-        frequency = _column([row.params.frequency_penalty for row in rows])
+        repetition = column([row.params.repetition_penalty for row in rows])
+        presence = column([row.params.presence_penalty for row in rows])
+        frequency = column([row.params.frequency_penalty for row in rows])
         chosen = logits[index]
         repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)
         chosen = mx.where(seen, repeated, chosen)
@@ -274,21 +259,21 @@ class Sampler:
         return logits
 
     def _draw(
-        self, logits: mx.array, greedy_ids: mx.array, usable: mx.array, filters: _Filters
+        self, logits: mx.array, greedy_ids: mx.array, usable: mx.array, filters: Filters
     ) -> tuple[mx.array, mx.array]:
         """Sample the rows with a temperature by inverting their cumulative distribution."""
         scaled = logits[filters.rows].astype(mx.float32) / filters.temperature
         if filters.top_k is not None:
-            scaled = _keep_top_k(scaled, filters.top_k, filters.max_top_k)
+            scaled = keep_top_k(scaled, filters.top_k, filters.max_top_k)
         weights = mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True))
         if filters.top_p is not None:
-            weights = _keep_top_p(weights, filters.top_p)
+            weights = keep_top_p(weights, filters.top_p)
         if filters.min_p is not None:
             # The largest weight is exp(0) = 1, so min_p needs no further scaling.
             weights = mx.where(weights >= filters.min_p, weights, 0.0)
         cumulative = mx.cumsum(weights, axis=-1)
         states = [self._rows[i] for i in filters.row_list]
-        draws = _column([uniform_draw(row.params.seed, row.position) for row in states])
+        draws = column([uniform_draw(row.params.seed, row.position) for row in states])
         total = cumulative[:, -1:]
         drawn = mx.sum(cumulative <= draws * total, axis=-1).astype(mx.int32)
         is_number = ~mx.isnan(total[:, 0])
@@ -398,10 +383,6 @@ def _values(array: mx.array) -> list[Any]:
     return values
 
 
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values), dtype=mx.float32)[:, None]
-
-
 def _bias_matrix(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.array | None:
     """Return the addends of all rows' logits, float32 [rows, vocabulary]; None for none.
 
@@ -419,54 +400,3 @@ def _bias_matrix(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.arra
             columns = mx.array(ids, dtype=mx.int32)
             matrix = matrix.at[i, columns].add(mx.array(addends, dtype=mx.float32))
     return matrix
-
-
-def _filters(rows: Sequence[RowSampling]) -> _Filters | None:
-    """Columns for the rows that are not greedy; None when every row is greedy."""
-    sampled = [i for i, row in enumerate(rows) if row.params.temperature > _GREEDY_TEMPERATURE]
-    if not sampled:
-        return None
-    params = [rows[i].params for i in sampled]
-    top_k = [one.top_k for one in params]
-    # 0 means no limit; the widest real limit bounds the partition, unlimited rows skip it.
-    max_top_k = max(top_k)
-    return _Filters(
-        rows=mx.array(sampled, dtype=mx.int32),
-        temperature=_column([one.temperature for one in params]),
-        top_p=_column([one.top_p for one in params]) if min(o.top_p for o in params) < 1 else None,
-        top_k=mx.array(top_k, dtype=mx.int32)[:, None] if max_top_k > 0 else None,
-        max_top_k=max_top_k,
-        min_p=_column([one.min_p for one in params]) if max(o.min_p for o in params) > 0 else None,
-        row_list=sampled,
-    )
-
-
-def _keep_top_k(scaled: mx.array, top_k: mx.array, max_top_k: int) -> mx.array:
-    """Set all but each row's ``top_k`` largest to -inf; ties at the edge stay in.
-
-    Args:
-        scaled: float32 [rows, vocabulary].
-        top_k: int32 [rows, 1]; 0 leaves a row as it is.
-        max_top_k: The largest of ``top_k``.
-    """
-    count = min(max_top_k, scaled.shape[-1])
-    largest = -mx.sort(mx.partition(-scaled, kth=count - 1, axis=-1)[:, :count], axis=-1)
-    edge_index = mx.clip(top_k - 1, 0, count - 1)
-    edge = mx.take_along_axis(largest, edge_index, axis=-1)
-    return mx.where((top_k == 0) | (scaled >= edge), scaled, -mx.inf)
-
-
-def _keep_top_p(weights: mx.array, top_p: mx.array) -> mx.array:
-    """Zero all but the smallest set of largest weights that reaches ``top_p`` of the row's sum.
-
-    Args:
-        weights: float32 [rows, vocabulary], not normalised.
-        top_p: float32 [rows, 1].
-    """
-    ordered = -mx.sort(-weights, axis=-1)
-    cumulative = mx.cumsum(ordered, axis=-1)
-    # A weight stays if those in front of it have not reached the target yet.
-    stays = (cumulative - ordered) < top_p * cumulative[:, -1:]
-    edge_index = mx.maximum(mx.sum(stays, axis=-1, keepdims=True) - 1, 0)
-    edge = mx.take_along_axis(ordered, edge_index, axis=-1)
-    return mx.where((top_p >= 1.0) | (weights >= edge), weights, 0.0)
