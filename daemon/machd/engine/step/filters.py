@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -13,40 +13,49 @@ _GREEDY_TEMPERATURE = 1e-6
 """At and below this a distribution has all its mass on one token, and dividing by it overflows."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Filters:
-    """Parameters of the rows that sample, as float32 [rows, 1] columns."""
+    """Filters of the batch rows that sample, as [sampled rows, 1] columns; None where unused."""
 
-    rows: mx.array
+    rows: list[int]
     temperature: mx.array
-    top_p: mx.array | None
     top_k: mx.array | None
     max_top_k: int
+    top_p: mx.array | None
     min_p: mx.array | None
-    row_list: list[int] = field(default_factory=list)
+
+    def weights(self, logits: mx.array) -> mx.array:
+        """Return unnormalised weights, float32, for logits [sampled rows, vocabulary]."""
+        scaled = logits.astype(mx.float32) / self.temperature
+        if self.top_k is not None:
+            scaled = _keep_top_k(scaled, self.top_k, self.max_top_k)
+        weights = mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True))
+        if self.top_p is not None:
+            weights = _keep_top_p(weights, self.top_p)
+        if self.min_p is not None:
+            # The largest weight is exp(0) = 1, so min_p needs no further scaling.
+            weights = mx.where(weights >= self.min_p, weights, 0.0)
+        return weights
 
 
 def filters_of(rows: Sequence[SamplingParams]) -> Filters | None:
-    """Columns for the rows that are not greedy; None when every row is greedy."""
+    """Return the filters of the rows that are not greedy; None when every row is greedy."""
     sampled = [i for i, row in enumerate(rows) if row.temperature > _GREEDY_TEMPERATURE]
     if not sampled:
         return None
     params = [rows[i] for i in sampled]
-    top_k = [one.top_k for one in params]
-    # 0 means no limit; the widest real limit bounds the partition, unlimited rows skip it.
-    max_top_k = max(top_k)
+    top_k, top_p, min_p = zip(*((one.top_k, one.top_p, one.min_p) for one in params), strict=True)
     return Filters(
-        rows=mx.array(sampled, dtype=mx.int32),
-        temperature=column([one.temperature for one in params]),
-        top_p=column([one.top_p for one in params]) if min(o.top_p for o in params) < 1 else None,
-        top_k=mx.array(top_k, dtype=mx.int32)[:, None] if max_top_k > 0 else None,
-        max_top_k=max_top_k,
-        min_p=column([one.min_p for one in params]) if max(o.min_p for o in params) > 0 else None,
-        row_list=sampled,
+        rows=sampled,
+        temperature=_column([one.temperature for one in params]),
+        top_k=mx.array(top_k, dtype=mx.int32)[:, None] if max(top_k) > 0 else None,
+        max_top_k=max(top_k),
+        top_p=_column(top_p) if min(top_p) < 1 else None,
+        min_p=_column(min_p) if max(min_p) > 0 else None,
     )
 
 
-def keep_top_k(scaled: mx.array, top_k: mx.array, max_top_k: int) -> mx.array:
+def _keep_top_k(scaled: mx.array, top_k: mx.array, max_top_k: int) -> mx.array:
     """Set all but each row's ``top_k`` largest to -inf; ties at the edge stay in.
 
     Args:
@@ -61,7 +70,7 @@ def keep_top_k(scaled: mx.array, top_k: mx.array, max_top_k: int) -> mx.array:
     return mx.where((top_k == 0) | (scaled >= edge), scaled, -mx.inf)
 
 
-def keep_top_p(weights: mx.array, top_p: mx.array) -> mx.array:
+def _keep_top_p(weights: mx.array, top_p: mx.array) -> mx.array:
     """Zero all but the smallest set of largest weights that reaches ``top_p`` of the row's sum.
 
     Args:
@@ -77,6 +86,5 @@ def keep_top_p(weights: mx.array, top_p: mx.array) -> mx.array:
     return mx.where((top_p >= 1.0) | (weights >= edge), weights, 0.0)
 
 
-def column(values: Sequence[float]) -> mx.array:
-    """Return one number for each row, float32 [rows, 1]."""
+def _column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]

@@ -11,14 +11,14 @@ that have them, and log-probabilities are computed only for rows that asked.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
-from machd.engine.step.filters import Filters, column, filters_of, keep_top_k, keep_top_p
+from machd.engine.step.filters import Filters, filters_of
 from machd.engine.step.ports import Masks, Matcher
 from machd.request import SamplingParams
 
@@ -77,7 +77,11 @@ class RowSampling:
         matcher: Matcher | None = None,
     ) -> RowSampling:
         """Return the state in which a row with this prompt starts."""
-        if not _has_penalty(params):
+        if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (
+            1,
+            0,
+            0,
+        ):
             return cls(params, matcher=matcher)
         mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
@@ -231,7 +235,7 @@ class Sampler:
         if self._filters is not None:
             token_ids, usable = self._draw(adjusted, token_ids, usable, self._filters)
         if forced := self._forced():
-            token_ids = _replaced(token_ids, forced)
+            token_ids[mx.array(list(forced))] = mx.array(list(forced.values()))
         self._advance(token_ids)
         selection = Selection(token_ids, usable)
         if self._logprob_rows:
@@ -248,9 +252,10 @@ class Sampler:
         index = mx.array(self._penalised, dtype=mx.int32)
         counts = mx.stack([_present(row.counts) for row in rows])
         seen = mx.stack([_present(row.prompt_mask) for row in rows]) | (counts > 0)
-        repetition = column([row.params.repetition_penalty for row in rows])
-        presence = column([row.params.presence_penalty for row in rows])
-        frequency = column([row.params.frequency_penalty for row in rows])
+        params = [row.params for row in rows]
+        repetition = mx.array([[float(one.repetition_penalty)] for one in params])  # [rows, 1]
+        presence = mx.array([[float(one.presence_penalty)] for one in params])
+        frequency = mx.array([[float(one.frequency_penalty)] for one in params])
         chosen = logits[index]
         repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)
         chosen = mx.where(seen, repeated, chosen)
@@ -262,25 +267,17 @@ class Sampler:
         self, logits: mx.array, greedy_ids: mx.array, usable: mx.array, filters: Filters
     ) -> tuple[mx.array, mx.array]:
         """Sample the rows with a temperature by inverting their cumulative distribution."""
-        scaled = logits[filters.rows].astype(mx.float32) / filters.temperature
-        if filters.top_k is not None:
-            scaled = keep_top_k(scaled, filters.top_k, filters.max_top_k)
-        weights = mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True))
-        if filters.top_p is not None:
-            weights = keep_top_p(weights, filters.top_p)
-        if filters.min_p is not None:
-            # The largest weight is exp(0) = 1, so min_p needs no further scaling.
-            weights = mx.where(weights >= filters.min_p, weights, 0.0)
-        cumulative = mx.cumsum(weights, axis=-1)
-        states = [self._rows[i] for i in filters.row_list]
-        draws = column([uniform_draw(row.params.seed, row.position) for row in states])
+        rows = mx.array(filters.rows, dtype=mx.int32)
+        cumulative = mx.cumsum(filters.weights(logits[rows]), axis=-1)
         total = cumulative[:, -1:]
+        states = [self._rows[i] for i in filters.rows]
+        draws = mx.array([[uniform_draw(row.params.seed, row.position)] for row in states])
         drawn = mx.sum(cumulative <= draws * total, axis=-1).astype(mx.int32)
         is_number = ~mx.isnan(total[:, 0])
-        if len(filters.row_list) == len(self._rows):
+        if len(states) == len(self._rows):
             return drawn, usable & is_number
-        greedy_ids[filters.rows] = drawn
-        usable[filters.rows] = usable[filters.rows] & is_number
+        greedy_ids[rows] = drawn
+        usable[rows] = usable[rows] & is_number
         return greedy_ids, usable
 
     def _hold_open(self, logits: mx.array) -> mx.array:
@@ -288,9 +285,8 @@ class Sampler:
         rows = {i: self._rows[i] for i in self._held_open}
         held = [i for i, row in rows.items() if row.position < row.params.min_tokens]
         if held:
-            logits = logits.astype(
-                mx.float32
-            )  # a copy: log-probabilities are of the logits as they are
+            # A copy: log-probabilities are of the logits as they are.
+            logits = logits.astype(mx.float32)
         for i in held:
             logits[i, mx.array(rows[i].params.end_token_ids, dtype=mx.int32)] = -mx.inf
         return logits
@@ -354,21 +350,6 @@ def likeliest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     order = mx.argsort(-values, axis=-1)
     ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
     return ids, mx.take_along_axis(values, order, axis=-1)
-
-
-def _replaced(token_ids: mx.array, by_row: Mapping[int, int]) -> mx.array:
-    """Token ids with those of some rows put in their place."""
-    rows = mx.array(list(by_row), dtype=mx.int32)
-    token_ids[rows] = mx.array(list(by_row.values()), dtype=mx.int32)
-    return token_ids
-
-
-def _has_penalty(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _present(array: mx.array | None) -> mx.array:
