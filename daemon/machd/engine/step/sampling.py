@@ -77,11 +77,8 @@ class RowSampling:
         matcher: Matcher | None = None,
     ) -> RowSampling:
         """Return the state in which a row with this prompt starts."""
-        if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (
-            1,
-            0,
-            0,
-        ):
+        has_penalty = params.presence_penalty or params.frequency_penalty
+        if params.repetition_penalty == 1.0 and not has_penalty:
             return cls(params, matcher=matcher)
         mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
