@@ -154,9 +154,9 @@ class DraftedRows:
             assert len(own) == count, "the text is long enough"
             garbage = self._random.integers(1, row.text.vocabulary_tokens, extra).tolist()
             tokens.append([*own, *garbage, *[0] * (longest - count - extra)])
-        self.caches.open_step(lengths if longest > 1 else None)
+        self.caches.open_pass(lengths if longest > 1 else None)
         said = self.plain.logprobs(tokens, self.caches.layers)
-        self.caches.close_step()
+        self.caches.close_pass()
         for row, count, own in zip(self.rows, kept, said, strict=True):
             begin = row.length - row.text.prompt_tokens
             expected = self.plain.expected(row.text)[begin : begin + count]

@@ -73,13 +73,13 @@ def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:
 
 def a_chunk_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
     """Of each chunk but the last one, the token at the border is not computed."""
-    right = Prefill.take
+    right = Prefill.append
 
-    def take(self: Prefill, chunk: PrefillChunk) -> tuple[int, ...]:
+    def append(self: Prefill, chunk: PrefillChunk) -> tuple[int, ...]:
         token_ids = right(self, chunk)
         return token_ids if chunk.is_last else token_ids[:-1]
 
-    patch.setattr(Prefill, "take", take)
+    patch.setattr(Prefill, "append", append)
 
 
 def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
     def can_share(_: Prefills, chunk: PrefillChunk) -> bool:
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
-    def fill_together(
+    def compute_together(
         forward: Forward, prefills: Sequence[Prefill], _layers: int, _format: KvFormat
     ) -> None:
         prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
@@ -115,7 +115,7 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
 
     patch.setattr(Prefills, "_can_share", can_share)
-    patch.setattr(prefill_module, "fill_together", fill_together)
+    patch.setattr(prefill_module, "compute_together", compute_together)
 
 
 def _of_row(cache: Cache, row: int, length: int) -> Cache:

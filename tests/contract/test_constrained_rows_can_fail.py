@@ -100,21 +100,22 @@ def _wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tokens than the forced ones go through the pass."""
     dispatch = Passes.dispatch
 
-    def others(self: Passes, rows: Any, last_ids: Any, drafts: Any = (), *rest: Any) -> DecodePass:
-        wrong = [replace(one, token_ids=(0,) * len(one.token_ids)) for one in drafts]
-        return replace(dispatch(self, rows, last_ids, wrong, *rest), drafts=list(drafts))
+    def others(self: Passes, rows: Any, last_ids: Any, spans: Any = (), *rest: Any) -> DecodePass:
+        wrong = [replace(one, ahead_ids=(0,) * len(one.ahead_ids)) for one in spans]
+        dispatched = dispatch(self, rows, last_ids, wrong, *rest)
+        return replace(dispatched, spans=list(spans or dispatched.spans))
 
     monkeypatch.setattr(Passes, "dispatch", others)
 
 
 def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are moved on as far as the one with the most tokens."""
-    open_step = RowPositions.open_step
+    open_pass = RowPositions.open_pass
 
     def longest(self: RowPositions, lengths: Sequence[int] | None = None) -> None:
-        open_step(self, None if lengths is None else [max(lengths)] * len(lengths))
+        open_pass(self, None if lengths is None else [max(lengths)] * len(lengths))
 
-    monkeypatch.setattr(RowPositions, "open_step", longest)
+    monkeypatch.setattr(RowPositions, "open_pass", longest)
 
 
 @pytest.mark.parametrize(

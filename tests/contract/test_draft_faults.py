@@ -358,7 +358,7 @@ def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
     right = Decoder._recompute
 
     def recompute(this: Decoder, current: DecodePass) -> DecodePass:
-        again.append([one.forced_tokens for one in current.drafts])
+        again.append([one.forced_tokens for one in current.spans])
         return right(this, current)
 
     monkeypatch.setattr(Decoder, "_recompute", recompute)

@@ -25,7 +25,7 @@ from machd.engine.step.decoder import Decoder, Sampled
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
-from machd.engine.step.verification import Draft, Verdict
+from machd.engine.step.verification import Span, Verdict
 from machd_probes.play import GREEDY, DraftSchedule, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
 
@@ -43,13 +43,13 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """The first wrong guess is said, and the token behind it that was sampled."""
     right = verification.verify
 
-    def verify(draft: Draft, chosen: Sequence[SampledToken | None]) -> Verdict:
+    def verify(draft: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
         found = right(draft, chosen)
         place, following = found.accepted_tokens, found.accepted_tokens + 1
         token = chosen[following] if following < len(chosen) else None
         if token is None:
             return found
-        wrong = replace(token, token_id=draft.token_ids[place])
+        wrong = replace(token, token_id=draft.ahead_ids[place])
         said = (*found.tokens[:-1], wrong, token)
         return Verdict(said, draft.samplings[following], found.is_finite)
 
@@ -103,15 +103,15 @@ def draws_are_not_of_their_positions(patch: pytest.MonkeyPatch) -> None:
 
 def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
     """As if each token had one more before it."""
-    right = verification.draft_of
+    right = verification.span_of
 
-    def draft_of(sampling: RowSampling, *rest: Any) -> Draft:
+    def span_of(sampling: RowSampling, *rest: Any) -> Span:
         draft = right(sampling, *rest)
         for one in draft.samplings[1:]:
             one.position += 1
         return draft
 
-    patch.setattr("machd.engine.step.decoder.draft_of", draft_of)
+    patch.setattr("machd.engine.step.decoder.span_of", span_of)
 
 
 def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan, StepRe
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step import decoder
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.verification import Draft, Verdict, verify
+from machd.engine.step.verification import Span, Verdict, verify
 from machd.request import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
@@ -84,7 +84,7 @@ def test_guesses_need_no_more_than_rows_were_promised(monkeypatch: pytest.Monkey
     drafted = 0
     for _ in range(28):
         drafted += len(_decode(engine, 0, 1, max_draft_tokens=16).drafts)
-        cache = innermost(engine._batch._caches.layers)[0]
+        cache = innermost(engine._batch._kv.layers)[0]
         assert cache.arrays[0].shape[2] <= 330
     assert drafted
 
@@ -104,12 +104,12 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
         def accept(self, token_id: int) -> None:
             raise RuntimeError(f"{token_id} is too much")
 
-    def poisoned(draft: Draft, chosen: Any) -> Verdict:
+    def poisoned(draft: Span, chosen: Any) -> Verdict:
         verdict = verify(draft, chosen)
         if chosen[0].slot_index != 1:
             return verdict
-        for cache in innermost(engine._batch._caches.layers):
-            length = engine._batch._caches._positions.lengths[1]  # type: ignore[attr-defined]
+        for cache in innermost(engine._batch._kv.layers):
+            length = engine._batch._kv._positions.lengths[1]  # type: ignore[attr-defined]
             for array in cache.arrays:
                 array[1:2, :, length - 1 : length] = float("nan")
         verdict.sampling.matcher = Refusing()  # type: ignore[assignment]
@@ -118,7 +118,7 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
     monkeypatch.setattr(decoder, "verify", poisoned)
     (fault,) = _decode(engine, 0, 1).faults
     assert fault.slot_index == 1
-    arrays = [array for cache in innermost(engine._batch._caches.layers) for array in cache.arrays]
+    arrays = [array for cache in innermost(engine._batch._kv.layers) for array in cache.arrays]
     assert not any(bool(mx.any(mx.isnan(array))) for array in arrays)
 
 

@@ -216,19 +216,19 @@ def test_planted_fault_in_prompt_logprobs_is_noticed(
 
     from machd.engine.step.prompt_scores import PromptScores  # noqa: PLC0415 - imports mlx
 
-    score, fill = PromptScores._score, PromptScores.fill
+    score, compute = PromptScores._score, PromptScores.compute
 
     def shifted(self: PromptScores, logits: mx.array, targets: Sequence[int]) -> Any:
         return score(self, mx.roll(logits, 1, 0), targets)
 
     def forgetting(self: PromptScores, *args: Any) -> Any:
         self._last_logits = None
-        return fill(self, *args)
+        return compute(self, *args)
 
     if fault == "shifted by one":
         monkeypatch.setattr(PromptScores, "_score", shifted)
     else:
-        monkeypatch.setattr(PromptScores, "fill", forgetting)
+        monkeypatch.setattr(PromptScores, "compute", forgetting)
     prompt = prompt_of(mlx_engine)[:60]
     found = scores(mlx_engine, prompt, 25, sampling=replace(GREEDY, prompt_logprobs=0))
     with pytest.raises(AssertionError):

@@ -86,7 +86,7 @@ def engine_parts(
         open_matcher=matcher_for,
         masks=TokenMasks(vocabulary_tokens, SystemClock()),
         blocks=MemoryTier(disk_tier, form),
-        keeps_left_rows=leaves_blocks and has_blocks,
+        keeps_finished_rows=leaves_blocks and has_blocks,
         memory=StepMemory(computing_memory_bytes, SystemClock()),
         proposer=proposer,
         looks_ahead=looks_ahead,

@@ -36,7 +36,7 @@ class BatchLaneKv(LaneKv):
 
     @property
     def takes_ragged_spans(self) -> bool:
-        """True if all caches are slabs: a row's padding lands behind its end there."""
+        """True if all caches are slabs: a row's padding lands after its end there."""
         return not self._merged
 
     @property
@@ -70,14 +70,14 @@ class BatchLaneKv(LaneKv):
         self.layers, self._slabs, self._merged = [], [], []
         self._checkpoint = None
 
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass; caches that are no slabs are told each row's length without padding."""
-        self._positions.open_step(lengths)
+        self._positions.open_pass(lengths)
         self._padded = self._merged if lengths is not None and len(set(lengths)) > 1 else []
         for cache in self._padded:
             cache.prepare(lengths=list(lengths or ()))
 
-    def close_step(self) -> None:
+    def close_pass(self) -> None:
         """Drop the padding of the pass from the caches that were told of it."""
         for cache in self._padded:
             cache.finalize()
@@ -180,7 +180,7 @@ def padded_caches(
     """Make caches and padded tokens to compute whole prompts of a standard model in one call.
 
     Rows start at position 0 and are padded at their ends, where causal attention cannot see it; the
-    padding's columns lie behind the row's end.
+    padding's columns lie after the row's end.
 
     Args:
         prompts: Token ids of each row, at least one.
@@ -194,7 +194,7 @@ def padded_caches(
     lengths = [len(prompt) for prompt in prompts]
     for length in lengths:
         positions.append(0, length)
-    positions.open_step(lengths)
+    positions.open_pass(lengths)
     longest = max(lengths)
     padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
     caches: list[Cache] = [

@@ -124,7 +124,7 @@ class VectorFormat(KvFormat, ABC):
     """A format that encodes every vector by itself, keys and values alike.
 
     A vector becomes words and parameters, an array each. Keys and values of one shape share the two
-    arrays: the values' heads come behind the keys', and every parameter has the heads of both. Other
+    arrays: the values' heads come after the keys', and every parameter has the heads of both. Other
     keys and values take four arrays.
     """
 

@@ -66,12 +66,15 @@ class LaneKv(Protocol):
 
     @property
     def takes_ragged_spans(self) -> bool:
-        """True if rows of one pass may have spans of different lengths, because padding is harmless."""
+        """True if unequal spans need no proof: every cache is a slab, whose padding lands after a row's end.
+
+        Other caches take them where the plan allows drafts, that is, where batched_drafts has passed.
+        """
         ...
 
     @property
     def can_roll_back(self) -> bool:
-        """True if the tokens of a pass can be rolled back.
+        """True if the tokens of a pass can be undone: removed, or the pass computed again from before.
 
         With recurrent state the model's code has to skip a row's padding as well.
         """
@@ -87,7 +90,7 @@ class LaneKv(Protocol):
         return CachedRow(self.layers, row, length)
 
     def join(self, row: PrefilledRow) -> None:
-        """Add a row behind the others."""
+        """Add a row after the others."""
         ...
 
     def keep(self, order: Sequence[int]) -> None:
@@ -98,7 +101,7 @@ class LaneKv(Protocol):
         """Drop all rows and free their memory."""
         ...
 
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass, whose layers then write and read.
 
         Args:
@@ -106,7 +109,7 @@ class LaneKv(Protocol):
         """
         ...
 
-    def close_step(self) -> None:
+    def close_pass(self) -> None:
         """End the pass once it is dispatched."""
         return
 

@@ -135,7 +135,7 @@ class _WindowCheckpoint(_StateCheckpoint):
         if not _is_cuttable(keys, offset, index, max_size, count):
             return False
         kept = index - count
-        # Columns behind the index would be taken for the older ones of a ring.
+        # Columns after the index would be taken for the older ones of a ring.
         keys, values = keys[..., :kept, :], values[..., :kept, :]
         self._cache.state = (keys, values, offset - count, keep, max_size, kept)
         return True

@@ -19,7 +19,7 @@ class RowGroup:
 
     Attributes:
         begin: The first row.
-        end: The row behind the last.
+        end: The row after the last.
         width: Columns that the longest of them has.
         mask: bool [rows, 1, 1, width], the columns that each sees; None for all.
     """
@@ -71,11 +71,11 @@ class RowPositions:
         self._is_changed = True
 
     def cut(self, counts: Sequence[int]) -> None:
-        """Remove so many of each row's last positions; their columns then lie behind its end."""
+        """Remove so many of each row's last positions; their columns then lie after its end."""
         self.lengths = [one - count for one, count in zip(self.lengths, counts, strict=True)]
         self.end = _int32(self.lengths)
 
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass.
 
         Args:

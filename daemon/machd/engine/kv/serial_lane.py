@@ -12,7 +12,7 @@ from machd.engine.kv.row_caches import innermost
 
 
 class SerialLaneKv(LaneKv):
-    """A lane of one row. It needs no wiping, as its caches give no column behind the row's end."""
+    """A lane of one row. It needs no wiping, as its caches give no column after the row's end."""
 
     def __init__(self) -> None:
         """Begin without the row."""
@@ -47,7 +47,7 @@ class SerialLaneKv(LaneKv):
         self.layers = []
         self._checkpoint = None
 
-    def open_step(self, lengths: Sequence[int] | None = None) -> None:
+    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Count the pass's tokens; the caches count their positions themselves."""
         self._added += 1 if lengths is None else lengths[0]
 

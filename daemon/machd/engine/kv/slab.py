@@ -1,7 +1,7 @@
 """Keys and values of a whole batch in one array a layer, each row from its own column 0.
 
 A row's token at position ``p`` lies in column ``p`` of the row. Nothing is shifted when a row joins or
-leaves, masks and windows are those of the row alone, and a step writes one column a row. Columns behind
+leaves, masks and windows are those of the row alone, and a step writes one column a row. Columns after
 a row's end hold what other rows left, and are masked out.
 
 The array has room to spare in both directions, so a join writes the joining row and nothing else. When
@@ -128,7 +128,7 @@ class SlabCache(FormatCache):
         """Copy a row in.
 
         Args:
-            row: Its place, behind all others.
+            row: Its place, after all others.
             arrays: [1, heads, length, n] each, of this cache's format; none without positions.
         """
         if arrays:
@@ -204,7 +204,7 @@ class SlabCache(FormatCache):
         elif positions.tokens == 1:
             slab[positions.rows, :, positions.start] = new[:, :, 0]  # [rows, heads, n]
         else:
-            # A shorter row's padding lands behind its end, where its next tokens will overwrite it.
+            # A shorter row's padding lands after its end, where its next tokens will overwrite it.
             offsets = mx.arange(positions.tokens, dtype=mx.int32)
             columns = positions.start[:, None] + offsets  # [rows, tokens]
             by_column = new.transpose(0, 2, 1, 3)  # [rows, tokens, heads, n]

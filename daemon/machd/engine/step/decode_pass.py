@@ -1,12 +1,20 @@
 """Forward passes over the rows of a lane: each row's span of tokens, from its last one on.
 
+Shapes of a pass, as the decoder chooses its spans and the engine what rides beside them:
+
+- plain: one token of each row, ``[rows, 1]``;
+- padded: spans of unequal length, ``[rows, longest]``. Short ones end in zeros, which
+  :meth:`~machd.engine.kv.lane_kv.LaneKv.open_pass` keeps out of attention and of recurrent state;
+- packed: one token of each row and, each as a row of its own, the tokens of a prompt's chunk,
+  ``[rows + chunk tokens, 1]``. The model's attention reads each row's own caches.
+
 A pass is dispatched, not computed: its logits are lazy until they are sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,13 +23,16 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import LaneKv
 from machd.engine.protocol.step import DraftOutcome
 from machd.engine.step.decoder_row import DecoderRow
-from machd.engine.step.verification import Draft
+from machd.engine.step.verification import Span
 
 Forward = Callable[[mx.array, list[Any]], mx.array]
-"""Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary]."""
+"""Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary].
+
+Of a packed pass the rows are those of the lane and then the chunk's tokens; n is 1.
+"""
 
 PackCaches = Callable[[list[Cache], Sequence[Cache], int], list[Any]]
-"""The rows' caches, a prompt's, and its number of tokens, to caches of a pass that computes both."""
+"""The rows' caches, a prompt's, and the number of its tokens, to the caches of a packed pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +48,22 @@ class DecodePass:
     """A forward pass under way.
 
     Attributes:
-        drafts: Each row's tokens ahead; empty if every span is one token long.
-        lengths: Tokens in each row's span: its last one and those ahead.
+        spans: Each row's span.
         token_ids: int32 [rows, longest], shorter spans padded with 0.
         logits: [positions, vocabulary], after each token of each span, row by row.
         outcomes: Drafts that were rejected before this pass took their place.
     """
 
     rows: list[DecoderRow]
-    drafts: list[Draft]
-    lengths: list[int]
+    spans: list[Span]
     token_ids: mx.array
     logits: mx.array
-    outcomes: list[DraftOutcome] = field(default_factory=list)
+    outcomes: tuple[DraftOutcome, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest span."""
+        return max(span.length for span in self.spans)
 
 
 class Passes:
@@ -58,7 +72,7 @@ class Passes:
     def __init__(
         self,
         forward: Forward,
-        caches: LaneKv,
+        kv: LaneKv,
         *,
         is_eager: bool = False,
         pack: PackCaches | None = None,
@@ -67,13 +81,13 @@ class Passes:
 
         Args:
             forward: The model.
-            caches: Those of the lane's rows.
+            kv: Caches of the lane's rows.
             is_eager: Start every pass on the device at once. Otherwise a pass starts early only where
                 masks are filled meanwhile.
             pack: Makes the caches of a pass with a chunk beside; None where there is no such pass.
         """
         self._forward = forward
-        self._caches = caches
+        self._kv = kv
         self._is_eager = is_eager
         self._pack = pack
 
@@ -81,49 +95,49 @@ class Passes:
         self,
         rows: Sequence[DecoderRow],
         last_ids: mx.array,
-        drafts: Sequence[Draft] = (),
+        spans: Sequence[Span] = (),
         beside: Chunk | None = None,
     ) -> DecodePass:
-        """Dispatch the pass over every row's span.
+        """Dispatch the pass over every row's span; raises the rows' lengths and passes.
 
         Args:
-            rows: All rows of the lane.
+            rows: All rows of the lane, at least one.
             last_ids: int32 [rows], their last tokens.
-            drafts: Each row's tokens ahead; empty for spans of one token.
-            beside: Prompt tokens to compute as well; only beside spans of one token.
+            spans: Each row's span; plain ones unless given.
+            beside: Prompt tokens to compute as well; only beside plain spans.
         """
-        lengths = [1 + len(draft.token_ids) for draft in drafts] or [1] * len(rows)
+        spans = spans or [Span((), (row.sampling,)) for row in rows]
+        lengths = [span.length for span in spans]
         longest = max(lengths)
-        if drafts:
-            self._caches.checkpoint()
-        self._caches.open_step(lengths if longest > 1 else None)
-        token_ids, layers = last_ids[:, None], self._caches.layers
+        token_ids = last_ids[:, None]
         if longest > 1:
-            padded = [[*one.token_ids, *[0] * (longest - 1 - len(one.token_ids))] for one in drafts]
+            self._kv.checkpoint()
+            padded = [[*span.ahead_ids, *[0] * (longest - span.length)] for span in spans]
             token_ids = mx.concatenate([token_ids, mx.array(padded, dtype=mx.int32)], axis=1)
+        self._kv.open_pass(lengths if longest > 1 else None)
+        layers = self._kv.layers
         if beside is not None:
-            assert longest == 1, "a chunk rides beside spans of one token"
+            assert longest == 1, "a chunk rides beside plain spans"
             assert self._pack is not None, "the model's layers compute both"
             layers = self._pack(layers, beside.caches, len(beside.token_ids))
             chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
             token_ids = mx.concatenate([token_ids, chunk])  # [rows + tokens, 1]
-        logits = self._forward(token_ids, layers)[: len(rows)]
-        self._caches.close_step()
-        logits = _at_spans(logits, lengths)
+        logits = _at_spans(self._forward(token_ids, layers)[: len(rows)], lengths)
+        self._kv.close_pass()
         for row, length in zip(rows, lengths, strict=True):
             row.passes += 1
             row.length += length
         if self._is_eager or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
-        return DecodePass(list(rows), list(drafts), lengths, token_ids, logits)
+        return DecodePass(list(rows), list(spans), token_ids, logits)
 
     def compute_again(self, current: DecodePass, kept_tokens: Sequence[int]) -> None:
         """Compute the first ``kept_tokens`` of each span again, on caches that were rolled back."""
         longest = max(kept_tokens)
-        self._caches.open_step(kept_tokens if longest > 1 else None)
-        self._forward(current.token_ids[:, :longest], self._caches.layers)
-        self._caches.close_step()
-        mx.eval([cache.state for cache in self._caches.layers])
+        self._kv.open_pass(kept_tokens if longest > 1 else None)
+        self._forward(current.token_ids[:, :longest], self._kv.layers)
+        self._kv.close_pass()
+        mx.eval([cache.state for cache in self._kv.layers])
 
 
 def _at_spans(logits: mx.array, lengths: Sequence[int]) -> mx.array:

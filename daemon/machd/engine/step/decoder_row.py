@@ -17,11 +17,11 @@ class DecoderRow:
         sampling: Parameters and history; its position counts the tokens chosen so far.
         max_tokens: Tokens that its completion may have.
         proposals: The row's draft tokens; None without a proposer.
-        last_token_id: Input of the row's next pass.
-        length: Positions in the caches, those of a pass under way included.
+        last_token_id: Input of the row's next pass; its keys and values are not computed yet.
+        length: Positions in the caches, without the last token, those of a pass under way included.
         passes: Forward passes dispatched with the row.
-        finite_passes: Those of them whose logits were read and found finite.
-        is_gone: Released while a pass with the row was under way; its tokens are dropped.
+        settled_passes: Those of them that were read and left no NaN in the row's caches.
+        is_gone: Left the lane; a pass under way drops its tokens.
     """
 
     slot_index: int
@@ -31,7 +31,7 @@ class DecoderRow:
     last_token_id: int = 0
     length: int = 0
     passes: int = 0
-    finite_passes: int = 0
+    settled_passes: int = 0
     is_gone: bool = False
 
     @property
@@ -45,9 +45,9 @@ class DecoderRow:
         return 0 if self.sampling.matcher is None else len(self.sampling.matcher.forced)
 
     @property
-    def is_finite(self) -> bool:
-        """True if all keys and values of the row are known to be finite numbers."""
-        return 0 < self.finite_passes == self.passes
+    def is_known_finite(self) -> bool:
+        """True if no key or value of the row can be NaN; a prompt is known only after a first pass."""
+        return 0 < self.settled_passes == self.passes
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Sampling of draft tokens from a draft model's logits as the row's own tokens are sampled.
 
-Grammars and thoughts are left out: a draft token that they do not allow is rejected, and costs no answer.
+Made by the assembly for draft models in speculation/. Grammars and limits of thinking are left out: a
+draft token that they do not allow is rejected, and changes no answer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RowDraws:
         self._generated = self._row.state
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the row has generated; drafts behind them are rolled back."""
+        """Append tokens that the row has generated; drafts after them are rolled back."""
         self.roll_back()
         self._row.add(token_ids)
         self._generated = self._row.state
@@ -51,5 +52,5 @@ class RowDraws:
         return self._sampler.sample(logits[:, : self._vocabulary_tokens])
 
     def roll_back(self) -> None:
-        """Drop all drafts behind the last generated token."""
+        """Drop all drafts after the last generated token."""
         self._row.state = self._generated

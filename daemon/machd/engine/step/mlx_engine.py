@@ -6,7 +6,7 @@ rows in one pass; each row of the serial lane has a pass of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.step import (
+    DecodeRow,
     Lane,
     PrefillChunk,
     PromptLogprob,
@@ -62,17 +63,19 @@ class EngineParts:
 
     Attributes:
         model: mlx-lm's module.
+        description: Facts about the model.
+        tokenizer: The model's tokenizer.
         kv_format: Format of the rows' keys and values.
         grammars: Compiler of the model's grammars.
-        open_matcher: Returns a fresh matcher; None for parameters that allow every token.
+        open_matcher: Makes a matcher for a row; None for parameters that allow every token.
         masks: Fills the masks of matchers.
         blocks: Blocks of the prefix cache.
-        keeps_left_rows: True if blocks may be stored of rows that have left with their last token.
+        keeps_finished_rows: True if finished rows are copied, so that blocks can still be made of them.
         memory: Memory that steps take.
         proposer: Source of draft tokens; None for none.
-        looks_ahead: Dispatch each pass before the last one's tokens are read.
-        pack: Caches of a pass that computes rows and prompt tokens together; None where the model's
-            layers cannot.
+        looks_ahead: True if each pass is dispatched before the last one's tokens are read.
+        pack: Makes the caches of a packed pass; None where the model's layers cannot compute one, and
+            with look-ahead, whose pass is under way before a chunk is known.
     """
 
     model: Any
@@ -83,7 +86,7 @@ class EngineParts:
     open_matcher: Callable[[SamplingParams], Matcher | None]
     masks: Masks
     blocks: BlockTier
-    keeps_left_rows: bool
+    keeps_finished_rows: bool
     memory: StepMemory
     proposer: Proposer | None
     looks_ahead: bool
@@ -154,19 +157,20 @@ class MlxEngine:
     def _run(self, plan: StepPlan) -> StepResult:
         blocks = self._blocks.apply(plan.blocks, self._cached_row)
         self._release(plan.release)
-        asked = {row.slot_index: row for row in plan.decode}
-        lanes = self._lanes(asked)
+        plan_rows = {row.slot_index: row for row in plan.decode}
+        decoders = self._decoders_of(plan_rows)
         step, prompt_logprobs = Decoded(), list[PromptLogprob]()
-        if lanes == [self._batch] and self._rides_along(plan.prefill):
-            step.add(self._decode_beside(plan.prefill[0], plan.span_cost))
+        if decoders == [self._batch] and self._can_pack(plan.prefill):
+            step = self._decode_beside(plan.prefill[0], plan_rows, plan.span_cost)
         else:
-            whole, prompt_logprobs, faults = self._prefills.fill(plan.prefill)
-            seated = self._seat_all(whole, faults)
-            step.faults += faults
-            # New rows share the turn of their lane, or have one of their own in an empty one.
-            lanes = lanes or [one for one in self._lanes(seated) if one.slot_indices <= set(seated)]
-            for lane in lanes:
-                step.add(lane.decode(asked, plan.span_cost))
+            whole, prompt_logprobs, step.faults = self._prefills.compute(plan.prefill)
+            seated = self._seat_all(whole, step.faults)
+            # A plan without rows to decode has the new ones decoded, where they have a lane to themselves.
+            decoders = decoders or [
+                one for one in self._decoders_of(seated) if one.slot_indices <= seated
+            ]
+            for decoder in decoders:
+                step.add(decoder.decode(plan_rows, plan.span_cost))
         self._blocks.forget_rows(fault.slot_index for fault in step.faults)
         self._free_unused(blocks.dropped_bytes)
         return StepResult(
@@ -188,7 +192,7 @@ class MlxEngine:
             OSError: The system cannot tell.
         """
         return MemoryReading(
-            kv_used_bytes=sum(lane.kv_bytes for lane in self._every_lane)
+            kv_used_bytes=sum(decoder.kv_bytes for decoder in self._decoders)
             + self._prefills.kv_bytes
             + self._blocks.row_bytes,
             active_bytes=mx.get_active_memory(),
@@ -208,8 +212,8 @@ class MlxEngine:
         if max_rows is not None:
             self._max_rows = max_rows
         self._prefills.clear()
-        for lane in self._every_lane:
-            lane.close()
+        for decoder in self._decoders:
+            decoder.close()
         self._serial.clear()
         self._blocks.forget_rows()
         self._batch = self._decoder(BatchLaneKv(self._max_rows))
@@ -227,13 +231,13 @@ class MlxEngine:
         mx.clear_cache()
 
     @property
-    def _every_lane(self) -> list[Decoder]:
+    def _decoders(self) -> list[Decoder]:
         return [self._batch, *self._serial.values()]
 
-    def _lanes(self, slot_indices: Iterable[int]) -> list[Decoder]:
+    def _decoders_of(self, slot_indices: Iterable[int]) -> list[Decoder]:
         """Return the decoders of these rows, each once."""
-        lanes = [self._serial.get(slot_index, self._batch) for slot_index in slot_indices]
-        return list(dict.fromkeys(lanes))
+        decoders = [self._serial.get(slot_index, self._batch) for slot_index in slot_indices]
+        return list(dict.fromkeys(decoders))
 
     def _cached_row(self, slot_index: int) -> CachedRow | None:
         """Locate a slot's row, in prefill or in a lane; None if there is none."""
@@ -242,33 +246,35 @@ class MlxEngine:
 
     def _release(self, slot_indices: Sequence[int]) -> None:
         for slot_index in slot_indices:
-            if (lane := self._serial.pop(slot_index, None)) is not None:
-                lane.close()
+            if (decoder := self._serial.pop(slot_index, None)) is not None:
+                decoder.close()
         self._prefills.drop(slot_indices)
         self._blocks.forget_rows(slot_indices)
         self._batch.leave(slot_indices)
 
-    def _rides_along(self, chunks: Sequence[PrefillChunk]) -> bool:
+    def _can_pack(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Return True if prompt tokens can be computed in the pass of the batch's rows."""
         is_packable = self._parts.pack is not None
         return is_packable and len(chunks) == 1 and not is_scored(chunks[0])
 
-    def _decode_beside(self, chunk: PrefillChunk, cost: SpanCost) -> Decoded:
+    def _decode_beside(
+        self, chunk: PrefillChunk, plan_rows: Mapping[int, DecodeRow], cost: SpanCost
+    ) -> Decoded:
         """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
         prefill, beside = self._prefills.beside(chunk)
-        decoded = self._batch.decode({}, cost, beside)
+        decoded = self._batch.decode(plan_rows, cost, beside)
         if beside is not None:
             prefill.wait()
         if chunk.is_last:
             self._seat_all([chunk.slot_index], decoded.faults)
         return decoded
 
-    def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> list[int]:
-        """Move whole prompts into their lanes; returns the slots of the rows that decode now."""
-        return [slot_index for slot_index in slot_indices if self._seat(slot_index, faults)]
+    def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
+        """Move whole prompts into their lanes; returns the slots seated, and adds to ``faults``."""
+        return {slot_index for slot_index in slot_indices if self._seat(slot_index, faults)}
 
     def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
-        prefill = self._prefills.take(slot_index)
+        prefill = self._prefills.pop(slot_index)
         opening, vocabulary_tokens = prefill.opening, self._description.vocabulary_tokens
         params, prompt = opening.sampling, prefill.prompt
         try:
@@ -280,10 +286,10 @@ class MlxEngine:
         row = DecoderRow(slot_index, sampling, opening.reserved_tokens - len(prompt))
         if (proposer := self._parts.proposer) is not None:
             row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
-        lane = self._batch
+        decoder = self._batch
         if opening.lane is Lane.SERIAL:
-            lane = self._serial[slot_index] = self._decoder(SerialLaneKv())
-        lane.join(row, prefill.finish())
+            decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
+        decoder.join(row, prefill.finish())
         return True
 
     def _decoder(self, kv: LaneKv) -> Decoder:
@@ -291,9 +297,9 @@ class MlxEngine:
         if not parts.looks_ahead:
             passes = Passes(self._forward, kv, pack=parts.pack)
             return Decoder(passes, kv, vocabulary_tokens, parts.masks)
-        see_leaving = self._blocks.keep_row if parts.keeps_left_rows else None
+        on_finished = self._blocks.keep_row if parts.keeps_finished_rows else None
         passes = Passes(self._forward, kv, is_eager=True)
-        return LookAheadDecoder(passes, kv, vocabulary_tokens, parts.masks, see_leaving)
+        return LookAheadDecoder(passes, kv, vocabulary_tokens, parts.masks, on_finished)
 
     def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
         logits: mx.array = self._model(token_ids, cache=caches)
@@ -305,19 +311,19 @@ class MlxEngine:
         kv_tokens, joining = 0, list[tuple[int, int]]()
         for chunk in plan.prefill:
             reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
-            # A prompt's own caches grow by whole steps; one layer at a time is copied for it.
+            # A prompt's own caches grow by STEP_TOKENS at a time, and each layer is copied to do so.
             kv_tokens += reused_tokens + len(chunk.token_ids) + STEP_TOKENS
             if chunk.is_last and chunk.lane is Lane.BATCH:
                 joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
         decoding = frozenset(row.slot_index for row in plan.decode)
-        lanes = [lane for lane in self._every_lane if lane.slot_indices & decoding]
+        decoders = [one for one in self._decoders if one.slot_indices & decoding]
         draft_tokens = max((row.max_draft_tokens for row in plan.decode), default=0)
         joining_bytes = 0
         if joining:
             joining_bytes = self._batch.growth_bytes(joining, draft_tokens, bytes_per_token)
-            lanes = [lane for lane in lanes if lane is not self._batch]
+            decoders = [one for one in decoders if one is not self._batch]
         kv_bytes = kv_tokens * bytes_per_token + sum(
-            lane.growth_bytes((), draft_tokens, bytes_per_token) for lane in lanes
+            one.growth_bytes((), draft_tokens, bytes_per_token) for one in decoders
         )
         rows = len(decoding) + len(joining)
         scored = [len(one.token_ids) for one in plan.prefill if is_scored(one)]

@@ -1,7 +1,7 @@
 """Ports of the step: what it asks of grammars, proposers and blocks, in plain data.
 
 The rooms grammar/, speculation/ and prefix_blocks/ satisfy these protocols by structure, without importing
-this module; open.py plugs them in.
+this module; machd.engine.assembly plugs them in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FindRow = Callable[[int], CachedRow | None]
 
 
 class Matcher(Protocol):
-    """A grammar's state for one row, behind the tokens that it has accepted."""
+    """A grammar's state for one row, after the tokens that it has accepted."""
 
     @property
     def forced(self) -> Sequence[int]:
@@ -45,7 +45,7 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """Move on behind a token that was sampled.
+        """Advance past a token that was sampled.
 
         Raises:
             GrammarError: The token is not allowed, or the grammar became too complex.
@@ -53,7 +53,7 @@ class Matcher(Protocol):
         ...
 
     def take_forced(self, max_tokens: int) -> list[int]:
-        """Move on behind the next forced tokens, ``max_tokens`` at most, and return them."""
+        """Advance past the next forced tokens, ``max_tokens`` at most, and return them."""
         ...
 
     def fork(self) -> Self:

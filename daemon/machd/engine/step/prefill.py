@@ -1,7 +1,8 @@
 """Prefill: prompts computed into caches, chunk by chunk alone, or several whole ones together.
 
 The last token of a prompt with a completion is never prefilled: it is the first span of the row's decode.
-So the output head runs over no prompt but those whose log-probabilities were asked for.
+So the output head runs over no prompt but those whose log-probabilities were asked for, and over a chunk
+that rides in the rows' pass, since one call computes both.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class Prefill:
 
     @property
     def cached_row(self) -> CachedRow:
-        """The prompt's row: every token so far is computed, until the last chunk."""
+        """The prompt's row before its last chunk: every token so far is computed."""
         return CachedRow(self.caches, self._index, len(self.prompt), is_exact=True)
 
-    def fill(self, forward: Forward, chunk: PrefillChunk) -> list[PromptLogprob]:
+    def compute(self, forward: Forward, chunk: PrefillChunk) -> list[PromptLogprob]:
         """Compute a chunk, and wait for it.
 
         Returns:
@@ -71,15 +72,15 @@ class Prefill:
         Raises:
             FloatingPointError: The logits are not finite.
         """
-        token_ids = self.take(chunk)
+        token_ids = self.append(chunk)
         if self._scores is not None:
-            return self._scores.fill(forward, self.caches, chunk.token_ids, len(token_ids))
+            return self._scores.compute(forward, self.caches, chunk.token_ids, len(token_ids))
         if token_ids:
             forward(mx.array([token_ids], dtype=mx.int32), list(self.caches))
             self.wait()
         return []
 
-    def take(self, chunk: PrefillChunk) -> tuple[int, ...]:
+    def append(self, chunk: PrefillChunk) -> tuple[int, ...]:
         """Append a chunk, and return those of its tokens that are to be computed now."""
         assert chunk.start == len(self.prompt), "chunks come in order, without gaps"
         self.prompt.extend(chunk.token_ids)
@@ -158,7 +159,7 @@ class Prefills:
             self._open[chunk.slot_index] = prefill
         return self._open[chunk.slot_index]
 
-    def take(self, slot_index: int) -> Prefill:
+    def pop(self, slot_index: int) -> Prefill:
         """Remove and return a prompt."""
         return self._open.pop(slot_index)
 
@@ -174,10 +175,10 @@ class Prefills:
     def beside(self, chunk: PrefillChunk) -> tuple[Prefill, Chunk | None]:
         """Open a chunk that rides in the rows' pass; None if it has no token to compute."""
         prefill = self.open(chunk)
-        token_ids = prefill.take(chunk)
+        token_ids = prefill.append(chunk)
         return prefill, Chunk(token_ids, prefill.caches) if token_ids else None
 
-    def fill(
+    def compute(
         self, chunks: Sequence[PrefillChunk]
     ) -> tuple[list[int], list[PromptLogprob], list[RowFault]]:
         """Compute chunks, whole prompts of like length together.
@@ -191,14 +192,14 @@ class Prefills:
         groups = padded_groups([prefill for chunk, prefill in pairs if self._can_share(chunk)])
         shared = [group for group in groups if len(group) > 1]
         for group in shared:
-            fill_together(self._forward, group, len(self._model.cache.layers), self._kv_format)
-        filled = {prefill for group in shared for prefill in group}
+            compute_together(self._forward, group, len(self._model.cache.layers), self._kv_format)
+        computed = {prefill for group in shared for prefill in group}
         logprobs: list[PromptLogprob] = []
         faults: list[RowFault] = []
         for chunk, prefill in zip(chunks, prefills, strict=True):
-            if prefill not in filled:
+            if prefill not in computed:
                 try:
-                    logprobs += prefill.fill(self._forward, chunk)
+                    logprobs += prefill.compute(self._forward, chunk)
                 except FloatingPointError as cause:
                     faults.append(RowFault(chunk.slot_index, cause))
                     self.drop([chunk.slot_index])
@@ -208,7 +209,7 @@ class Prefills:
     def _can_share(self, chunk: PrefillChunk) -> bool:
         """Return True for a whole prompt that padding at its end cannot change.
 
-        Only attention with a standard cache is blind to tokens behind its own. A row of the serial
+        Only attention with a standard cache is blind to tokens after its own. A row of the serial
         lane needs caches of its own. The logits of several scored prompts would take too much memory.
         """
         is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
@@ -235,7 +236,7 @@ def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
     return groups
 
 
-def fill_together(
+def compute_together(
     forward: Forward, prefills: Sequence[Prefill], layer_count: int, kv_format: KvFormat
 ) -> None:
     """Compute whole prompts of a standard model in one call, and wait for it.

@@ -46,7 +46,7 @@ class PromptScores:
         self._position = 1
         self._last_logits: mx.array | None = None  # float32 [1, vocabulary]
 
-    def fill(
+    def compute(
         self,
         forward: Forward,
         caches: Sequence[Cache],

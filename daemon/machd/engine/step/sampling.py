@@ -93,7 +93,7 @@ class RowSampling:
         self.position, self.counts, self.matcher = other.position, other.counts, other.matcher
 
     def after(self, token_id: int) -> RowSampling | None:
-        """Return a fork behind a token; None if the grammar does not allow it.
+        """Return a fork after a token; None if the grammar does not allow it.
 
         Raises:
             GrammarError: The grammar became too complex.

@@ -2,7 +2,7 @@
 
 A pass over more tokens of each row takes longer and may yield more tokens. The plan says how much
 longer (:class:`~machd.engine.protocol.step.SpanCost`); this module weighs that against the tokens
-expected. It knows neither a clock nor a model, so every rank that runs a plan decides alike.
+expected. It knows neither a clock nor a model: one plan gives one choice, wherever it is run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_FORCED_TOKENS = 16
 """Forced tokens in one pass: a longer run is spread over several."""
 
 _MAX_STRETCH = 2.0
-"""Passes over one token that a pass may last while other rows wait for it."""
+"""Longest a pass that other rows wait for may last, in passes over one token."""
 
 
 @dataclass(frozen=True, slots=True)

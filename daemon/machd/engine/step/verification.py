@@ -1,8 +1,9 @@
-"""Verification of tokens ahead: accepted as long as the row would have chosen them anyway.
+"""A row's span, and its verification: tokens ahead are accepted while the row would have chosen them.
 
 Each position of a span is sampled as plain decoding would sample it: from the same logits, with the
 same history, grammar and random draw, which (seed, position) alone decides. The first token that differs
-from the draft is the row's own; the drafts behind it followed a token that the row did not choose.
+from the span is the row's own; the tokens after it followed one that the row did not choose. Forced
+tokens need no rule of their own: the sampler chooses a forced token, so it always equals the span's.
 
 For a draft of one named token this is the standard rule of speculative sampling (Leviathan et al. 2022,
 arXiv:2211.17192, section 2.3; Chen et al. 2023, arXiv:2302.01318): accept with the probability that the
@@ -21,23 +22,35 @@ from machd.errors import GrammarError
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A row's tokens ahead, possibly none.
+class Span:
+    """The tokens of one row in a pass: its last token, and those ahead of it, possibly none.
 
     Attributes:
-        samplings: The row's sampling state at each position of its span: before each of the tokens
-            and after the last one. Forks, if there are tokens ahead.
-        forced_tokens: How many of the first tokens the row's grammar dictates.
+        ahead_ids: Token ids that follow the row's last token, forced or drafted.
+        samplings: The row's sampling state before each of them and after the last one; sampling moves
+            them on. Forks, unless the span is plain.
+        forced_tokens: How many of the first tokens ahead the row's grammar dictates. One that it
+            dictates after a draft token depends on that and counts as drafted.
     """
 
-    token_ids: tuple[int, ...]
+    ahead_ids: tuple[int, ...]
     samplings: tuple[RowSampling, ...]
     forced_tokens: int = 0
 
-    def first(self, tokens: int) -> Draft:
-        """Return the beginning of the draft."""
+    @property
+    def length(self) -> int:
+        """Tokens of the span."""
+        return 1 + len(self.ahead_ids)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens ahead that are not certain to be right."""
+        return len(self.ahead_ids) - self.forced_tokens
+
+    def first(self, tokens: int) -> Span:
+        """Return the span with at most ``tokens`` tokens ahead."""
         forced = min(self.forced_tokens, tokens)
-        return Draft(self.token_ids[:tokens], self.samplings[: tokens + 1], forced)
+        return Span(self.ahead_ids[:tokens], self.samplings[: tokens + 1], forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +58,9 @@ class Verdict:
     """Result of verifying a row's span.
 
     Attributes:
-        tokens: The accepted tokens ahead and one token more. That one is None if its logits are
-            not finite.
-        sampling: The row's state behind them; its matcher has not accepted the last one yet.
-        is_finite: True if the logits behind rejected drafts are finite, too.
+        tokens: The accepted tokens ahead and one token more, which is None if its logits are NaN.
+        sampling: The row's state after them; its matcher has not accepted the last one yet.
+        is_finite: True if no logits after rejected tokens are NaN either.
     """
 
     tokens: tuple[SampledToken | None, ...]
@@ -61,28 +73,26 @@ class Verdict:
         return len(self.tokens) - 1
 
 
-def draft_of(sampling: RowSampling, proposed: Sequence[int], max_tokens: int) -> Draft:
-    """Return the part of a proposal that the row's grammar allows.
+def span_of(sampling: RowSampling, proposed: Sequence[int], max_ahead_tokens: int) -> Span:
+    """Return a span of the proposed tokens that the row's grammar allows.
 
-    Where the grammar dictates a token, that one is taken, whatever was proposed.
+    Where the grammar dictates a token, that one is taken, whatever was proposed; the rest of the proposal
+    is dropped if it said otherwise.
 
     Args:
         sampling: The row's state; not changed.
         proposed: Token ids that may follow.
-        max_tokens: Upper limit for the draft.
+        max_ahead_tokens: Upper limit for the tokens ahead.
     """
-    token_ids: list[int] = []
+    ahead_ids: list[int] = []
     samplings = [sampling.fork()]
     forced_tokens = 0
-    is_followed = True
-    while len(token_ids) < max_tokens:
-        place, matcher = len(token_ids), samplings[-1].matcher
-        is_followed = is_followed and place < len(proposed)
-        if matcher is not None and matcher.forced:
-            token_id = matcher.forced[0]
-            is_followed = is_followed and token_id == proposed[place]
-            forced_tokens += forced_tokens == place
-        elif is_followed:
+    while len(ahead_ids) < max_ahead_tokens:
+        place, matcher = len(ahead_ids), samplings[-1].matcher
+        forced = () if matcher is None else matcher.forced
+        if forced:
+            token_id = forced[0]
+        elif place < len(proposed):
             token_id = proposed[place]
         else:
             break
@@ -92,25 +102,29 @@ def draft_of(sampling: RowSampling, proposed: Sequence[int], max_tokens: int) ->
             break  # verification raises it again, for the row itself
         if following is None:
             break
-        token_ids.append(token_id)
+        if forced and forced_tokens == place:
+            forced_tokens += 1
+        if tuple(proposed[place : place + 1]) != (token_id,):
+            proposed = ()
+        ahead_ids.append(token_id)
         samplings.append(following)
-    return Draft(tuple(token_ids), tuple(samplings), min(forced_tokens, len(token_ids)))
+    return Span(tuple(ahead_ids), tuple(samplings), forced_tokens)
 
 
-def verify(draft: Draft, chosen: Sequence[SampledToken | None]) -> Verdict:
-    """Compare a draft with the tokens that were sampled at each position of its span.
+def verify(span: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
+    """Compare a span with the tokens that were sampled at each of its positions.
 
     Args:
-        draft: The row's tokens ahead.
-        chosen: One token for each position; None where the logits are not finite.
+        span: The row's last token and those ahead.
+        chosen: One token for each position; None where the logits are NaN.
     """
     accepted = 0
-    for drafted, token in zip(draft.token_ids, chosen, strict=False):
-        if token is None or token.token_id != drafted:
+    for expected, token in zip(span.ahead_ids, chosen, strict=False):
+        if token is None or token.token_id != expected:
             break
         accepted += 1
     return Verdict(
         tuple(chosen[: accepted + 1]),
-        draft.samplings[accepted],
-        is_finite=all(chosen[accepted + 1 :]),
+        span.samplings[accepted],
+        is_finite=None not in chosen[accepted + 1 :],
     )

@@ -121,7 +121,7 @@ def test_attend_rows_does_not_depend_on_row_groups(monkeypatch: pytest.MonkeyPat
             positions.append(length, 500)
             _, keys, values = _tensors(1, 4, 2, 1, length)
             cache.place(row, [keys, values])
-        positions.open_step()
+        positions.open_pass()
         queries, keys, values = _tensors(len(lengths), 4, 2, 1, 1)
         mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
         assert len(cache.row_groups) == (1 if columns > 1 else 6)

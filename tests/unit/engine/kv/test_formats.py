@@ -175,7 +175,7 @@ class _Rows:
     def step(self) -> None:
         """Write a token a row; each row reads what it reads alone, to the bit."""
         keys, values = self._tokens(len(self.alone), 1)
-        self.batch.open_step()
+        self.batch.open_pass()
         (layer,) = self.batch.layers
         together = layer.update_and_fetch(keys, values)
         for row, single in enumerate(self.alone):
@@ -255,7 +255,7 @@ def test_folded_attention_equals_decoded_attention(name: str, lengths: tuple[int
         slab.place(row, arrays)
     rows = len(lengths)
     queries, keys, values = (_random(rows, heads, 1, 64, seed=heads) for heads in (9, 3, 3))
-    positions.open_step()
+    positions.open_pass()
 
     heard = attend_rows(queries, keys, values, slab, scale=0.125)
 

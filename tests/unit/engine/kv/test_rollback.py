@@ -230,11 +230,11 @@ def test_state_is_told_of_padding_for_one_pass() -> None:
     for _ in range(2):
         batch.join(PrefilledRow([KVCache(), state], 0, 9, 1))
     state = batch.layers[1]
-    batch.open_step([3, 1])
+    batch.open_pass([3, 1])
     assert state.make_mask(3).tolist() == [[True, True, True], [True, False, False]]
-    batch.close_step()
+    batch.close_pass()
     assert state.make_mask(1) is None
-    batch.open_step([2, 2])
+    batch.open_pass([2, 2])
     assert state.make_mask(2) is None, "nothing is padded"
 
 
@@ -284,19 +284,19 @@ def test_row_positions_are_cut_on_host_and_device() -> None:
     positions = RowPositions()
     positions.append(5, 30)
     positions.append(9, 30)
-    positions.open_step([4, 2])
+    positions.open_pass([4, 2])
 
     positions.cut([3, 0])
 
     assert positions.lengths == [6, 11]
     assert positions.end.tolist() == [6, 11]
-    positions.open_step()
+    positions.open_pass()
     assert positions.start.tolist() == [6, 11]
     assert positions.end.tolist() == [7, 12]
     assert positions.width == 12
     positions.cut([0, 1])
     positions.keep([1])
-    positions.open_step()
+    positions.open_pass()
     assert positions.start.tolist() == [11]
     assert positions.shared_start == 11
 

@@ -41,7 +41,7 @@ class _Slab:
 
     def step(self) -> None:
         """Write one token a row."""
-        self.positions.open_step()
+        self.positions.open_pass()
         keys = mx.array(self.names)[:, None, None, None]
         keys = mx.broadcast_to(keys, (len(self.names), _HEADS, 1, _HEAD_DIM))
         self.cache.update_and_fetch(keys, -keys)
@@ -125,7 +125,7 @@ def test_row_groups_join_rows_of_about_one_length(monkeypatch: pytest.MonkeyPatc
     positions = RowPositions()
     for length in (10, 12, 400, 9, 9):
         positions.append(length, 500)
-    positions.open_step()
+    positions.open_pass()
 
     row_groups = positions.row_groups()
 
@@ -144,7 +144,7 @@ def test_row_groups_ignore_short_differences() -> None:
     positions = RowPositions()
     for length in (100, 150, 200):
         positions.append(length, 500)
-    positions.open_step()
+    positions.open_pass()
     assert [(group.begin, group.end, group.width) for group in positions.row_groups()] == [
         (0, 3, 201)
     ]

@@ -392,7 +392,7 @@ def _fails_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     ("owner", "name"),
     [
         (MlxEngine, "_forward"),
-        (BatchLaneKv, "open_step"),
+        (BatchLaneKv, "open_pass"),
         (BatchLaneKv, "join"),
         (BatchLaneKv, "keep"),
         (SlabCache, "place"),

@@ -23,7 +23,7 @@ from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.step import SampledToken
 from machd.engine.step import verification
 from machd.engine.step.sampling import RowSampling, Sampler
-from machd.engine.step.verification import Draft, Verdict, draft_of
+from machd.engine.step.verification import Span, Verdict, span_of
 from machd.request import Grammar, SamplingParams
 
 _SYMBOLS = 4
@@ -39,7 +39,7 @@ _FloatArray = NDArray[np.float64]
 
 
 def _verdicts(
-    drafts: Sequence[Draft],
+    drafts: Sequence[Span],
     slots: Sequence[int],
     logits: mx.array,
     vocabulary_tokens: int = VOCABULARY_TOKENS,
@@ -95,13 +95,13 @@ class _Chain:
         texts: list[list[int]] = [[] for _ in seeds]
         while waiting := [row for row, text in enumerate(texts) if len(text) < _SAID]:
             drafts = [
-                draft_of(rows[row], guesses[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
+                span_of(rows[row], guesses[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
                 for row in waiting
             ]
             read = [
                 token_id
                 for row, draft in zip(waiting, drafts, strict=True)
-                for token_id in ((texts[row] or [0])[-1], *draft.token_ids)
+                for token_id in ((texts[row] or [0])[-1], *draft.ahead_ids)
             ]
             found = _verdicts(drafts, waiting, self.after(read), _SYMBOLS)
             for row, verdict in zip(waiting, found, strict=True):
@@ -155,15 +155,15 @@ def test_what_is_said_has_the_models_distribution(temperature: float, guesser: s
     assert texts == plain
 
 
-_WrongVerify = Callable[[Draft, Sequence[SampledToken | None]], Verdict]
+_WrongVerify = Callable[[Span, Sequence[SampledToken | None]], Verdict]
 
 
 def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
     """A verifier that also accepts other guesses; told the row's slot, a place and the guess."""
 
-    def wrong(draft: Draft, chosen: Sequence[SampledToken | None]) -> Verdict:
+    def wrong(draft: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
         taken = list(chosen)
-        for place, guess in enumerate(draft.token_ids):
+        for place, guess in enumerate(draft.ahead_ids):
             token = taken[place]
             if token is not None and is_right(token.slot_index, place, guess):
                 taken[place] = replace(token, token_id=guess)
@@ -211,24 +211,24 @@ def test_a_draft_has_one_state_more_than_tokens() -> None:
     row = _sampling(SamplingParams(presence_penalty=1.0))
     row.add((7,))
 
-    draft = draft_of(row, (5, 5, 6, 8), 3)
+    draft = span_of(row, (5, 5, 6, 8), 3)
 
-    assert draft.token_ids == (5, 5, 6)
+    assert draft.ahead_ids == (5, 5, 6)
     assert [one.position for one in draft.samplings] == [1, 2, 3, 4]
     counted = [one.counts for one in draft.samplings]
     assert [None if one is None else one[5].item() for one in counted] == [0, 1, 2, 2]
     assert row.position == 1
     assert row.counts is not None
     assert row.counts[5].item() == 0
-    assert draft.first(1) == Draft((5,), draft.samplings[:2])
-    assert draft_of(row, (), 3).token_ids == draft_of(row, (5,), 0).token_ids == ()
+    assert draft.first(1) == Span((5,), draft.samplings[:2])
+    assert span_of(row, (), 3).ahead_ids == span_of(row, (5,), 0).ahead_ids == ()
 
 
 def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
     """What cannot come true is not computed; the row's matcher sees nothing of it."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]{5}")))
-    draft = draft_of(row, tuple(b"abcab"), 5)
-    assert bytes(draft.token_ids) == b"ab"
+    draft = span_of(row, tuple(b"abcab"), 5)
+    assert bytes(draft.ahead_ids) == b"ab"
     assert row.matcher is not None
     assert row.matcher.allows(ord("a"))
     assert not row.matcher.allows(ord("c"))
@@ -240,10 +240,10 @@ def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
 def test_a_draft_goes_on_where_a_grammar_leaves_no_choice() -> None:
     """Its tokens are forced, whatever is proposed; a proposal counts on only as long as it agrees."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]-long-[ab]{5}")))
-    assert bytes(draft_of(row, tuple(b"a-long-bb"), 9).token_ids) == b"a-long-bb"
-    assert bytes(draft_of(row, tuple(b"axx"), 9).token_ids) == b"a-long-"
-    assert bytes(draft_of(row, tuple(b"a"), 4).token_ids) == b"a-lo"
-    assert draft_of(row, (), 9).token_ids == ()
+    assert bytes(span_of(row, tuple(b"a-long-bb"), 9).ahead_ids) == b"a-long-bb"
+    assert bytes(span_of(row, tuple(b"axx"), 9).ahead_ids) == b"a-long-"
+    assert bytes(span_of(row, tuple(b"a"), 4).ahead_ids) == b"a-lo"
+    assert span_of(row, (), 9).ahead_ids == ()
 
 
 # --- verdicts ---------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 )
 def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: list[int]) -> None:
     """Then comes the token that was sampled in its place, and the state behind that."""
-    drafts = [draft_of(_sampling(_GREEDY), guess, 9)]
+    drafts = [span_of(_sampling(_GREEDY), guess, 9)]
     logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
 
     (verdict,) = _verdicts(drafts, [3], logits)
@@ -286,7 +286,7 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
     """Ragged guesses beside one another; log-probabilities come with every token that is said."""
     asked = replace(_GREEDY, top_logprobs=1)
     rows = [_sampling(_GREEDY), _sampling(asked), _sampling(SamplingParams(seed=3))]
-    drafts = [draft_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
+    drafts = [span_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
 
     verdicts = _verdicts(drafts, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
 
@@ -310,7 +310,7 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
 )
 def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_finite: bool) -> None:
     """Where it would have been said, as a token that is missing; behind that, as a spot."""
-    drafts = [draft_of(_sampling(_GREEDY), (4, 9, 6), 9)]
+    drafts = [span_of(_sampling(_GREEDY), (4, 9, 6), 9)]
     logits = _favouring(4, 5, 6, 7)
     logits[at] = mx.nan
 
