@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from manual_clock import ManualClock
 from polling import CEILING_S
 from sequence_samples import LIMITS, only
 from step_gate import StepGate
 
-from machd.clock import Clock, ManualClock
+from machd.clock import Clock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.errors import DrainDeadlineError, MachdError

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from dialogue import chat, completion, sse_data, sse_text, told
 from litestar import Litestar
+from manual_clock import ManualClock
 from openai import APIError, InternalServerError, OpenAI
 from polling import CEILING_S, wait_until
 from raw_client import RawClient
@@ -22,7 +23,7 @@ from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
 from machd.api.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
-from machd.clock import ManualClock, SystemClock
+from machd.clock import SystemClock
 from machd.compose import installed_versions
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from dialogue import chat
+from manual_clock import ManualClock
 from notify_socket import NotifySocket
 from polling import CEILING_S, wait_until
 from raw_client import RawClient
@@ -19,7 +20,7 @@ from scraping import scrape
 from service_daemon import ServiceDaemon
 from step_gate import StepGate
 
-from machd.clock import ManualClock, SystemClock
+from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from manual_clock import ManualClock
 from scripted_drafts import drafts_by
 from sequence_samples import LateFirstToken, drafting_eagerly
 
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import (
     Lane,

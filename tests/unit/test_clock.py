@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from manual_clock import ManualClock
 
-from machd.clock import Clock, ManualClock, SystemClock, Throttle
+from machd.clock import Clock, SystemClock, Throttle
 
 
 def test_monotonic_time_never_goes_back() -> None:

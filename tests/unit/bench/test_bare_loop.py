@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import mlx.core as mx
+from manual_clock import ManualClock
 from mlx.nn.layers.base import Module
 
-from machd.clock import ManualClock
 from machd.engine.ceiling import BareLoop, equal_lengths
 
 

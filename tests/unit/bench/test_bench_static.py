@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from manual_clock import ManualClock
 
 from machd.bench.ceiling import StaticAnswer, StaticQuery
 from machd.bench.level import Level, run_level
 from machd.bench.static import StaticBatcher
 from machd.bench.workload import Workload
-from machd.clock import ManualClock
 from machd.errors import EngineFaultError
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from manual_clock import ManualClock
 
 from machd.bench.connection import ServerAddress
 from machd.bench.guarantees.bodies import Body
@@ -18,7 +19,6 @@ from machd.bench.guarantees.health import HealthBeside
 from machd.bench.guarantees.refusal import Refusal
 from machd.bench.server import ServerProcess
 from machd.bench.target import Dialect, Target
-from machd.clock import ManualClock
 from machd.errors import EngineFaultError
 
 BODIES = [Body(f"body {number}", "/v1/completions", b"{") for number in range(3)]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from engine_thread import STOPPED, Thread, running_thread
+from manual_clock import ManualClock
 from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, batching_of, request_of
 from step_gate import StepGate, at_decode
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
-from machd.clock import Clock, ManualClock, SystemClock
+from machd.clock import Clock, SystemClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from structlog.testing import capture_logs
 
-from machd.clock import ManualClock
 from machd.errors import (
     FaultError,
     ListenError,

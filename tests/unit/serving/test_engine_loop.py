@@ -16,13 +16,14 @@ from engine_thread import (
     Thread,
     running_thread,
 )
+from manual_clock import ManualClock
 from polling import CEILING_S, wait_until
 from sequence_samples import LIMITS, batching_of, request_of
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from machd.clock import ManualClock, SystemClock
+from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol.engine import Engine, MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult

@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 import pytest
+from manual_clock import ManualClock
 from serving_parts import admitted, finished, tokens
 
 from machd.api.admin_events import AdminEvent, CapabilityChanged, EventsDropped, StateChanged
 from machd.capabilities.verdict import Support, Verdict
-from machd.clock import ManualClock
 from machd.errors import RowFaultError, TooManyInFlightError
 from machd.scheduler.events import (
     DecodeMode,

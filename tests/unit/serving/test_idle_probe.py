@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from manual_clock import ManualClock
+
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.serving.idle_probe import IdleProbe

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
-from machd.clock import ManualClock
 from machd.errors import KeyLimitError
 from machd.serving.key_limits import KeyLimits
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from notify_socket import NotifySocket
 from polling import wait_until
 
-from machd.clock import ManualClock
 from machd.serving.notify import ServiceNotifier, forget_service_variables
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from manual_clock import ManualClock
 
-from machd.clock import ManualClock
 from machd.serving.pulse import Pulse
 
 

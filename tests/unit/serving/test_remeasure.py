@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from manual_clock import ManualClock
 from sequence_samples import LIMITS, request_of
 from structlog.testing import capture_logs
 
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.errors import FaultError

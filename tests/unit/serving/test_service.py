@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Never
 
 import pytest
+from manual_clock import ManualClock
 from sequence_samples import LIMITS
 from serving_parts import admitted, finished, identity_of, token, tokens
 
 from machd.api.bounds import WHOLE_ROOM
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.errors import (

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from manual_clock import ManualClock
 from notify_socket import NotifySocket
 from polling import wait_until
 
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.config import single_flight
 from machd.scheduler.scheduler import Scheduler

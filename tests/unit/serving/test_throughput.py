@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from manual_clock import ManualClock
 from serving_parts import finished, tokens
 
-from machd.clock import ManualClock
 from machd.serving.throughput import Throughput
 
 

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from manual_clock import ManualClock
 from scraping import Page
 from sequence_samples import LIMITS
 
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import DiskReading, MemoryReading
 from machd.scheduler.config import single_flight

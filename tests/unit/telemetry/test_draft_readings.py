@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
+from manual_clock import ManualClock
 from scraping import Page
 from sequence_samples import LIMITS
 
-from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.config import single_flight
 from machd.scheduler.draft_reading import DraftReading

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from manual_clock import ManualClock
 
-from machd.clock import ManualClock
 from machd.telemetry.lag import EventLoopLag
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import structlog
+from manual_clock import ManualClock
 
-from machd.clock import ManualClock
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,

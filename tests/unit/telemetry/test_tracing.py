@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from manual_clock import ManualClock
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from polling import CEILING_S, wait_until
 from structlog.testing import capture_logs
 
-from machd.clock import ManualClock, SystemClock
+from machd.clock import SystemClock
 from machd.errors import SettingsError
 from machd.scheduler.events import DecodeMode
 from machd.serving.record import RequestRecord

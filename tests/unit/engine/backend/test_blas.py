@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 from polling import CEILING_S
 
-from machd.clock import ManualClock
 from machd.engine.backend import blas
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
 from machd.errors import StartupError

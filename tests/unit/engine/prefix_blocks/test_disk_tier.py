@@ -27,9 +27,9 @@ from block_samples import (
     is_same_content,
     saved_block,
 )
+from manual_clock import ManualClock
 from polling import CEILING_S, wait_until
 
-from machd.clock import ManualClock
 from machd.engine.prefix_blocks import scan as block_scan
 from machd.engine.prefix_blocks.directory import KeyDirectory
 from machd.engine.prefix_blocks.disk_tier import DiskTier

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import structlog
 from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
+from manual_clock import ManualClock
 from numpy.typing import NDArray
 from parity import differences
 from tiny_engines import loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
-from machd.clock import ManualClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
