@@ -18,7 +18,7 @@ from modules import modules_markdown
 from request_fields import request_fields_markdown
 
 from machd import errors
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
+from machd.api.admin_endpoints import ADMIN_ENDPOINTS
 from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
 from machd.cli.commands import command_line
 from machd.cli.launchd_plists import agent_plist, daemon_plist
@@ -118,12 +118,11 @@ def _endpoints_markdown() -> str:
     )
 
 
-def _endpoint_table(endpoints: Iterable[Endpoint | AdminEndpoint], *, credential: str) -> str:
+def _endpoint_table(endpoints: Iterable[Endpoint], *, credential: str) -> str:
     lines = [f"| Method | Path | | Without a {credential} | Answers |", "|---|---|---|---|---|"]
     for endpoint in endpoints:
         statuses = ", ".join(str(one) for one in sorted({a.status for a in endpoint.answers}))
-        aliases = endpoint.aliases if isinstance(endpoint, Endpoint) else ()
-        paths = ", ".join(f"`{path}`" for path in (endpoint.path, *aliases))
+        paths = ", ".join(f"`{path}`" for path in (endpoint.path, *endpoint.aliases))
         lines.append(
             f"| {endpoint.method.upper()} | {paths} | {endpoint.summary} "
             f"| {'yes' if endpoint.public else 'no'} | {statuses} |"

@@ -22,7 +22,8 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS, AdminEndpoint
+from machd.api.admin_endpoints import ADMIN_ENDPOINTS
+from machd.api.endpoints import Endpoint
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError
@@ -43,7 +44,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminDaemon]:
         yield running
 
 
-def _path(endpoint: AdminEndpoint) -> str:
+def _path(endpoint: Endpoint) -> str:
     return endpoint.path.replace("{id}", "some-id")
 
 
@@ -69,7 +70,7 @@ def _check_refusal(answer: httpx.Response, status: int, code: str) -> dict[str, 
     ],
 )
 def test_no_route_opens_without_the_token(
-    daemon: AdminDaemon, endpoint: AdminEndpoint, headers: dict[str, str]
+    daemon: AdminDaemon, endpoint: Endpoint, headers: dict[str, str]
 ) -> None:
     """Every method of every route but health: 401, with nothing done; a public key is no token."""
     before = daemon.status
@@ -90,7 +91,7 @@ def test_the_token_is_no_public_key(daemon: AdminDaemon) -> None:
 
 
 @each_guarded
-def test_no_admin_route_is_on_the_public_port(daemon: AdminDaemon, endpoint: AdminEndpoint) -> None:
+def test_no_admin_route_is_on_the_public_port(daemon: AdminDaemon, endpoint: Endpoint) -> None:
     """The public port has none of it, whatever is sent along."""
     if endpoint.path == "/metrics":
         return

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from msgspec import Struct
 
 from machd.api.admin_cache import CacheCleared, CacheWarmed, WarmRequest
@@ -19,28 +16,8 @@ from machd.api.admin_status import (
     ModeStatus,
     ProbeReport,
 )
-from machd.api.endpoints import EVENTS, METRICS_TEXT, Answer
+from machd.api.endpoints import EVENTS, METRICS_TEXT, Answer, Endpoint
 from machd.api.health import Health
-
-
-@dataclass(frozen=True, slots=True)
-class AdminEndpoint:
-    """One method on one path of the admin listener.
-
-    Attributes:
-        name: The operation's id, in snake case.
-        path: With ``{parameter}`` for a segment that the client fills in.
-        request: The type of the body it takes; None without one.
-        public: Whether it answers without the admin token.
-    """
-
-    name: str
-    method: Literal["get", "post", "put", "patch", "delete"]
-    path: str
-    summary: str
-    answers: tuple[Answer, ...]
-    request: object | None = None
-    public: bool = False
 
 
 def _answers(body: type[Struct], *errors: int) -> tuple[Answer, ...]:
@@ -53,137 +30,114 @@ def _posted(body: type[Struct], *errors: int) -> tuple[Answer, ...]:
     return _answers(body, 400, 408, 413, 415, *errors)
 
 
-_HEALTH = (Answer(200, Health), Answer(503, Health))
+def _health(name: str, path: str, summary: str) -> Endpoint:
+    return Endpoint(
+        name, f"GET {path}", summary, (Answer(200, Health), Answer(503, Health)), public=True
+    )
 
-ADMIN_ENDPOINTS: tuple[AdminEndpoint, ...] = (
-    AdminEndpoint(
+
+ADMIN_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
         name="get_status",
-        method="get",
-        path="/admin/status",
+        route="GET /admin/status",
         summary="State, decode mode, load, memory, the last change of the settings",
         answers=_answers(AdminStatus),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="get_config",
-        method="get",
-        path="/admin/config",
+        route="GET /admin/config",
         summary="The settings in force with their origins; secrets masked; the ETag names them",
         answers=_answers(AdminConfig),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="patch_config",
-        method="patch",
-        path="/admin/config",
+        route="PATCH /admin/config",
         summary="Change settings until the next reload; with If-Match, only those that were read",
         request=ConfigPatch,
         answers=_posted(ConfigChange, 409, 412),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="reload",
-        method="post",
-        path="/admin/reload",
+        route="POST /admin/reload",
         summary="Read every source of settings again, as SIGHUP does",
         answers=_answers(ConfigChange, 400, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="drain",
-        method="post",
-        path="/admin/drain",
+        route="POST /admin/drain",
         summary="Take nothing new and finish what there is; the process stays",
         answers=_answers(AdminState, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="resume",
-        method="post",
-        path="/admin/resume",
+        route="POST /admin/resume",
         summary="Take new work again after a drain",
         answers=_answers(AdminState, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="set_mode",
-        method="post",
-        path="/admin/mode",
+        route="POST /admin/mode",
         summary="Decode one at a time or in batches, once what runs is finished",
         request=ModeRequest,
         answers=_posted(ModeStatus, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="list_requests",
-        method="get",
-        path="/admin/requests",
+        route="GET /admin/requests",
         summary="The open requests: who and how far, never what",
         answers=_answers(OpenRequestList),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="abort_requests",
-        method="delete",
-        path="/admin/requests/{id}",
+        route="DELETE /admin/requests/{id}",
         summary="End the open requests of an X-Request-Id, or the one of an answer's id",
         answers=_answers(AbortedRequests, 404),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="clear_cache",
-        method="post",
-        path="/admin/cache/clear",
+        route="POST /admin/cache/clear",
         summary="Forget the stored responses and the prefix cache, with disk=true also on disk",
         answers=_answers(CacheCleared, 400, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="warm_cache",
-        method="post",
-        path="/admin/cache/warm",
+        route="POST /admin/cache/warm",
         summary="Compute prompts, one after the other, and keep them for later requests",
         request=WarmRequest,
         answers=_posted(CacheWarmed, 404, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="probe",
-        method="post",
-        path="/admin/probe",
+        route="POST /admin/probe",
         summary="Measure the model at the next idle moment; answers when that is done",
         answers=_answers(ProbeReport, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="set_log_level",
-        method="put",
-        path="/admin/log-level",
+        route="PUT /admin/log-level",
         summary="Log more or less until the next reload",
         request=LogLevelRequest,
         answers=_posted(ConfigChange, 409),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="watch_events",
-        method="get",
-        path="/admin/events",
+        route="GET /admin/events",
         summary="What happens, as it happens, without any text or tokens",
         answers=(
             Answer(200, AdminEvent, EVENTS),
             *(Answer(status, AdminErrorBody) for status in (401, 403, 421, 503)),
         ),
     ),
-    AdminEndpoint(
+    Endpoint(
         name="get_admin_metrics",
-        method="get",
-        path="/metrics",
+        route="GET /metrics",
         summary="Metrics in Prometheus' text format",
         answers=(
             Answer(200, None, METRICS_TEXT),
             *(Answer(status, AdminErrorBody) for status in (401, 403, 421)),
         ),
     ),
-    *(
-        AdminEndpoint(
-            name=name,
-            method="get",
-            path=path,
-            summary=summary,
-            answers=_HEALTH,
-            public=True,
-        )
-        for name, path, summary in (
-            ("get_admin_health", "/health", "The same as /health/live"),
-            ("get_admin_health_live", "/health/live", "Whether the engine's heartbeat is fresh"),
-            ("get_admin_health_ready", "/health/ready", "Whether the daemon accepts work"),
-        )
-    ),
+    _health("get_admin_health", "/health", "The same as /health/live"),
+    _health("get_admin_health_live", "/health/live", "Whether the engine's heartbeat is fresh"),
+    _health("get_admin_health_ready", "/health/ready", "Whether the daemon accepts work"),
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from types import UnionType
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
@@ -70,26 +71,46 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method on one path.
+    """One method on one path, of the API or of the admin listener.
 
     Attributes:
         name: The operation's id, in snake case.
-        path: With ``{parameter}`` for a segment that the client fills in.
-        request: The body it takes; None without one.
-        aliases: Other paths with the same handler, for clients whose base URL lacks ``/v1``.
-        generates: Whether it runs the model, so that the answer tells how in its headers.
-        public: Whether it answers without an API key even where keys are required.
+        route: Method and path, with ``{parameter}`` for a segment that the client fills in.
+        request: The body it takes, as msgspec decodes it; None without one.
+        public: Whether it answers without a key or token even where one is required.
     """
 
     name: str
-    method: Literal["get", "post", "delete"]
-    path: str
+    route: str
     summary: str
     answers: tuple[Answer, ...]
-    request: type[Struct] | None = None
-    aliases: tuple[str, ...] = ()
-    generates: bool = False
+    request: object | None = None
     public: bool = False
+
+    @property
+    def method(self) -> str:
+        """HTTP method in lower case."""
+        return self.route.split()[0].lower()
+
+    @property
+    def path(self) -> str:
+        """Path of the route."""
+        return self.route.split()[1]
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other paths with the same handler, for clients whose base URL lacks ``/v1``."""
+        has_alias = self.path.startswith("/v1/") and self.path not in _MACHDS_PATHS
+        return (self.path.removeprefix("/v1"),) if has_alias else ()
+
+    @property
+    def generates(self) -> bool:
+        """True if it runs the model, so that the answer tells how in its headers."""
+        return any(answer.status == HTTPStatus.GATEWAY_TIMEOUT for answer in self.answers)
+
+
+_MACHDS_PATHS = ("/v1/capabilities", "/v1/cache/stats")
+"""Paths that only machd has: no client of another server asks for them."""
 
 
 def _errors(*statuses: int) -> tuple[Answer, ...]:
@@ -115,9 +136,7 @@ def _in_ollamas_words(errors: tuple[Answer, ...]) -> tuple[Answer, ...]:
 PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         name="create_chat_completion",
-        method="post",
-        path="/v1/chat/completions",
-        aliases=("/chat/completions",),
+        route="POST /v1/chat/completions",
         summary="Continue a conversation",
         request=ChatCompletionRequest,
         answers=(
@@ -125,74 +144,55 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
             Answer(200, ChatCompletionChunk, EVENTS),
             *_GENERATING,
         ),
-        generates=True,
     ),
     Endpoint(
         name="get_chat_completion",
-        method="get",
-        path="/v1/chat/completions/{id}",
-        aliases=("/chat/completions/{id}",),
+        route="GET /v1/chat/completions/{id}",
         summary="A chat completion that was made with store: true",
         answers=(Answer(200, ChatCompletion), *_READING, *_errors(404)),
     ),
     Endpoint(
         name="delete_chat_completion",
-        method="delete",
-        path="/v1/chat/completions/{id}",
-        aliases=("/chat/completions/{id}",),
+        route="DELETE /v1/chat/completions/{id}",
         summary="Forget a stored chat completion",
         answers=(Answer(200, DeletedChatCompletion), *_READING, *_errors(404)),
     ),
     Endpoint(
         name="create_completion",
-        method="post",
-        path="/v1/completions",
-        aliases=("/completions",),
+        route="POST /v1/completions",
         summary="Continue a text",
         request=CompletionRequest,
         answers=(Answer(200, Completion), Answer(200, Completion, EVENTS), *_GENERATING),
-        generates=True,
     ),
     Endpoint(
         name="create_infill",
-        method="post",
-        path="/infill",
+        route="POST /infill",
         summary="Write what stands between a prefix and a suffix, in llama.cpp's words",
         request=InfillRequest,
         answers=(Answer(200, InfillAnswer), Answer(200, InfillAnswer, EVENTS), *_GENERATING),
-        generates=True,
     ),
     Endpoint(
         name="create_response",
-        method="post",
-        path="/v1/responses",
-        aliases=("/responses",),
+        route="POST /v1/responses",
         summary="Answer, perhaps after an earlier response",
         request=ResponsesRequest,
         answers=(Answer(200, Response), Answer(200, ResponseEvent, EVENTS), *_GENERATING),
-        generates=True,
     ),
     Endpoint(
         name="get_response",
-        method="get",
-        path="/v1/responses/{id}",
-        aliases=("/responses/{id}",),
+        route="GET /v1/responses/{id}",
         summary="A stored response",
         answers=(Answer(200, Response), *_READING, *_errors(400, 404)),
     ),
     Endpoint(
         name="delete_response",
-        method="delete",
-        path="/v1/responses/{id}",
-        aliases=("/responses/{id}",),
+        route="DELETE /v1/responses/{id}",
         summary="Forget a stored response",
         answers=(Answer(200, DeletedResponse), *_READING, *_errors(404)),
     ),
     Endpoint(
         name="create_message",
-        method="post",
-        path="/v1/messages",
-        aliases=("/messages",),
+        route="POST /v1/messages",
         summary="Continue a conversation, in Anthropic's words",
         request=MessagesRequest,
         answers=(
@@ -200,21 +200,17 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
             Answer(200, StreamEvent, EVENTS),
             *_in_anthropics_words(_GENERATING),
         ),
-        generates=True,
     ),
     Endpoint(
         name="count_message_tokens",
-        method="post",
-        path="/v1/messages/count_tokens",
-        aliases=("/messages/count_tokens",),
+        route="POST /v1/messages/count_tokens",
         summary="Tokens of the prompt that a conversation would have",
         request=CountTokensRequest,
         answers=(Answer(200, TokenCount), *_in_anthropics_words(_POSTING)),
     ),
     Endpoint(
         name="create_ollama_chat",
-        method="post",
-        path="/api/chat",
+        route="POST /api/chat",
         summary="Continue a conversation, in Ollama's words",
         request=OllamaChatRequest,
         answers=(
@@ -222,12 +218,10 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
             Answer(200, OllamaChatLine, JSON_LINES),
             *_in_ollamas_words(_GENERATING),
         ),
-        generates=True,
     ),
     Endpoint(
         name="create_ollama_generate",
-        method="post",
-        path="/api/generate",
+        route="POST /api/generate",
         summary="Answer or continue a text, in Ollama's words",
         request=OllamaGenerateRequest,
         answers=(
@@ -235,51 +229,42 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
             Answer(200, OllamaGenerateLine, JSON_LINES),
             *_in_ollamas_words(_GENERATING),
         ),
-        generates=True,
     ),
     Endpoint(
         name="show_ollama_model",
-        method="post",
-        path="/api/show",
+        route="POST /api/show",
         summary="What is known of the served model, in Ollama's words",
         request=OllamaShowRequest,
         answers=(Answer(200, OllamaModelFacts), *_in_ollamas_words(_POSTING)),
     ),
     Endpoint(
         name="list_ollama_models",
-        method="get",
-        path="/api/tags",
+        route="GET /api/tags",
         summary="The models that are served, in Ollama's words",
         answers=(Answer(200, OllamaModelList), *_in_ollamas_words(_READING)),
     ),
     Endpoint(
         name="list_running_ollama_models",
-        method="get",
-        path="/api/ps",
+        route="GET /api/ps",
         summary="The models in memory, in Ollama's words",
         answers=(Answer(200, OllamaRunningModelList), *_in_ollamas_words(_READING)),
     ),
     Endpoint(
         name="get_ollama_version",
-        method="get",
-        path="/api/version",
+        route="GET /api/version",
         summary="The version of Ollama's API that is spoken",
         answers=(Answer(200, OllamaVersion), *_in_ollamas_words(_READING)),
     ),
     Endpoint(
         name="create_embeddings",
-        method="post",
-        path="/v1/embeddings",
-        aliases=("/embeddings",),
+        route="POST /v1/embeddings",
         summary="Vectors of texts; no model that can be served offers them yet",
         request=EmbeddingsRequest,
         answers=_POSTING,
     ),
     Endpoint(
         name="list_models",
-        method="get",
-        path="/v1/models",
-        aliases=("/models",),
+        route="GET /v1/models",
         summary="The models that are served",
         answers=(
             Answer(200, ModelList),
@@ -290,9 +275,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         name="get_model",
-        method="get",
-        path="/v1/models/{id}",
-        aliases=("/models/{id}",),
+        route="GET /v1/models/{id}",
         summary="One model",
         answers=(
             Answer(200, Model),
@@ -303,113 +286,99 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         name="tokenize",
-        method="post",
-        path="/tokenize",
+        route="POST /tokenize",
         summary="Token ids of a text or a conversation",
         request=TokenizeRequest,
         answers=(Answer(200, TokenizeResponse), *_POSTING),
     ),
     Endpoint(
         name="detokenize",
-        method="post",
-        path="/detokenize",
+        route="POST /detokenize",
         summary="Text of token ids",
         request=DetokenizeRequest,
         answers=(Answer(200, DetokenizeResponse), *_POSTING),
     ),
     Endpoint(
         name="get_tokenizer_info",
-        method="get",
-        path="/tokenizer_info",
+        route="GET /tokenizer_info",
         summary="Special tokens and chat template of the model",
         answers=(Answer(200, TokenizerInfoResponse), *_READING),
     ),
     Endpoint(
         name="get_capabilities",
-        method="get",
-        path="/v1/capabilities",
+        route="GET /v1/capabilities",
         summary="What the loaded model can do here, and why",
         answers=(Answer(200, Capabilities), *_READING),
     ),
     Endpoint(
         name="get_cache_stats",
-        method="get",
-        path="/v1/cache/stats",
+        route="GET /v1/cache/stats",
         summary="What the caches hold",
         answers=(Answer(200, CacheStats), *_READING),
     ),
     Endpoint(
         name="get_root",
-        method="get",
-        path="/",
+        route="GET /",
         summary="Where the API begins",
         answers=(Answer(200, Welcome), *_OPEN, *_errors(503)),
         public=True,
     ),
     Endpoint(
         name="get_version",
-        method="get",
-        path="/version",
+        route="GET /version",
         summary="machd's version, in vLLM's shape",
         answers=(Answer(200, ServerVersion), *_READING),
     ),
     Endpoint(
         name="get_properties",
-        method="get",
-        path="/props",
+        route="GET /props",
         summary="The daemon and its model, in llama.cpp's shape",
         answers=(Answer(200, ServerProperties), *_READING),
     ),
     Endpoint(
         name="get_slots",
-        method="get",
-        path="/slots",
+        route="GET /slots",
         summary="The slots and which of them are at work, in llama.cpp's shape",
         answers=(Answer(200, list[Slot]), *_READING),
     ),
     Endpoint(
         name="get_health",
-        method="get",
-        path="/health",
+        route="GET /health",
         summary="The same as /health/live",
         answers=(Answer(200, Health), *_OPEN, Answer(503, Health)),
         public=True,
     ),
     Endpoint(
         name="get_health_live",
-        method="get",
-        path="/health/live",
+        route="GET /health/live",
         summary="Whether the engine's heartbeat is fresh",
         answers=(Answer(200, Health), *_OPEN, Answer(503, Health)),
         public=True,
     ),
     Endpoint(
         name="get_health_ready",
-        method="get",
-        path="/health/ready",
+        route="GET /health/ready",
         summary="Whether the daemon accepts work",
         answers=(Answer(200, Health), *_OPEN, Answer(503, Health)),
         public=True,
     ),
     Endpoint(
         name="get_metrics",
-        method="get",
-        path="/metrics",
+        route="GET /metrics",
         summary="Metrics in Prometheus' text format",
         answers=(Answer(200, None, METRICS_TEXT), *_READING),
     ),
     Endpoint(
         name="get_openapi",
-        method="get",
-        path="/openapi.json",
+        route="GET /openapi.json",
         summary="This document",
         answers=(Answer(200, None), *_READING),
     ),
 )
 
 PUBLIC_ROUTES: tuple[Endpoint, ...] = tuple(
-    replace(endpoint, path=path, aliases=())
+    replace(endpoint, route=f"{endpoint.method} {path}")
     for endpoint in PUBLIC_ENDPOINTS
     for path in (endpoint.path, *endpoint.aliases)
 )
-"""Every method and path that is served: each alias is an endpoint of its own here."""
+"""Every method and path that is served: an alias is an endpoint of its own here."""

@@ -6,16 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from inspect import cleandoc
-from types import UnionType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from machd.api.endpoints import EVENTS, JSON, PUBLIC_ENDPOINTS, Answer, Endpoint
 
 Json: TypeAlias = dict[str, object]
-_Type: TypeAlias = type[Struct] | type[list[Any]] | UnionType
+_Type: TypeAlias = object
+"""A type that msgspec encodes or decodes."""
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
