@@ -6,8 +6,7 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.clock import ManualClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
-from machd.serving.idle_probe import IdleProbe
-from machd.serving.startup_guard import NothingToMeasure, Results
+from machd.serving.startup_guard import IdleProbe, NothingToMeasure, Results
 
 FIRST = (ProbeResult("batch_parity", Outcome.PASSED),)
 LAST = (*FIRST, ProbeResult("trim", Outcome.PASSED))
