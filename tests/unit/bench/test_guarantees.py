@@ -176,7 +176,7 @@ async def test_body_that_is_accepted_ends_the_bench_unless_that_is_allowed(
                 with pytest.raises(EngineFaultError, match="a good body: HTTP 200"):
                     await body.send(connection, clock)
         finally:
-            await connection.close()
+            await connection.aclose()
 
 
 def test_malformed_bodies_have_different_names_and_bytes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from machd.bench.guarantees.bodies import Body
@@ -33,8 +34,5 @@ class Refusal:
         if self.needs_chat and not subject.has_chat:
             return Obstacle("the model has no chat template")
         bodies = self.bodies_of(subject.target.model_id)
-        connection = subject.connection()
-        try:
+        async with aclosing(subject.connection()) as connection:
             return max([await body.send(connection, subject.clock) for body in bodies])
-        finally:
-            await connection.close()
