@@ -73,7 +73,7 @@ def read_output_file(
     return path
 
 
-def _named(parse: Callable[[Iterable[str]], tuple[_Item, ...]]) -> _ReadNames[_Item]:
+def _names_reader(parse: Callable[[Iterable[str]], tuple[_Item, ...]]) -> _ReadNames[_Item]:
     """Make a callback that reads a list of names; nothing given is an empty list."""
 
     def read(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[_Item, ...]:
@@ -85,8 +85,8 @@ def _named(parse: Callable[[Iterable[str]], tuple[_Item, ...]]) -> _ReadNames[_I
     return read
 
 
-read_modes = _named(modes_named)
-read_scenarios = _named(scenarios_named)
+read_modes = _names_reader(modes_named)
+read_scenarios = _names_reader(scenarios_named)
 
 
 def check_url(url: str | None, hints: Sequence[object], *, has_own: bool) -> None:
@@ -252,7 +252,7 @@ prefix_options = _together(
         "--kv",
         "kv_formats",
         metavar="FORMAT,...",
-        callback=_named(formats_named),
+        callback=_names_reader(formats_named),
         help=f"With --prefix: compare formats of keys and values with {KV_STREAMS} streams, such as"
         " none,affine8. Takes minutes.",
     ),
