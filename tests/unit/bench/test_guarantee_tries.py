@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from machd.bench.connection import ServerAddress
-from machd.bench.guarantees.bodies import Body
+from machd.bench.guarantees.bodies import Body, Refusal
 from machd.bench.guarantees.cancellation import Cancellation
 from machd.bench.guarantees.daemon import Daemon
 from machd.bench.guarantees.guarantee import Obstacle
 from machd.bench.guarantees.health import HealthBeside
-from machd.bench.guarantees.refusal import Refusal
 from machd.bench.server import ServerProcess
 from machd.bench.target import Dialect, Target
 from machd.clock import ManualClock
