@@ -131,7 +131,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The missing extra is found before a minute of measuring, not after it."""
-    monkeypatch.setattr("machd.cli.bench.can_plot", lambda: False)
+    monkeypatch.setattr("machd.cli.bench_options.can_plot", lambda: False)
 
     result = run("--plot", str(tmp_path / "bench.png"))
 

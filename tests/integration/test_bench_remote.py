@@ -60,7 +60,7 @@ async def test_tokens_are_counted_whatever_a_server_tells(server: FakeOpenAi) ->
         target = await Target.find(ServerAddress.of(url), clock=SystemClock())
         client = CompletionClient(target, SystemClock())
         timing = await client.complete("one two three", 9)
-        await client.close()
+        await client.aclose()
 
     assert timing.completion_tokens == 9
     assert len(timing.gaps_s) <= 8

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -88,6 +88,7 @@ class CeilingFailure(Struct, frozen=True, tag="failure"):
 
 ModelQuery: TypeAlias = CeilingQuery | StaticQuery
 CeilingReply: TypeAlias = CeilingReady | CeilingAnswer | StaticAnswer | CeilingFailure
+_Answer = TypeVar("_Answer", CeilingAnswer, StaticAnswer)
 
 
 class CeilingProcess:
@@ -105,15 +106,8 @@ class CeilingProcess:
         self.ready: CeilingReady | None = None
 
     async def measure(self, query: CeilingQuery) -> CeilingAnswer:
-        """Run the bare loop once.
-
-        Raises:
-            StartupError: The model cannot be loaded.
-            EngineFaultError: The process failed.
-        """
-        reply = await self._ask(query)
-        assert isinstance(reply, CeilingAnswer), "a query is answered in its kind"
-        return reply
+        """Run the bare loop once. Raises as :meth:`run_batch`."""
+        return await self._ask(query, CeilingAnswer)
 
     async def run_batch(self, query: StaticQuery) -> StaticAnswer:
         """Run one batch to its end.
@@ -122,9 +116,7 @@ class CeilingProcess:
             StartupError: The model cannot be loaded.
             EngineFaultError: The process failed.
         """
-        reply = await self._ask(query)
-        assert isinstance(reply, StaticAnswer), "a query is answered in its kind"
-        return reply
+        return await self._ask(query, StaticAnswer)
 
     async def close(self) -> None:
         """End the process and give its memory back."""
@@ -140,7 +132,7 @@ class CeilingProcess:
             process.kill()
             await process.wait()
 
-    async def _ask(self, query: ModelQuery) -> CeilingReply:
+    async def _ask(self, query: ModelQuery, kind: type[_Answer]) -> _Answer:
         process = self._process or await self._start()
         assert process.stdin is not None
         try:
@@ -148,7 +140,9 @@ class CeilingProcess:
             await process.stdin.drain()
         except OSError as error:
             raise EngineFaultError("the bare loop's process has ended") from error
-        return await self._receive(process)
+        reply = await self._receive(process)
+        assert isinstance(reply, kind), "a query is answered in its kind"
+        return reply
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = process = await asyncio.create_subprocess_exec(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from machd.bench.connection import Connection, PieceListener
+from machd.bench.connection import PieceListener
 from machd.bench.target import COMPLETION_TIMEOUT_S, Target, check_answer
 from machd.bench.timing import RequestTiming
 from machd.clock import Clock
@@ -39,7 +39,7 @@ class Client(Protocol):
         """
         ...
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Let go of what the client holds."""
         ...
 
@@ -54,7 +54,7 @@ class CompletionClient:
     def __init__(self, target: Target, clock: Clock) -> None:
         """Prepare; nothing is connected yet."""
         self._target = target
-        self._connection = Connection(target.address, api_key=target.api_key, clock=clock)
+        self._connection = target.connection(clock)
 
     async def complete(
         self,
@@ -91,6 +91,6 @@ class CompletionClient:
         timing = RequestTiming.read(answer.sent_s, answer.ended_s, answer.pieces)
         return dataclasses.replace(timing, leader_id=answer.headers.get(_LEADER_HEADER))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Let go of the connection."""
-        await self._connection.close()
+        await self._connection.aclose()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 from msgspec import Struct
 
@@ -88,12 +89,9 @@ async def _send(
     timings: list[RequestTiming] = []
 
     async def ask(prompt: str) -> None:
-        client = make_client()
-        try:
+        async with aclosing(make_client()) as client:
             timings.append(await client.complete(prompt, workload.max_tokens))
             on_request()
-        finally:
-            await client.close()
 
     await together(ask(prompt) for prompt in prompts)
     return timings

@@ -120,15 +120,15 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(method, path, body, on_piece)
         except h11.ProtocolError as error:
-            await self.close()
+            await self.aclose()
             raise ConnectionError(
                 f"the server broke off or does not speak HTTP: {error}"
             ) from error
         except BaseException:
-            await self.close()
+            await self.aclose()
             raise
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Let go of the connection; the next exchange opens another."""
         writer, self._writer, self._reader, self._state = self._writer, None, None, None
         if writer is None:
@@ -156,12 +156,12 @@ class Connection:
         if state.our_state is h11.DONE and state.their_state is h11.DONE:
             state.start_next_cycle()
         else:
-            await self.close()
+            await self.aclose()
         return exchange
 
     async def _open(self) -> tuple[h11.Connection, asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is not None and self._reader.at_eof():
-            await self.close()
+            await self.aclose()
         if self._state is None or self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(
                 self._address.host, self._address.port, ssl=self._address.is_tls or None

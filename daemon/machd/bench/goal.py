@@ -53,31 +53,34 @@ class Goal(Struct, frozen=True, kw_only=True):
             unit: Of both.
             shown: False if the figure proves nothing, such as one of prompts that are too short.
         """
-        is_reached = figure is not None and figure <= goal
-        verdict = _verdict(is_reached=is_reached, is_shown=shown and figure is not None)
-        return cls(
-            name=name, bound=Bound.AT_MOST, goal=goal, unit=unit, figure=figure, verdict=verdict
-        )
+        return cls._judged(name, Bound.AT_MOST, goal, figure, unit, is_shown=shown)
 
     @classmethod
     def at_least(
         cls, name: str, goal: float, figure: float | None, unit: str = "x", *, shown: bool = True
     ) -> Self:
         """Judge a figure that must not fall below its goal; the arguments are those of ``at_most``."""
-        is_reached = figure is not None and figure >= goal
-        verdict = _verdict(is_reached=is_reached, is_shown=shown and figure is not None)
-        return cls(
-            name=name, bound=Bound.AT_LEAST, goal=goal, unit=unit, figure=figure, verdict=verdict
-        )
+        return cls._judged(name, Bound.AT_LEAST, goal, figure, unit, is_shown=shown)
+
+    @classmethod
+    def _judged(
+        cls,
+        name: str,
+        bound: Bound,
+        goal: float,
+        figure: float | None,
+        unit: str,
+        *,
+        is_shown: bool,
+    ) -> Self:
+        verdict = Verdict.NOT_SHOWN
+        if is_shown and figure is not None:
+            is_reached = figure <= goal if bound is Bound.AT_MOST else figure >= goal
+            verdict = Verdict.PASS if is_reached else Verdict.MISSED
+        return cls(name=name, bound=bound, goal=goal, unit=unit, figure=figure, verdict=verdict)
 
     def __str__(self) -> str:
         """One line with the verdict, the goal and the figure."""
         figure = "not measured" if self.figure is None else f"{self.figure:.3g} {self.unit}"
         goal = f"{self.bound.value} {self.goal:g} {self.unit}"
         return f"{self.verdict.value}: {self.name}: {figure}, goal {goal}"
-
-
-def _verdict(*, is_reached: bool, is_shown: bool) -> Verdict:
-    if not is_shown:
-        return Verdict.NOT_SHOWN
-    return Verdict.PASS if is_reached else Verdict.MISSED

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 
-from machd.bench.client import Client, ClientMaker
+from machd.bench.client import ClientMaker
 from machd.bench.timing import RequestTiming, wall_s
 from machd.bench.workload import Workload
 
@@ -68,13 +69,10 @@ async def run_level(
     timings: list[RequestTiming] = []
 
     async def work(prompts: Iterator[str]) -> None:
-        client = make_client()
-        try:
+        async with aclosing(make_client()) as client:
             for prompt in prompts:
                 timings.append(await client.complete(prompt, workload.max_tokens))
                 on_request()
-        finally:
-            await client.close()
 
     await together(work(prompts) for _ in range(level.concurrency))
     return LevelTimings(level, tuple(timings))
@@ -90,14 +88,12 @@ async def warm_up(make_client: ClientMaker, workload: Workload, clients: int) ->
     """
     series = f"warm-up-{clients}"
 
-    async def work(client: Client, index: int) -> None:
+    async def work(index: int) -> None:
         prompt = workload.prompt(series, index, tokens=_WARM_UP_PROMPT_TOKENS)
-        try:
+        async with aclosing(make_client()) as client:
             await client.complete(prompt, _WARM_UP_TOKENS)
-        finally:
-            await client.close()
 
-    await together(work(make_client(), index) for index in range(clients))
+    await together(work(index) for index in range(clients))
 
 
 async def together(coroutines: Iterable[Coroutine[object, object, object]]) -> None:

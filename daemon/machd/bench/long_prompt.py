@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -150,21 +151,15 @@ class _Running:
 async def _stream(
     make_client: ClientMaker, prompt: str, max_tokens: int, running: _Running
 ) -> None:
-    client = make_client()
-    try:
+    async with aclosing(make_client()) as client:
         await client.complete(prompt, max_tokens, on_piece=running.on_piece)
-    finally:
-        await client.close()
 
 
 async def _join(
     make_client: ClientMaker, workload: Workload, load: LongPromptLoad, settled: asyncio.Semaphore
 ) -> RequestTiming:
     prompt = workload.prompt(_LONG_SERIES, 0, tokens=load.prompt_tokens)
-    client = make_client()
-    try:
+    async with aclosing(make_client()) as client:
         for _ in range(load.streams):
             await settled.acquire()
         return await client.complete(prompt, _ANSWER_TOKENS)
-    finally:
-        await client.close()

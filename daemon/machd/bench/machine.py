@@ -11,6 +11,9 @@ from typing import Self
 import psutil
 from msgspec import Struct
 
+_ROOM = 1.5
+"""Memory that a server takes over its weights, with what it computes in."""
+
 _CPU_FACTS = Path("/proc/cpuinfo")
 
 
@@ -46,6 +49,11 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
             python=platform.python_version(),
             load_average=load_average,
         )
+
+
+def has_room(weights_bytes: int, *, servers: int) -> bool:
+    """Return whether free memory holds a model once for each of so many servers."""
+    return int(psutil.virtual_memory().available) >= servers * _ROOM * weights_bytes
 
 
 def _cpu_name() -> str:

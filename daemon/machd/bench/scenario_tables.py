@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from machd.bench.cells import NONE, columns, number, percentiles, plain_table
+from machd.bench.cells import (
+    NONE,
+    columns,
+    number,
+    p50_ms,
+    percentiles,
+    right_aligned,
+    titled,
+)
 from machd.bench.coalescing import COALESCING_GOAL, CoalescingFigures
 from machd.bench.long_prompt import LONG_PROMPT_GOAL, LongPromptFigures
 from machd.bench.report import BenchReport
 from machd.bench.staggered import STAGGERED_GOAL, StaggeredFigures
-from machd.bench.statistics import Distribution
 from machd.bench.structured import STRUCTURED_GOAL, StructuredFigures
 
 
@@ -34,11 +40,13 @@ def _staggered(rows: list[StaggeredFigures]) -> RenderableType:
         f"{first.streams} requests, one every {first.interval_s * 1000:.0f} ms "
         f"(goal: the first token {STAGGERED_GOAL:g} x sooner than static's)"
     )
-    table = plain_table()
-    table.add_column("mode")
-    for name in ("first token, s", "whole request, s"):
-        table.add_column(f"{name}\n{columns('p50', 'p90', 'p99')}", justify="right")
-    table.add_column("first token,\nsooner than\nstatic's", justify="right")
+    quantiles = columns("p50", "p90", "p99")
+    table = right_aligned(
+        "mode",
+        f"first token, s\n{quantiles}",
+        f"whole request, s\n{quantiles}",
+        "first token,\nsooner than\nstatic's",
+    )
     for row in rows:
         ratio = row.static_ttft_ratio
         table.add_row(
@@ -47,7 +55,7 @@ def _staggered(rows: list[StaggeredFigures]) -> RenderableType:
             percentiles(row.latency, per_second=1),
             NONE if ratio is None else f"{ratio:.2f} x",
         )
-    return Group(Text(title), Text(), table)
+    return titled(title, table)
 
 
 def _long_prompt(rows: list[LongPromptFigures]) -> RenderableType:
@@ -56,44 +64,32 @@ def _long_prompt(rows: list[LongPromptFigures]) -> RenderableType:
         f"A prompt of {first.prompt_tokens or 'many'} tokens joins {first.streams} streams "
         f"(goal: gaps at most {LONG_PROMPT_GOAL:g} x)"
     )
-    table = plain_table()
-    table.add_column("mode")
-    for heading in (
-        "its first\ntoken, s",
-        "gaps before,\np50, ms",
-        "gaps meanwhile,\np50, ms",
-        "gaps meanwhile,\np99, ms",
-        "p99 over\np50 before",
-    ):
-        table.add_column(heading, justify="right")
+    table = right_aligned(
+        *("mode", "its first\ntoken, s", "gaps before,\np50, ms"),
+        *("gaps meanwhile,\np50, ms", "gaps meanwhile,\np99, ms", "p99 over\np50 before"),
+    )
     for row in rows:
         table.add_row(
             row.mode,
-            number(row.ttft_s),
-            number(row.before.p50_s * 1000),
-            number(row.during.p50_s * 1000),
-            number(row.during.p99_s * 1000),
+            *(number(row.ttft_s), p50_ms(row.before)),
+            *(p50_ms(row.during), number(row.during.p99_s * 1000)),
             f"{row.p99_ratio:.2f} x",
         )
-    return Group(Text(title), Text(), table)
+    return titled(title, table)
 
 
 def _coalescing(rows: list[CoalescingFigures]) -> RenderableType:
     copies = rows[0].copies
     title = f"{copies} identical requests at once (goal: at most {COALESCING_GOAL:g} x one alone)"
-    table = plain_table()
-    table.add_column("mode")
-    for heading in ("one alone, s", f"{copies} together, s", "ratio", "answered by another"):
-        table.add_column(heading, justify="right")
+    table = right_aligned(
+        "mode", "one alone, s", f"{copies} together, s", "ratio", "answered by another"
+    )
     for row in rows:
         table.add_row(
-            row.mode,
-            number(row.alone_s),
-            number(row.together_s),
-            f"{row.ratio:.2f} x",
+            *(row.mode, number(row.alone_s), number(row.together_s), f"{row.ratio:.2f} x"),
             f"{row.coalesced} of {row.copies}",
         )
-    return Group(Text(title), Text(), table)
+    return titled(title, table)
 
 
 def _structured(rows: list[StructuredFigures]) -> RenderableType:
@@ -102,29 +98,15 @@ def _structured(rows: list[StructuredFigures]) -> RenderableType:
         f"{first.streams} completions, {first.constrained} of them held to JSON schemas "
         f"(goal: at least {STRUCTURED_GOAL:g} x as fast)"
     )
-    table = plain_table()
-    table.add_column("mode")
-    for heading in (
-        "tokens/s,\nall plain",
-        "tokens/s,\nmixed",
-        "ratio",
-        "plain gaps,\np50, ms",
-        "beside\nschemas",
-        "kept to\nschemas",
-    ):
-        table.add_column(heading, justify="right")
+    table = right_aligned(
+        *("mode", "tokens/s,\nall plain", "tokens/s,\nmixed", "ratio"),
+        *("plain gaps,\np50, ms", "beside\nschemas", "kept to\nschemas"),
+    )
     for row in rows:
         table.add_row(
             row.mode,
-            number(row.plain_tps),
-            number(row.mixed_tps),
-            f"{row.ratio:.2f} x",
-            _p50_ms(row.plain_itl),
-            _p50_ms(row.mixed_itl),
+            *(number(row.plain_tps), number(row.mixed_tps), f"{row.ratio:.2f} x"),
+            *(p50_ms(row.plain_itl), p50_ms(row.mixed_itl)),
             f"{row.kept} of {row.constrained}",
         )
-    return Group(Text(title), Text(), table)
-
-
-def _p50_ms(sample: Distribution | None) -> str:
-    return NONE if sample is None else number(sample.p50_s * 1000)
+    return titled(title, table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -84,13 +85,10 @@ async def run_staggered(
     timings: list[RequestTiming] = []
 
     async def arrive(prompt: str, index: int) -> None:
-        client = make_client()
-        try:
+        async with aclosing(make_client()) as client:
             await asyncio.sleep(index * arrivals.interval_s)
             timings.append(await client.complete(prompt, workload.max_tokens))
             on_request()
-        finally:
-            await client.close()
 
     for number in range(arrivals.rounds):
         prompts = workload.prompts(f"staggered-{number}", arrivals.streams)
@@ -111,11 +109,8 @@ def staggered_figures(
     ttfts: dict[str, Distribution] = {}
     latencies: dict[str, Distribution] = {}
     for one in measured:
-        ttft = Distribution.of(timing.ttft_s for timing in one.timings)
-        latency = Distribution.of(timing.latency_s for timing in one.timings)
-        assert ttft is not None, "a round has a request"
-        assert latency is not None, "a round has a request"
-        ttfts[one.mode], latencies[one.mode] = ttft, latency
+        ttfts[one.mode] = Distribution.of_some(timing.ttft_s for timing in one.timings)
+        latencies[one.mode] = Distribution.of_some(timing.latency_s for timing in one.timings)
     return [
         StaggeredFigures(
             mode=mode,

@@ -109,5 +109,5 @@ class StaticClient:
         del on_piece
         return await self._batcher.submit(prompt, max_tokens)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """There is nothing to let go of."""

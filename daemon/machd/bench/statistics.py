@@ -32,6 +32,13 @@ class Distribution(Struct, frozen=True, kw_only=True):
     p99_s: float
 
     @classmethod
+    def of_some(cls, sample_s: Iterable[float]) -> Self:
+        """Sum up a sample of at least one value."""
+        found = cls.of(sample_s)
+        assert found is not None, "a sample of at least one value"
+        return found
+
+    @classmethod
     def of(cls, sample_s: Iterable[float]) -> Self | None:
         """Its distribution; None for an empty sample, such as the gaps of one-token answers."""
         ordered = sorted(sample_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -183,12 +184,9 @@ class _Asking:
         answers: dict[int, RequestTiming] = {}
 
         async def ask(index: int, prompt: str, schema: Mapping[str, object] | None) -> None:
-            client = self.make_client()
-            try:
+            async with aclosing(self.make_client()) as client:
                 answers[index] = await client.complete(prompt, max_tokens, schema=schema)
                 self.on_request()
-            finally:
-                await client.close()
 
         prompts = self.workload.prompts(series, len(schemas))
         pairs = zip(prompts, schemas, strict=True)

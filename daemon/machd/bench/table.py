@@ -47,11 +47,6 @@ class ReportPrinter:
         self._console.print(_notes(report))
 
 
-def print_report(report: BenchReport, console: Console) -> None:
-    """Write a report that is whole."""
-    ReportPrinter(console).finish(report)
-
-
 def _parts(report: BenchReport) -> list[RenderableType]:
     sweep = (_latencies(report), _throughput(report)) if report.levels else ()
     prefix = chain.from_iterable(map(prefix_tables, report.prefix))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,8 @@ from machd.errors import EngineFaultError
 
 COMPLETION_TIMEOUT_S = 3600.0
 """An end to a request that the server has forgotten; above any time limit of its own."""
+
+_Answer = TypeVar("_Answer")
 
 _LOOK_UP_S = 30.0
 """For questions that a healthy server answers at once."""
@@ -100,6 +103,10 @@ class _Models(Struct):
     data: list[_Model]
 
 
+class _Tokens(Struct):
+    tokens: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class TargetHints:
     """What a person knows about a server that it does not tell by itself.
@@ -128,6 +135,10 @@ class Target:
     dialect: Dialect
     capabilities: Capabilities | None
 
+    def connection(self, clock: Clock) -> Connection:
+        """Prepare a connection to it; the caller closes it."""
+        return Connection(self.address, api_key=self.api_key, clock=clock)
+
     @classmethod
     async def find(
         cls, address: ServerAddress, *, clock: Clock, hints: TargetHints | None = None
@@ -139,18 +150,15 @@ class Target:
             EngineFaultError: It answers, but not as a server of this API.
         """
         hints = hints or TargetHints()
-        connection = Connection(address, api_key=hints.api_key, clock=clock)
-        try:
+        async with aclosing(Connection(address, api_key=hints.api_key, clock=clock)) as connection:
             model_id = hints.model_id or await _find_model(connection)
             return cls(
                 address=address,
                 api_key=hints.api_key,
                 model_id=model_id,
                 dialect=await _find_dialect(connection, model_id, hints.extra),
-                capabilities=await _find_capabilities(connection),
+                capabilities=await look_up(connection, "/v1/capabilities", Capabilities),
             )
-        finally:
-            await connection.close()
 
 
 def check_answer(answer: Exchange, path: str) -> None:
@@ -163,6 +171,35 @@ def check_answer(answer: Exchange, path: str) -> None:
         raise EngineFaultError(f"{path}: HTTP {answer.status}: {excerpt(answer.body)}")
 
 
+async def look_up(
+    connection: Connection, path: str, kind: type[_Answer], *, body: bytes | None = None
+) -> _Answer | None:
+    """Ask for something that other servers need not know.
+
+    Args:
+        connection: To the server.
+        path: A path to get, or with a body to post to.
+        kind: Type of the JSON answer.
+        body: JSON.
+
+    Returns:
+        None where there is no such answer; some servers hang up on a path that they do not know.
+    """
+    method = "GET" if body is None else "POST"
+    try:
+        answer = await connection.exchange(method, path, body or b"", timeout_s=_LOOK_UP_S)
+        return msgspec.json.decode(answer.body, type=kind) if answer.status == 200 else None
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+async def token_ids(connection: Connection, text: str) -> list[int] | None:
+    """Ask ``/tokenize`` of machd or of vLLM for a text's tokens; None where there is none."""
+    body = msgspec.json.encode({"prompt": text, "add_special_tokens": False})
+    found = await look_up(connection, "/tokenize", _Tokens, body=body)
+    return None if found is None else found.tokens
+
+
 async def _find_model(connection: Connection) -> str:
     answer = await connection.exchange("GET", "/v1/models", timeout_s=_LOOK_UP_S)
     check_answer(answer, "/v1/models")
@@ -173,16 +210,6 @@ async def _find_model(connection: Connection) -> str:
     if not models:
         raise EngineFaultError("/v1/models: the server has no model")
     return models[0].id
-
-
-async def _find_capabilities(connection: Connection) -> Capabilities | None:
-    try:
-        answer = await connection.exchange("GET", "/v1/capabilities", timeout_s=_LOOK_UP_S)
-        if answer.status == 200:
-            return msgspec.json.decode(answer.body, type=Capabilities)
-    except (OSError, msgspec.DecodeError):
-        pass  # another server; some hang up on a path that they do not know
-    return None
 
 
 async def _find_dialect(

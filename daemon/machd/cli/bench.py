@@ -14,7 +14,7 @@ from machd.bench.guarantees.run import GuaranteesBench
 from machd.bench.long_prompt import LongPromptLoad
 from machd.bench.modes import CONTINUOUS, MODES, REMOTE, Mode
 from machd.bench.plan import BenchPlan
-from machd.bench.plot import can_plot, write_plot
+from machd.bench.plot import write_plot
 from machd.bench.prefix.plan import PrefixPlan
 from machd.bench.prefix.plot import write_prefix_plot
 from machd.bench.prefix.run import PrefixBench
@@ -32,9 +32,11 @@ from machd.bench.workload import Workload
 from machd.cli.bench_options import (
     check_goals,
     check_guarantees,
-    check_prefix,
-    check_scenarios,
+    check_measured,
+    check_plot,
     check_speculation,
+    check_url,
+    count_option,
     guarantees_option,
     prefix_options,
     read_concurrencies,
@@ -75,27 +77,9 @@ _file_type = click.Path(path_type=Path)
     callback=read_concurrencies,
     help="Clients of each level of the sweep; each has one request open at any time.",
 )
-@click.option(
-    "--requests",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Requests a level, rounded up to as many for every client.",
-)
-@click.option(
-    "--prompt-tokens",
-    default=128,
-    show_default=True,
-    type=click.IntRange(1),
-    help="About how long prompts are.",
-)
-@click.option(
-    "--max-tokens",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How long answers are; two make the first time between tokens.",
-)
+@count_option("--requests", 8, "Requests a level, rounded up to as many for every client.")
+@count_option("--prompt-tokens", 128, "About how long prompts are.")
+@count_option("--max-tokens", 64, "How long answers are; two make the first time between tokens.")
 @click.option(
     "--compare",
     "modes",
@@ -112,12 +96,10 @@ _file_type = click.Path(path_type=Path)
     callback=read_scenarios,
     help=f"What to measure: {', '.join(Scenario)}.",
 )
-@click.option(
+@count_option(
     "--long-prompt-tokens",
-    default=LongPromptLoad().prompt_tokens,
-    show_default=True,
-    type=click.IntRange(1),
-    help="About how long the prompt is that joins running streams.",
+    LongPromptLoad().prompt_tokens,
+    "About how long the prompt is that joins running streams.",
 )
 @prefix_options
 @speculation_options
@@ -206,7 +188,7 @@ def bench(
     """
     arguments = forwarded_arguments(loaded)
     hints = (model_id, extra)
-    _check_url(url, hints, has_own=bool(modes or arguments))
+    check_url(url, hints, has_own=bool(modes or arguments))
     guessing_mode = loaded.settings.speculation.mode
     has_prefix = is_prefix or bool(kv_formats)
     if is_speculation:
@@ -214,10 +196,11 @@ def bench(
     if is_guarantees:
         check_guarantees(modes, scenarios, url, has_others=has_prefix or is_speculation)
     modes = modes or ((CONTINUOUS,) if is_prefix else MODES[:1])
-    _check_measured((REMOTE,) if url else modes, scenarios, kv_formats, is_prefix=is_prefix)
+    measured = (REMOTE,) if url else modes
+    check_measured(measured, scenarios, kv_formats, is_prefix=is_prefix)
     if is_check and not (is_prefix or is_speculation or is_guarantees):
-        check_goals(scenarios, (REMOTE,) if url else modes)
-    _check_plot(plot_file, scenarios, is_guarantees=is_guarantees)
+        check_goals(scenarios, measured)
+    check_plot(plot_file, scenarios, is_guarantees=is_guarantees)
     clock = SystemClock()
     workload = Workload(requests, prompt_tokens, max_tokens, seed=int(clock.unix_s()))
     plan = BenchPlan(
@@ -249,43 +232,6 @@ def bench(
     printer.finish(report)
     _write(report, json_file, plot_file)
     _tell_goals(report.goals if is_check else [])
-
-
-def _check_url(
-    url: str | None, hints: tuple[str | None, dict[str, object] | None], *, has_own: bool
-) -> None:
-    if url is not None and has_own:
-        raise click.UsageError(
-            "--url measures a server that runs already: MODEL, --compare and settings are not its"
-        )
-    if url is None and any(hint is not None for hint in hints):
-        raise click.UsageError("--model-id and --extra-body are for a server at --url")
-
-
-def _check_measured(
-    modes: Sequence[Mode],
-    scenarios: Sequence[Scenario],
-    kv_formats: Sequence[str],
-    *,
-    is_prefix: bool,
-) -> None:
-    if is_prefix or kv_formats:
-        check_prefix(is_prefix, scenarios, modes, kv_formats)
-    else:
-        check_scenarios(scenarios, modes)
-
-
-def _check_plot(
-    plot_file: Path | None, scenarios: Sequence[Scenario], *, is_guarantees: bool
-) -> None:
-    if plot_file is None:
-        return
-    if is_guarantees:
-        raise click.UsageError("--guarantees has no plot: leave --plot out")
-    if not can_plot():
-        raise click.UsageError("--plot needs matplotlib: pip install 'machd[plot]'")
-    if Scenario.SWEEP not in scenarios:
-        raise click.UsageError("--plot draws the sweep, which is not among the scenarios")
 
 
 def _write(report: BenchReport, json_file: Path | None, plot_file: Path | None) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import click
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from machd.bench.connection import ServerAddress
 from machd.bench.goals import has_goals
 from machd.bench.modes import CONTINUOUS, MODES, STATIC, Mode, modes_named
+from machd.bench.plot import can_plot
 from machd.bench.prefix.kv_formats import KV_STREAMS, formats_named
 from machd.bench.prefix.plan import PrefixPlan
 from machd.bench.prefix.sharing import SharedPrompt
@@ -20,7 +21,10 @@ from machd.bench.scenarios import Scenario, scenarios_named
 from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS, SpeculationPlan
 from machd.bench.speculation.run import OFF
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
+_Item = TypeVar("_Item")
+_Command: TypeAlias = Callable[..., object]
+_Decorator: TypeAlias = Callable[[_Command], _Command]
+_ReadNames: TypeAlias = Callable[[click.Context, click.Parameter, str | None], tuple[_Item, ...]]
 
 
 def read_concurrencies(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -42,24 +46,6 @@ def read_url(_ctx: click.Context, _param: click.Parameter, url: str | None) -> s
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return url
-
-
-def read_modes(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[Mode, ...]:
-    """Modes by their names."""
-    if text is None:
-        return ()
-    try:
-        return modes_named(part.strip() for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def read_scenarios(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Scenario, ...]:
-    """Scenarios by their names."""
-    try:
-        return scenarios_named(part.strip() for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def read_fields(
@@ -87,39 +73,55 @@ def read_output_file(
     return path
 
 
-def read_kv_formats(
-    _ctx: click.Context, _param: click.Parameter, text: str | None
-) -> tuple[str, ...]:
-    """Formats of keys and values by their names."""
-    if text is None:
-        return ()
-    try:
-        return formats_named(part.strip() for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _names_reader(parse: Callable[[Iterable[str]], tuple[_Item, ...]]) -> _ReadNames[_Item]:
+    """Make a callback that reads a list of names; nothing given is an empty list."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[_Item, ...]:
+        try:
+            return () if text is None else parse(part.strip() for part in text.split(","))
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
 
 
-def check_prefix(
-    is_prefix: bool,
-    scenarios: Sequence[Scenario],
+read_modes = _names_reader(modes_named)
+read_scenarios = _names_reader(scenarios_named)
+
+
+def check_url(url: str | None, hints: Sequence[object], *, has_own: bool) -> None:
+    """Refuse ``--url`` with what describes a server of the bench's own, and its hints without it."""
+    _refuse(
+        (
+            url is not None and has_own,
+            "--url measures a server that runs already: MODEL, --compare and settings are not its",
+        ),
+        (
+            url is None and any(hint is not None for hint in hints),
+            "--model-id and --extra-body are for a server at --url",
+        ),
+    )
+
+
+def check_measured(
     modes: Sequence[Mode],
+    scenarios: Sequence[Scenario],
     kv_formats: Sequence[str],
+    *,
+    is_prefix: bool,
 ) -> None:
-    """Whether ``--prefix`` and ``--kv`` can be measured so."""
-    if not is_prefix:
-        raise click.UsageError("--kv belongs to --prefix")
-    if tuple(scenarios) != (Scenario.SWEEP,):
-        raise click.UsageError("--prefix has no scenarios: leave --scenarios out")
-    if STATIC in modes:
-        raise click.UsageError("--prefix needs servers: the mode static has none")
-    if kv_formats and CONTINUOUS not in modes:
-        raise click.UsageError(
-            f"--kv needs a server of the bench's own: --compare {CONTINUOUS.name}"
+    """Refuse ``--prefix``, ``--kv`` or scenarios that these modes cannot be measured with."""
+    if is_prefix or kv_formats:
+        _refuse(
+            (not is_prefix, "--kv belongs to --prefix"),
+            _scenarios_problem("--prefix", scenarios),
+            (STATIC in modes, "--prefix needs servers: the mode static has none"),
+            (
+                bool(kv_formats) and CONTINUOUS not in modes,
+                f"--kv needs a server of the bench's own: --compare {CONTINUOUS.name}",
+            ),
         )
-
-
-def check_scenarios(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> None:
-    """Whether each scenario has a mode that it can be measured with."""
+        return
     for scenario in scenarios:
         if not any(scenario in mode.scenarios for mode in modes):
             able = ", ".join(mode.name for mode in MODES if scenario in mode.scenarios)
@@ -134,55 +136,35 @@ def check_speculation(
     *,
     has_prefix: bool,
 ) -> None:
-    """Whether ``--speculation`` can be measured so.
-
-    Args:
-        mode: Value of ``speculation.mode``.
-        modes: What ``--compare`` names.
-        scenarios: What ``--scenarios`` names.
-        url: A server that runs already.
-        has_prefix: Whether the prefix cache is to be measured, too.
-    """
-    if has_prefix:
-        raise click.UsageError("--speculation and --prefix measure different things: name one")
-    if url is not None:
-        raise click.UsageError(
-            "--speculation needs two daemons of the bench's own: leave --url out"
-        )
-    if modes:
-        raise click.UsageError(
-            "--speculation compares with and without guesses: leave --compare out"
-        )
-    if tuple(scenarios) != (Scenario.SWEEP,):
-        raise click.UsageError("--speculation has no scenarios: leave --scenarios out")
-    if mode == OFF:
-        raise click.UsageError(
-            f"speculation.mode is {OFF}, with which --speculation compares: name another, such as"
-            " --speculation-mode ngram"
-        )
+    """Refuse what ``--speculation`` cannot be combined with; ``mode`` is ``speculation.mode``."""
+    _refuse(
+        (has_prefix, "--speculation and --prefix measure different things: name one"),
+        (url is not None, "--speculation needs two daemons of the bench's own: leave --url out"),
+        (bool(modes), "--speculation compares with and without guesses: leave --compare out"),
+        _scenarios_problem("--speculation", scenarios),
+        (
+            mode == OFF,
+            (
+                f"speculation.mode is {OFF}, with which --speculation compares: name another,"
+                " such as --speculation-mode ngram"
+            ),
+        ),
+    )
 
 
 def check_guarantees(
     modes: Sequence[Mode], scenarios: Sequence[Scenario], url: str | None, *, has_others: bool
 ) -> None:
-    """Refuse what ``--guarantees`` cannot be combined with.
-
-    Args:
-        modes: What ``--compare`` names.
-        scenarios: What ``--scenarios`` names.
-        url: A server that runs already.
-        has_others: Whether ``--prefix``, ``--kv`` or ``--speculation`` is there, too.
-    """
-    if has_others:
-        raise click.UsageError(
-            "--guarantees measures neither the prefix cache nor speculation: name one of them"
-        )
-    if url is not None:
-        raise click.UsageError("--guarantees stops daemons of the bench's own: leave --url out")
-    if modes:
-        raise click.UsageError("--guarantees compares no modes: leave --compare out")
-    if tuple(scenarios) != (Scenario.SWEEP,):
-        raise click.UsageError("--guarantees has no scenarios: leave --scenarios out")
+    """Refuse what ``--guarantees`` cannot be combined with."""
+    _refuse(
+        (
+            has_others,
+            "--guarantees measures neither the prefix cache nor speculation: name one of them",
+        ),
+        (url is not None, "--guarantees stops daemons of the bench's own: leave --url out"),
+        (bool(modes), "--guarantees compares no modes: leave --compare out"),
+        _scenarios_problem("--guarantees", scenarios),
+    )
 
 
 def check_goals(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> None:
@@ -194,67 +176,89 @@ def check_goals(scenarios: Sequence[Scenario], modes: Sequence[Mode]) -> None:
         )
 
 
-def prefix_options(command: _Command) -> _Command:
-    """What there is for ``--prefix``."""
-    for option in reversed(_PREFIX_OPTIONS):
-        command = option(command)
-    return command
+def check_plot(
+    plot_file: Path | None, scenarios: Sequence[Scenario], *, is_guarantees: bool
+) -> None:
+    """Refuse ``--plot`` for a run that it cannot draw."""
+    if plot_file is None:
+        return
+    _refuse(
+        (is_guarantees, "--guarantees has no plot: leave --plot out"),
+        (not can_plot(), "--plot needs matplotlib: pip install 'machd[plot]'"),
+        (
+            Scenario.SWEEP not in scenarios,
+            "--plot draws the sweep, which is not among the scenarios",
+        ),
+    )
 
 
-def speculation_options(command: _Command) -> _Command:
-    """What there is for ``--speculation``; who guesses is a setting."""
-    for option in reversed(_SPECULATION_OPTIONS):
-        command = option(command)
-    return command
+def _scenarios_problem(flag: str, scenarios: Sequence[Scenario]) -> tuple[bool, str]:
+    has_any = tuple(scenarios) != (Scenario.SWEEP,)
+    return has_any, f"{flag} has no scenarios: leave --scenarios out"
 
 
-guarantees_option = click.option(
-    "--guarantees",
-    "is_guarantees",
-    is_flag=True,
-    help="Measure what machd promises in seconds instead: health under bad requests, refusals,"
-    " a cancelled stream, SIGTERM. Takes minutes.",
-)
+def _refuse(*problems: tuple[bool, str]) -> None:
+    """Raise the first problem that holds.
 
-_PREFIX_OPTIONS = (
+    Raises:
+        click.UsageError: One does.
+    """
+    for holds, message in problems:
+        if holds:
+            raise click.UsageError(message)
+
+
+def count_option(flag: str, default: int, text: str, *, least: int = 1) -> _Decorator:
+    """Make an option for a whole number that is at least ``least``."""
+    return click.option(
+        flag, default=default, show_default=True, type=click.IntRange(least), help=text
+    )
+
+
+def _together(*options: _Decorator) -> _Decorator:
+    """Make one decorator of several options, which are shown in this order."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+prefix_options = _together(
     click.option(
         "--prefix",
         "is_prefix",
         is_flag=True,
         help="Measure the prefix cache instead: what it finds, what it saves, what it costs.",
     ),
-    click.option(
+    count_option(
         "--prefix-tokens",
-        default=PrefixPlan().tokens,
-        show_default=True,
-        type=click.IntRange(2),
-        help="With --prefix: how long prompts are, and the beginning that longer ones share.",
+        PrefixPlan().tokens,
+        "With --prefix: how long prompts are, and the beginning that longer ones share.",
+        least=2,
     ),
-    click.option(
+    count_option(
         "--users",
-        default=SharedPrompt().users,
-        show_default=True,
-        type=click.IntRange(2),
-        help="With --prefix: how many ask at once with one system prompt.",
+        SharedPrompt().users,
+        "With --prefix: how many ask at once with one system prompt.",
+        least=2,
     ),
-    click.option(
-        "--system-tokens",
-        default=SharedPrompt().system_tokens,
-        show_default=True,
-        type=click.IntRange(1),
-        help="With --prefix: how long that one is.",
+    count_option(
+        "--system-tokens", SharedPrompt().system_tokens, "With --prefix: how long that one is."
     ),
     click.option(
         "--kv",
         "kv_formats",
         metavar="FORMAT,...",
-        callback=read_kv_formats,
+        callback=_names_reader(formats_named),
         help=f"With --prefix: compare formats of keys and values with {KV_STREAMS} streams, such as"
         " none,affine8. Takes minutes.",
     ),
 )
 
-_SPECULATION_OPTIONS = (
+speculation_options = _together(
     click.option(
         "--speculation",
         "is_speculation",
@@ -262,19 +266,24 @@ _SPECULATION_OPTIONS = (
         help="Measure guessing ahead instead, against a daemon that does not: texts to quote,"
         " texts to correct, free prose. Takes minutes; --speculation-mode says who guesses.",
     ),
-    click.option(
+    count_option(
         "--speculation-tokens",
-        default=SpeculationPlan().tokens,
-        show_default=True,
-        type=click.IntRange(16),
-        help="With --speculation: how long answers are.",
+        SpeculationPlan().tokens,
+        "With --speculation: how long answers are.",
+        least=16,
     ),
-    click.option(
+    count_option(
         "--speculation-rounds",
-        default=SpeculationPlan().rounds,
-        show_default=True,
-        type=click.IntRange(1),
-        help="With --speculation: how often each prompt is asked of both;"
+        SpeculationPlan().rounds,
+        "With --speculation: how often each prompt is asked of both;"
         f" goals are judged from {LEAST_JUDGED_ROUNDS} on.",
     ),
+)
+
+guarantees_option = click.option(
+    "--guarantees",
+    "is_guarantees",
+    is_flag=True,
+    help="Measure what machd promises in seconds instead: health under bad requests, refusals,"
+    " a cancelled stream, SIGTERM. Takes minutes.",
 )

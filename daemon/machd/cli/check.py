@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import click
 import msgspec
-from rich.console import Console
 
 from machd.api.check import ModelCheck
 from machd.capabilities.evidence import ProbeResult
@@ -92,7 +91,7 @@ def check(
     else:
         from machd.cli.check_table import print_check  # noqa: PLC0415 - a table is not always wanted
 
-        print_check(found, Console(highlight=False))
+        print_check(found)
     ctx.exit(_HOLDS if require is None or _is_batched(found) else _HOLDS_NOT)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
 from msgspec import UNSET, UnsetType
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from machd.api.capabilities import Evidence, FeatureVerdict, SpeculationReport
 from machd.api.check import ChatTemplateReport, ModelCheck
+from machd.cli.ctl_text import print_lines
 
 _GB = 1_000_000_000
 _STYLES = {
@@ -24,18 +22,9 @@ _STYLES = {
 }
 
 
-def print_check(check: ModelCheck, console: Console) -> None:
+def print_check(check: ModelCheck) -> None:
     """Write one line for each thing that was found; long ones are folded under themselves."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for label, text in _lines(check):
-        table.add_row(label, text)
-    with console.capture() as written:
-        console.print(table)
-    # rich fills every line up to the width, which a file or a pipe does not want.
-    lines = (line.rstrip() for line in written.get().splitlines())
-    click.echo("\n".join(lines), color=True)
+    print_lines(_lines(check))
 
 
 def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:

@@ -21,7 +21,7 @@ from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_config import config
 from machd.cli.ctl_tables import event_line, print_requests, print_status
 from machd.cli.ctl_target import admin_client, target_options
-from machd.cli.ctl_text import counted, json_option, say, show_answer, shown_json
+from machd.cli.ctl_text import counted, json_option, say, say_changed, show_answer, shown_json
 from machd.cli.ctl_wait import wait_until
 from machd.errors import ConflictError, FaultError, UnavailableError
 
@@ -101,7 +101,7 @@ def resume(*, as_json: bool) -> None:
 def reload(*, as_json: bool) -> None:
     """Have the daemon read its settings again."""
     change = admin_client().ask("POST", "/admin/reload", ConfigChange)
-    show_answer(change, _say_changed, as_json=as_json)
+    show_answer(change, say_changed, as_json=as_json)
 
 
 @ctl.command()
@@ -150,7 +150,7 @@ def log_level(level: str | None, *, as_json: bool) -> None:
         show_answer(now, lambda one: say(one.level), as_json=as_json)
         return
     change = client.ask("PUT", "/admin/log-level", ConfigChange, {"level": level})
-    show_answer(change, _say_changed, as_json=as_json)
+    show_answer(change, say_changed, as_json=as_json)
 
 
 @ctl.command()
@@ -177,10 +177,6 @@ def _event_line(data: bytes) -> str:
     event: AdminEvent = msgspec.json.decode(data, type=AdminEvent)
     time_of_day = datetime.fromtimestamp(event.at, UTC).astimezone().strftime("%H:%M:%S.%f")
     return event_line(event, time_of_day[:-3])
-
-
-def _say_changed(change: ConfigChange) -> None:
-    say(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
 
 
 def _say_mode(mode: ModeStatus) -> None:

@@ -10,7 +10,7 @@ import click
 
 from machd.api.admin_config import AdminConfig, ConfigChange
 from machd.cli.ctl_target import admin_client, target_options
-from machd.cli.ctl_text import say, say_json
+from machd.cli.ctl_text import json_option, say, say_changed, say_json
 from machd.settings.explain import settings_toml
 from machd.settings.keys import setting_keys
 from machd.settings.layers import Origin, OriginKind
@@ -27,7 +27,7 @@ def config() -> None:
 @config.command()
 @click.argument("key", required=False)
 @target_options
-@click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer.")
+@json_option
 def get(key: str | None, *, as_json: bool) -> None:
     """Print KEY's value as JSON, or all settings with their origins as TOML."""
     shown = admin_client().ask("GET", "/admin/config", AdminConfig)
@@ -101,8 +101,7 @@ def _loaded(shown: AdminConfig) -> LoadedSettings:
 
 
 def _patch(changes: dict[str, dict[str, object]]) -> None:
-    change = admin_client().ask("PATCH", "/admin/config", ConfigChange, changes)
-    say(f"changed {', '.join(change.changed)}" if change.changed else "nothing has changed")
+    say_changed(admin_client().ask("PATCH", "/admin/config", ConfigChange, changes))
 
 
 def _parts(key: str) -> tuple[str, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +15,7 @@ from machd.api.admin_events import AdminEvent
 from machd.api.admin_requests import OpenRequest
 from machd.api.admin_status import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
 from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
-from machd.cli.ctl_text import counted, plain, say
+from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
@@ -28,12 +27,12 @@ _LARGEST_MB = 1000
 
 def print_status(status: AdminStatus) -> None:
     """Write a line for each thing."""
-    _print_lines(_status_lines(status))
+    print_lines(_status_lines(status))
 
 
 def print_cache(stats: CacheStats) -> None:
     """Write a line for each thing that is kept."""
-    _print_lines(_cache_lines(stats))
+    print_lines(_cache_lines(stats))
 
 
 def print_warmed(warmed: Sequence[tuple[str, WarmedPrompt]]) -> None:
@@ -46,7 +45,7 @@ def print_warmed(warmed: Sequence[tuple[str, WarmedPrompt]]) -> None:
         failure = plain("" if one.error is None else one.error.message, "red")
         table.add_row(plain(name), *_warmed_cells([one]), failure)
     table.add_row(plain("all"), *_warmed_cells([one for _, one in warmed]), plain(""))
-    _print(table)
+    click.echo("\n".join(table_lines(table)), color=True)
 
 
 def print_requests(requests: Sequence[OpenRequest]) -> None:
@@ -66,7 +65,7 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
             plain(str(one.prompt_tokens)),
             plain(str(one.completion_tokens)),
         )
-    head, *rows = _lines(table)
+    head, *rows = table_lines(table)
     click.echo(head, color=True)
     for one, row in zip(requests, rows, strict=True):
         click.echo(row, color=True)
@@ -237,24 +236,3 @@ def _fact(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "-"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _print_lines(lines: Iterable[tuple[str, Text | str]]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for label, text in lines:
-        table.add_row(label, text if isinstance(text, Text) else plain(text))
-    _print(table)
-
-
-def _print(table: Table) -> None:
-    click.echo("\n".join(_lines(table)), color=True)
-
-
-def _lines(table: Table) -> list[str]:
-    console = Console(highlight=False)
-    with console.capture() as written:
-        console.print(table)
-    # rich fills every line up to the width, which a file or a pipe does not want.
-    return [line.rstrip() for line in written.get().splitlines()]

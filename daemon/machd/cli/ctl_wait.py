@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from machd.api.admin_status import AdminStatus
+from machd.bench.progress import CountingBar
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_text import plain, say
 from machd.clock import SystemClock
@@ -58,49 +57,26 @@ def wait_until(
                 said, said_s = text, clock.monotonic_s()
 
 
-class Countdown:
-    """How many of a known number of things are done, once that takes longer than two seconds.
-
-    It is a bar on standard error, and only where that is a terminal: nobody watches a file grow.
-    """
+class Countdown(CountingBar):
+    """A bar that appears once the work takes longer than two seconds."""
 
     def __init__(self, what: str, *, total: int) -> None:
         """Count to ``total``; entering the context starts the clock."""
-        console = Console(stderr=True)
-        self._is_terminal = console.is_terminal
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task(what, total=total)
+        super().__init__(what, total=total)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="machd-countdown", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the clock."""
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         """Take the bar away."""
         self._ended.set()
         self._thread.join()
-        self._progress.stop()
-
-    def advance(self, count: int = 1) -> None:
-        """So many more are done."""
-        self._progress.advance(self._task, count)
+        super().stop()
 
     def _show(self) -> None:
-        if self._is_terminal and not self._ended.wait(_SAY_EVERY_S):
+        if not self._progress.disable and not self._ended.wait(_SAY_EVERY_S):
             self._progress.start()

@@ -70,31 +70,22 @@ class UnitFile:
 
 def system_units(installation: Installation) -> tuple[UnitFile, ...]:
     """The service of the whole machine, and its socket where it can have one."""
-    service = "\n".join(
-        (
-            _unit_section(installation, is_system=True),
-            _service_section(installation),
-            _SYSTEM_PLACES,
-            _LIMITS,
-            _hardening(_SYSTEM_HARDENING, installation),
-            "[Install]\nWantedBy=multi-user.target\n",
-        )
-    )
-    return (UnitFile("machd.service", service), *_socket_units(installation))
+    hardening = _hardening(_SYSTEM_HARDENING, installation)
+    parts = (_SYSTEM_PLACES, _LIMITS, hardening, "[Install]\nWantedBy=multi-user.target\n")
+    return _units(installation, parts, is_system=True)
 
 
 def user_units(installation: Installation) -> tuple[UnitFile, ...]:
     """The service of one user, and its socket where it can have one."""
-    service = "\n".join(
-        (
-            _unit_section(installation, is_system=False),
-            _service_section(installation),
-            _USER_PLACES,
-            _LIMITS,
-            _USER_HARDENING,
-            "[Install]\nWantedBy=default.target\n",
-        )
-    )
+    parts = (_USER_PLACES, _LIMITS, _USER_HARDENING, "[Install]\nWantedBy=default.target\n")
+    return _units(installation, parts, is_system=False)
+
+
+def _units(
+    installation: Installation, parts: tuple[str, ...], *, is_system: bool
+) -> tuple[UnitFile, ...]:
+    unit = _unit_section(installation, is_system=is_system)
+    service = "\n".join((unit, _service_section(installation), *parts))
     return (UnitFile("machd.service", service), *_socket_units(installation))
 
 
@@ -116,18 +107,17 @@ def _unit_section(installation: Installation, *, is_system: bool) -> str:
 
 
 def _service_section(installation: Installation) -> str:
-    sockets = (
-        "# The socket stays open while the daemon restarts: who connects meanwhile waits.\n"
-        "Sockets=machd.socket\n"
-        if installation.address
-        else ""
-    )
-    retried = (
-        "# Whoever connects to the socket starts it all the same, until the limit above fails both:\n"
-        "# then `reset-failed machd.service machd.socket`, and start them.\n"
-        if installation.address
-        else ""
-    )
+    sockets = retried = ""
+    if installation.address:
+        sockets = (
+            "# The socket stays open while the daemon restarts: who connects meanwhile waits.\n"
+            "Sockets=machd.socket\n"
+        )
+        retried = (
+            "# Whoever connects to the socket starts it all the same, until the limit above fails"
+            " both:\n"
+            "# then `reset-failed machd.service machd.socket`, and start them.\n"
+        )
     executable = _words(installation.command)
     return f"""\
 [Service]

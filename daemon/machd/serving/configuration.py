@@ -24,8 +24,8 @@ from machd.errors import (
     SettingsChangedError,
     SettingsError,
 )
-from machd.settings.diff import changed_keys, restart_keys
 from machd.settings.explain import settings_toml
+from machd.settings.keys import changed_keys
 from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
@@ -215,8 +215,8 @@ class Configuration:
         return self._last_change
 
     def _check_live(self, settings: Settings) -> None:
-        needs_restart = restart_keys(self.settings, settings)
-        if needs_restart:
+        changed = changed_keys(self.settings, settings)
+        if needs_restart := tuple(key.dotted for key in changed if not key.is_live):
             raise RestartRequiredError(needs_restart)
 
     def _refuse(self, kind: ChangeKind, error: MachdError) -> None:

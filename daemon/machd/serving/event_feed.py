@@ -97,11 +97,6 @@ class EventFeed:
         self._clock = clock
         self._watchers: set[Watcher] = set()
 
-    @property
-    def watcher_count(self) -> int:
-        """Who watches now."""
-        return len(self._watchers)
-
     def open(self) -> Watcher:
         """Watch from now on. Whoever opens one must :meth:`close` it.
 

@@ -13,17 +13,12 @@ from typing import Protocol
 
 from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
-    DecodeModeChanged,
-    EngineFaulted,
     Event,
-    InvariantBroken,
     PromptReused,
     PromptScored,
     SequenceAdmitted,
     SequenceFinished,
-    SequenceQueued,
     SequenceStarted,
-    StepCompleted,
     TokenGenerated,
 )
 
@@ -41,9 +36,6 @@ SequenceEvent = (
     | TokenGenerated
     | SequenceFinished
 )
-
-_NOBODYS = (StepCompleted, SequenceQueued, DecodeModeChanged, EngineFaulted, InvariantBroken)
-"""Events that no reader of a sequence is told."""
 
 
 class EventObserver(Protocol):
@@ -177,10 +169,9 @@ class Fanout:
             events, self._undelivered = self._undelivered, []
             self._is_waking = False
         for event in events:
-            if isinstance(event, _NOBODYS):
-                continue
-            stream = self._streams.get(event.sequence_id)
-            if stream is not None:
-                stream.push(event)
+            if isinstance(event, SequenceEvent):
+                stream = self._streams.get(event.sequence_id)
+                if stream is not None:
+                    stream.push(event)
         for observer in self._observers:
             observer.on_events(events)

@@ -1,8 +1,9 @@
-"""The one way into the engine thread: messages, drained once a step."""
+"""Messages to the engine thread, drained once a step, and the changes among them that are unanswered."""
 
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -124,3 +125,42 @@ class Inbox:
                 messages.append(self._queue.get_nowait())
         except queue.Empty:
             return messages
+
+
+class OpenChanges:
+    """Config changes without an answer yet, readable from any thread.
+
+    The engine thread may be measuring, or hang, when the daemon stops. :meth:`refuse` then answers in
+    its place, and a later answer of that thread has no effect.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._lock = threading.Lock()
+        self._changes: list[ChangeConfig] = []
+        self._end_error: MachdError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits."""
+        with self._lock:
+            return all(one.done.done() for one in self._changes)
+
+    def add(self, change: ChangeConfig) -> None:
+        """Keep one until it is answered, which is at once after :meth:`refuse`."""
+        with self._lock:
+            self._changes = [one for one in self._changes if not one.done.done()]
+            self._changes.append(change)
+            error = self._end_error
+        if error is not None:
+            change.answer(error)
+
+    def refuse(self, error: MachdError) -> None:
+        """Tell all who wait, and all who come, that it will never be done; the first time counts."""
+        with self._lock:
+            if self._end_error is None:
+                self._end_error = error
+            error, changes = self._end_error, self._changes
+            self._changes = []
+        for one in changes:  # not under the lock: whoever is told may ask for another
+            one.answer(error)

@@ -31,21 +31,20 @@ from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
 from machd.serving.config_change import ConfigChange
-from machd.serving.idle_probe import IdleProbe
 from machd.serving.inbox import (
     Abort,
     ChangeConfig,
     ClearPrefixes,
     Inbox,
+    OpenChanges,
     SetLimits,
     SetPrefixLimits,
     Stop,
     Submit,
 )
 from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
-from machd.serving.open_changes import OpenChanges
 from machd.serving.pulse import Pulse
-from machd.serving.startup_guard import NothingToMeasure, Probe, Results
+from machd.serving.startup_guard import IdleProbe, NothingToMeasure, Probe, Results
 
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""

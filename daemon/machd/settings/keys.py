@@ -147,6 +147,11 @@ def setting_keys(model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
     return tuple(key for section in setting_sections(model) for key in section.keys)
 
 
+def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
+    """List the keys whose values differ, in the order of the table."""
+    return tuple(key for key in setting_keys(type(new)) if key.value_in(old) != key.value_in(new))
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
     """What a field's type says: the kind of value, the words, and the marks on both."""

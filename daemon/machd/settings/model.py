@@ -24,7 +24,6 @@ from machd.settings.cache import CacheSettings
 from machd.settings.models import ModelsSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
-from machd.settings.structured_output import StructuredOutputSettings
 from machd.settings.texts import (
     AdminListen,
     HostName,
@@ -109,6 +108,16 @@ class EngineSettings(SettingsSection):
         le=_DAY_S,
         description="Seconds that one engine step (a token, or 512 prompt tokens) may take; then "
         "the engine counts as hung, requests get an error and the daemon exits with 70.",
+    )
+
+
+class StructuredOutputSettings(SettingsSection):
+    """How schemas are read."""
+
+    strict: bool = Field(
+        default=False,
+        description="Refuse a schema with keywords that no grammar can hold (uniqueItems, not, if, ...). "
+        "Otherwise they are left out, and the header X-Ignored-Schema-Keywords names them.",
     )
 
 

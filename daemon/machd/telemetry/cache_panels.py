@@ -2,107 +2,97 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import Panel, PanelRow, Query
-from machd.telemetry.promql import rate, rates_by, share_of_rates, total, total_rate
+from machd.telemetry.grafana import PanelRow, Query
+from machd.telemetry.promql import panel, rate, rates_by, share_of_rates, total, total_rate
 
 _BLOCK_STATES = ("held", "pinned", "shared", "disk")
 
 CACHES = PanelRow(
     "KV cache, prefix cache, stored responses",
     (
-        Panel(
+        panel(
             "KV cache",
             "Bytes that running sequences hold and were promised, and the budget. Requests wait "
             "while what they need is more than the budget has left.",
             "bytes",
-            tuple(
+            *(
                 total("machd_kv_cache_bytes", state, f'state="{state}"')
                 for state in ("budget", "reserved", "used")
             ),
         ),
-        Panel(
+        panel(
             "Prompt tokens that were cached",
             "The share of prompt tokens that were not computed again.",
             "percentunit",
-            (
-                share_of_rates(
-                    "cached", "machd_prompt_tokens_cached_total", "machd_prompt_tokens_total"
-                ),
+            share_of_rates(
+                "cached", "machd_prompt_tokens_cached_total", "machd_prompt_tokens_total"
             ),
             maximum=1,
         ),
-        Panel(
+        panel(
             "Prompts that were found",
             "The share of prompts that the prefix cache had, whole or a beginning of them.",
             "percentunit",
-            (
-                Query(
-                    f"sum by (kind) ({rate('machd_prefix_cache_hits_total')}) / ignoring (kind) "
-                    f"group_left sum({rate('machd_prefix_cache_queries_total')})",
-                    "{{kind}}",
-                ),
+            Query(
+                f"sum by (kind) ({rate('machd_prefix_cache_hits_total')}) / ignoring (kind) "
+                f"group_left sum({rate('machd_prefix_cache_queries_total')})",
+                "{{kind}}",
             ),
             is_stacked=True,
             maximum=1,
         ),
-        Panel(
+        panel(
             "Prefix cache",
             "Bytes in memory and what they may be, and what sharing saves. At the limit every new "
             "prompt evicts another.",
             "bytes",
-            (
-                total("machd_prefix_cache_limit_bytes", "limit"),
-                total("machd_prefix_cache_bytes", "held"),
-                total("machd_prefix_cache_saved_bytes", "saved by sharing"),
-            ),
+            total("machd_prefix_cache_limit_bytes", "limit"),
+            total("machd_prefix_cache_bytes", "held"),
+            total("machd_prefix_cache_saved_bytes", "saved by sharing"),
         ),
-        Panel(
+        panel(
             "Prefix cache blocks",
             "Blocks in memory; of those in use by running sequences, and shared by texts; on disk; "
             "and the texts.",
             "short",
-            (
-                *(
-                    total("machd_prefix_cache_blocks", state, f'state="{state}"')
-                    for state in _BLOCK_STATES
-                ),
-                total("machd_prefix_cache_entries", "texts"),
+            *(
+                total("machd_prefix_cache_blocks", state, f'state="{state}"')
+                for state in _BLOCK_STATES
             ),
+            total("machd_prefix_cache_entries", "texts"),
         ),
-        Panel(
+        panel(
             "Evictions",
             "Blocks a second that made room for others. Many, while few prompts are found, is a "
             "cache that is too small.",
             "cps",
-            (total_rate("machd_prefix_cache_evictions_total", "evicted"),),
+            total_rate("machd_prefix_cache_evictions_total", "evicted"),
         ),
-        Panel(
+        panel(
             "Block files",
             "Bytes of the prefix cache on disk and what they may be.",
             "bytes",
-            (
-                total("machd_block_files_budget_bytes", "budget"),
-                total("machd_block_files_bytes", "used"),
-            ),
+            total("machd_block_files_budget_bytes", "budget"),
+            total("machd_block_files_bytes", "used"),
         ),
-        Panel(
+        panel(
             "Block files written and read",
             "Blocks a second. Damaged ones are a disk that fails; dropped ones could not be written "
             "as fast as they came.",
             "cps",
-            (rates_by("outcome", "machd_block_files_total"),),
+            rates_by("outcome", "machd_block_files_total"),
         ),
-        Panel(
+        panel(
             "Stored responses",
             "Responses that later requests may refer to.",
             "short",
-            (total("machd_stored_responses", "responses"),),
+            total("machd_stored_responses", "responses"),
         ),
-        Panel(
+        panel(
             "Stored response bytes",
             "What those responses take.",
             "bytes",
-            (total("machd_stored_response_bytes", "stored responses"),),
+            total("machd_stored_response_bytes", "stored responses"),
         ),
     ),
 )

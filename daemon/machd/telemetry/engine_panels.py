@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import Panel, PanelKind, PanelRow, Query
-from machd.telemetry.promql import of, rate, rates_by, total
+from machd.telemetry.grafana import PanelKind, PanelRow, Query
+from machd.telemetry.promql import by_instance, label_table, of, panel, rate, rates_by, total
 
 FAILURES = PanelRow(
     "Faults and aborts",
     (
-        Panel(
+        panel(
             "Faults",
             "Failures of machd's own a second: of one request's row, or of the engine. The log "
             "has each with its traceback.",
             "cps",
-            (rates_by("scope", "machd_faults_total"),),
+            rates_by("scope", "machd_faults_total"),
             is_stacked=True,
         ),
-        Panel(
+        panel(
             "Aborts by reason",
             "Requests that ended early. client_disconnected is normal where people press stop; "
             "request_timeout and client_stalled are not.",
             "reqps",
-            (rates_by("reason", "machd_aborts_total"),),
+            rates_by("reason", "machd_aborts_total"),
             is_stacked=True,
         ),
-        Panel(
+        panel(
             "Broken invariants",
             "Moments at which the scheduler's books did not add up. Above 0 is a bug to report.",
             "short",
-            (total("machd_invariant_violations_total", "since the start"),),
+            total("machd_invariant_violations_total", "since the start"),
         ),
     ),
 )
@@ -36,48 +36,46 @@ FAILURES = PanelRow(
 ENGINE = PanelRow(
     "Engine and process",
     (
-        Panel(
+        panel(
             "Engine heartbeat",
             "Since the engine thread last began a step. A step may take seconds; a line that only "
             "rises is a hung engine.",
             "s",
-            (Query(of("machd_engine_heartbeat_age_seconds"), "{{instance}}"),),
+            by_instance("machd_engine_heartbeat_age_seconds"),
         ),
-        Panel(
+        panel(
             "Event loop lag",
             "How late the event loop woke up. Above a tenth of a second, streams stutter.",
             "s",
-            (Query(of("machd_event_loop_lag_seconds"), "{{instance}}"),),
+            by_instance("machd_event_loop_lag_seconds"),
         ),
-        Panel(
+        panel(
             "Memory",
             "What MLX holds, by kind, and the whole process, which only Linux tells.",
             "bytes",
-            (
-                Query(f"sum by (kind) ({of('machd_mlx_memory_bytes')})", "MLX {{kind}}"),
-                total("process_resident_memory_bytes", "process"),
-            ),
+            Query(f"sum by (kind) ({of('machd_mlx_memory_bytes')})", "MLX {{kind}}"),
+            total("process_resident_memory_bytes", "process"),
         ),
-        Panel(
+        panel(
             "Processor",
             "Cores in use by the process; only Linux tells.",
             "short",
-            (Query(f"sum by (instance) ({rate('process_cpu_seconds_total')})", "{{instance}}"),),
+            Query(f"sum by (instance) ({rate('process_cpu_seconds_total')})", "{{instance}}"),
         ),
-        Panel(
+        panel(
             "Settings taken on",
             "1 while the last reload of the settings went well. At 0 it was refused, and the old "
             "settings are in force.",
             "bool_yes_no",
-            (Query(of("machd_config_last_reload_successful"), "{{instance}}"),),
-            PanelKind.STATES,
+            by_instance("machd_config_last_reload_successful"),
+            kind=PanelKind.STATES,
         ),
-        Panel(
+        panel(
             "Settings taken on at",
             "When a reload was last taken on, or else the daemon started.",
             "dateTimeFromNow",
-            (Query(f"{of('machd_config_last_reload_timestamp_seconds')} * 1000", "{{instance}}"),),
-            PanelKind.NUMBER,
+            by_instance("machd_config_last_reload_timestamp_seconds", " * 1000"),
+            kind=PanelKind.NUMBER,
         ),
     ),
 )
@@ -85,29 +83,12 @@ ENGINE = PanelRow(
 INFOS = PanelRow(
     "What runs",
     (
-        Panel(
+        label_table(
             "Capability verdicts",
             "What the loaded model can do here, and whether a rule says so or a measurement.",
-            "none",
-            (Query(of("machd_capability_info")),),
-            PanelKind.TABLE,
-            width=12,
+            "machd_capability_info",
         ),
-        Panel(
-            "Model",
-            "What is served, and on what.",
-            "none",
-            (Query(of("machd_model_info")),),
-            PanelKind.TABLE,
-            width=12,
-        ),
-        Panel(
-            "Versions",
-            "Of machd and what it stands on.",
-            "none",
-            (Query(of("machd_build_info")),),
-            PanelKind.TABLE,
-            width=24,
-        ),
+        label_table("Model", "What is served, and on what.", "machd_model_info"),
+        label_table("Versions", "Of machd and what it stands on.", "machd_build_info", width=24),
     ),
 )

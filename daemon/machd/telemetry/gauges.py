@@ -1,20 +1,59 @@
-"""What the gauges of the metric table show: each points at the part that knows."""
+"""Readings at a scrape: gauges, and counters that another part counts, each from the part that knows."""
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from machd.engine.protocol.engine import DiskReading
+from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
+from machd.scheduler.prefix_limits import PrefixReading
 from machd.serving.configuration import Configuration
 from machd.serving.kv_memory import KvMemory, kv_memory
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
-from machd.telemetry.cache_readings import watch_caches
-from machd.telemetry.draft_readings import watch_drafts
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
+
+_Part = TypeVar("_Part")
+_Reads = tuple[tuple[str, dict[str, str], Callable[[_Part], float]], ...]
+"""Metrics by name and labels, each with its value in a part of the snapshot."""
+
+_GB = 1_000_000_000
+_NO_PREFIX = PrefixReading(limit_bytes=0)
+_NO_DISK = DiskReading()
+
+_PREFIX: _Reads[PrefixReading] = (
+    ("machd_prefix_cache_queries_total", {}, lambda now: now.queries),
+    ("machd_prefix_cache_hits_total", {"kind": "full"}, lambda now: now.hits),
+    ("machd_prefix_cache_hits_total", {"kind": "prefix"}, lambda now: now.prefix_hits),
+    ("machd_prefix_cache_bytes", {}, lambda now: now.bytes),
+    ("machd_prefix_cache_limit_bytes", {}, lambda now: _or_infinite(now.limit_bytes)),
+    ("machd_prefix_cache_saved_bytes", {}, lambda now: now.bytes_saved),
+    ("machd_prefix_cache_entries", {}, lambda now: now.entries),
+    ("machd_prefix_cache_blocks", {"state": "held"}, lambda now: now.blocks),
+    ("machd_prefix_cache_blocks", {"state": "pinned"}, lambda now: now.pinned_blocks),
+    ("machd_prefix_cache_blocks", {"state": "shared"}, lambda now: now.shared_blocks),
+    ("machd_prefix_cache_blocks", {"state": "disk"}, lambda now: now.saved_blocks),
+    ("machd_prefix_cache_evictions_total", {}, lambda now: now.evictions),
+)
+_DISK: _Reads[DiskReading] = (
+    ("machd_block_files_bytes", {}, lambda now: now.bytes),
+    ("machd_block_files_total", {"outcome": "written"}, lambda now: now.written),
+    ("machd_block_files_total", {"outcome": "loaded"}, lambda now: now.loaded),
+    ("machd_block_files_total", {"outcome": "damaged"}, lambda now: now.damaged),
+    ("machd_block_files_total", {"outcome": "dropped"}, lambda now: now.dropped),
+)
+_DRAFTS: _Reads[DraftReading] = (
+    ("machd_speculation_cycles_total", {}, lambda now: now.cycles),
+    ("machd_speculation_draft_tokens_total", {}, lambda now: now.drafted_tokens),
+    ("machd_speculation_accepted_tokens_total", {}, lambda now: now.accepted_tokens),
+    ("machd_speculation_fallbacks_total", {}, lambda now: now.fallbacks),
+)
 
 _ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
 """What the settings can ask for; either may be speculative at times."""
@@ -66,6 +105,56 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     metrics.watch(
         "machd_config_last_reload_timestamp_seconds", lambda: configuration.last_success_unix_s
     )
+
+
+def watch_caches(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
+    """Point the cache metrics at the newest snapshot; without a cache, or a disk tier, they are 0."""
+    _watch_all(metrics, _PREFIX, lambda: loop.snapshot.prefix or _NO_PREFIX)
+    _watch_all(metrics, _DISK, lambda: loop.snapshot.memory.disk or _NO_DISK)
+    metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(loop, configuration))
+
+
+def watch_drafts(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
+    """Point the metrics of speculation at the newest snapshot.
+
+    Every position that a draft token may have is there at 0 before the first one, or a rate would lose
+    it; a position that once had a draft stays when the settings allow fewer.
+    """
+    _watch_all(metrics, _DRAFTS, lambda: loop.snapshot.drafts)
+    metrics.watch_all(
+        "machd_speculation_draft_by_position_tokens_total",
+        lambda: _numbered(loop.snapshot.drafts.drafted_by_position, configuration),
+    )
+    metrics.watch_all(
+        "machd_speculation_accepted_by_position_tokens_total",
+        lambda: _numbered(loop.snapshot.drafts.accepted_by_position, configuration),
+    )
+
+
+def _watch_all(metrics: Metrics, reads: _Reads[_Part], newest: Callable[[], _Part]) -> None:
+    def reader(read: Callable[[_Part], float]) -> Callable[[], float]:
+        return lambda: float(read(newest()))
+
+    for name, labels, read in reads:
+        metrics.watch(name, reader(read), **labels)
+
+
+def _or_infinite(limit: float | None) -> float:
+    return math.inf if limit is None else limit
+
+
+def _disk_budget_bytes(loop: EngineLoop, configuration: Configuration) -> float:
+    if loop.snapshot.memory.disk is None:
+        return 0.0
+    return configuration.settings.cache.disk_budget_gb * _GB
+
+
+def _numbered(counts: Sequence[int], configuration: Configuration) -> dict[str, float]:
+    """Number counts from 1 on, up to the last position that the settings allow at least."""
+    section = configuration.settings.speculation
+    allowed = 0 if section.mode == "off" else section.max_draft_tokens
+    missing = [0] * (allowed - len(counts))
+    return {str(place): float(count) for place, count in enumerate([*counts, *missing], start=1)}
 
 
 def _watch_requests(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:

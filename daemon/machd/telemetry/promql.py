@@ -27,6 +27,16 @@ def rates_by(label: str, name: str) -> Query:
     return Query(f"sum by ({label}) ({rate(name)})", f"{{{{{label}}}}}")
 
 
+def by_instance(name: str, factor: str = "") -> Query:
+    """A gauge's line for each instance, times a factor such as `` * 1000``."""
+    return Query(of(name) + factor, "{{instance}}")
+
+
+def by_mode(name: str, legend: str = "{{mode}}") -> Query:
+    """A line for each decode mode that is 1 on any instance."""
+    return Query(f"max by (mode) ({of(name)})", legend)
+
+
 def share_of_rates(legend: str, part: str, whole: str) -> Query:
     """How much of one counter's growth another's is."""
     return Query(f"sum({rate(part)}) / sum({rate(whole)})", legend)
@@ -52,6 +62,20 @@ def quantile(share: float, name: str) -> str:
     return f"histogram_quantile({share}, sum by (le) ({rate(name + '_bucket')}))"
 
 
+def panel(  # noqa: PLR0913 - what a panel has, each by its name
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    kind: PanelKind = PanelKind.LINES,
+    width: int = 8,
+    is_stacked: bool = False,
+    maximum: float | None = None,
+) -> Panel:
+    """A panel with a line for each query, or of another kind."""
+    return Panel(title, description, unit, queries, kind, width, is_stacked, maximum)
+
+
 def percentiles(title: str, name: str, description: str) -> Panel:
     """A histogram of seconds as its median, p90 and p99."""
     queries = tuple(Query(quantile(share, name), legend) for legend, share in _QUANTILES.items())
@@ -61,3 +85,8 @@ def percentiles(title: str, name: str, description: str) -> Panel:
 def number(title: str, description: str, unit: str, *queries: Query) -> Panel:
     """A small panel with the newest value alone."""
     return Panel(title, description, unit, queries, PanelKind.NUMBER, width=4)
+
+
+def label_table(title: str, description: str, name: str, *, width: int = 12) -> Panel:
+    """A table of an info gauge's labels."""
+    return panel(title, description, "none", Query(of(name)), kind=PanelKind.TABLE, width=width)

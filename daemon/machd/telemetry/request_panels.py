@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import Panel, PanelKind, PanelRow, Query
+from machd.telemetry.grafana import PanelKind, PanelRow, Query
 from machd.telemetry.promql import (
+    by_instance,
+    by_mode,
     mean,
     number,
     of,
+    panel,
     percentiles,
     quantile,
     rate,
@@ -52,7 +55,7 @@ GLANCE = PanelRow(
             "Up since",
             "When each daemon started. A recent time that nobody can explain is a crash.",
             "dateTimeFromNow",
-            Query(f"{of('machd_start_time_seconds')} * 1000", "{{instance}}"),
+            by_instance("machd_start_time_seconds", " * 1000"),
         ),
     ),
 )
@@ -60,50 +63,46 @@ GLANCE = PanelRow(
 TRAFFIC = PanelRow(
     "Traffic",
     (
-        Panel(
+        panel(
             "Requests by how they ended",
             "stop and length are whole answers. abort: the client left or a limit ended it; "
             "reject: turned away; error: a failure of machd's own, see the log.",
             "reqps",
-            (rates_by("finish_reason", "machd_requests_total"),),
+            rates_by("finish_reason", "machd_requests_total"),
             is_stacked=True,
         ),
-        Panel(
+        panel(
             "Running and waiting",
             "Sequences that are answered, and those that wait for a slot. A queue that does not "
             "empty again means more load than the machine can take.",
             "short",
-            (
-                total("machd_requests_running", "running"),
-                total("machd_requests_waiting", "waiting"),
-                total("machd_http_requests_in_flight", "HTTP requests open"),
-            ),
+            total("machd_requests_running", "running"),
+            total("machd_requests_waiting", "waiting"),
+            total("machd_http_requests_in_flight", "HTTP requests open"),
         ),
-        Panel(
+        panel(
             "Rejections by reason",
             "Requests turned away before they ran. queue_full and queue_timeout: too much load; "
             "key_limit: one client asks for more than it may.",
             "reqps",
-            (rates_by("reason", "machd_rejections_total"),),
+            rates_by("reason", "machd_rejections_total"),
             is_stacked=True,
         ),
-        Panel(
+        panel(
             "Tokens a second",
             "Tokens of answers and of prompts; cached are prompt tokens that were not "
             "computed again.",
             "short",
-            (
-                total_rate("machd_generation_tokens_total", "generated"),
-                total_rate("machd_prompt_tokens_total", "prompt"),
-                total_rate("machd_prompt_tokens_cached_total", "prompt, cached"),
-            ),
+            total_rate("machd_generation_tokens_total", "generated"),
+            total_rate("machd_prompt_tokens_total", "prompt"),
+            total_rate("machd_prompt_tokens_cached_total", "prompt, cached"),
             width=12,
         ),
-        Panel(
+        panel(
             "Requests by endpoint",
             "Which API clients speak.",
             "reqps",
-            (rates_by("endpoint", "machd_requests_total"),),
+            rates_by("endpoint", "machd_requests_total"),
             width=12,
             is_stacked=True,
         ),
@@ -141,64 +140,56 @@ LATENCY = PanelRow(
 BATCHING = PanelRow(
     "Batching",
     (
-        Panel(
+        panel(
             "Batch width",
             "Rows that decoded in one step, how often. Wider batches make more tokens of the same "
             "memory traffic.",
             "short",
-            (
-                Query(
-                    f"sum by (le) (increase({of('machd_batch_width_bucket')}[$__rate_interval]))",
-                    "{{le}}",
-                ),
+            Query(
+                f"sum by (le) (increase({of('machd_batch_width_bucket')}[$__rate_interval]))",
+                "{{le}}",
             ),
-            PanelKind.HEATMAP,
+            kind=PanelKind.HEATMAP,
         ),
-        Panel(
+        panel(
             "Rows and slots",
             "Mean width of a step, against the slots there are and those in use.",
             "short",
-            (
-                mean("machd_batch_width", "mean width"),
-                total("machd_slots", "slots in use", 'state="occupied"'),
-                total("machd_slots", "slots free", 'state="free"'),
-            ),
+            mean("machd_batch_width", "mean width"),
+            total("machd_slots", "slots in use", 'state="occupied"'),
+            total("machd_slots", "slots free", 'state="free"'),
         ),
-        Panel(
+        panel(
             "Step duration, median",
             "How long an engine step takes: reading a prompt, decoding, or both.",
             "s",
-            (
-                Query(
-                    "histogram_quantile(0.5, sum by (le, phase) "
-                    f"({rate('machd_step_duration_seconds_bucket')}))",
-                    "{{phase}}",
-                ),
+            Query(
+                "histogram_quantile(0.5, sum by (le, phase) "
+                f"({rate('machd_step_duration_seconds_bucket')}))",
+                "{{phase}}",
             ),
         ),
-        Panel(
+        panel(
             "Decode mode",
             "The mode of the moment; whether the daemon batches at all; and whether it was asked to. "
             "Where the last two differ, the model may not be batched: the table of verdicts says why.",
             "none",
-            (
-                Query(f"max by (mode) ({of('machd_decode_mode')})", "now: {{mode}}"),
-                Query(f"max by (mode) ({of('machd_decode_mode_active')})", "at most: {{mode}}"),
-                Query(f"max by (mode) ({of('machd_decode_mode_requested')})", "asked: {{mode}}"),
-            ),
-            PanelKind.STATES,
+            by_mode("machd_decode_mode", "now: {{mode}}"),
+            by_mode("machd_decode_mode_active", "at most: {{mode}}"),
+            by_mode("machd_decode_mode_requested", "asked: {{mode}}"),
+            kind=PanelKind.STATES,
         ),
-        Panel(
+        panel(
             "Tokens a step",
             "Tokens computed in one step on average, of prompts and of answers.",
             "short",
-            (mean("machd_step_tokens", "tokens"),),
+            mean("machd_step_tokens", "tokens"),
         ),
-        Panel(
+        panel(
             "Shared decodes",
             "Requests a second that were answered from the decode of an identical one.",
             "reqps",
-            (total_rate("machd_coalesced_requests_total", "coalesced"),),
+            total_rate("machd_coalesced_requests_total", "coalesced"),
         ),
     ),
 )

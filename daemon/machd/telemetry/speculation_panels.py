@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import Panel, PanelKind, PanelRow, Query
-from machd.telemetry.promql import of, rate, rates_by, share_of_rates, total_rate
+from machd.telemetry.grafana import PanelKind, PanelRow, Query
+from machd.telemetry.promql import by_mode, panel, rate, rates_by, share_of_rates, total_rate
 
 _DRAFTED = "machd_speculation_draft_tokens_total"
 _ACCEPTED = "machd_speculation_accepted_tokens_total"
@@ -14,64 +14,63 @@ _ACCEPTED_BY_POSITION = "machd_speculation_accepted_by_position_tokens_total"
 SPECULATION = PanelRow(
     "Speculation",
     (
-        Panel(
+        panel(
             "Guesses",
             "Tokens a second that were guessed ahead and verified, and those that were right. Both "
             "are low where guessing does not pay: then fewer are made.",
             "short",
-            (total_rate(_DRAFTED, "guessed"), total_rate(_ACCEPTED, "right")),
+            total_rate(_DRAFTED, "guessed"),
+            total_rate(_ACCEPTED, "right"),
         ),
-        Panel(
+        panel(
             "Guesses that were right",
             "The share of guesses that became part of an answer. It depends on the texts: high "
             "where answers repeat what was there before, low in free prose.",
             "percentunit",
-            (share_of_rates("right", _ACCEPTED, _DRAFTED),),
+            share_of_rates("right", _ACCEPTED, _DRAFTED),
             maximum=1,
         ),
-        Panel(
+        panel(
             "Right guesses by position",
             "The same by how far ahead the guess was; 1 is the next token. Lines that are near 0 "
             "from some position on say that a smaller speculation.max_draft_tokens would do.",
             "percentunit",
-            (
-                Query(
-                    f"sum by (position) ({rate(_ACCEPTED_BY_POSITION)}) / "
-                    f"sum by (position) ({rate(_DRAFTED_BY_POSITION)})",
-                    "{{position}}",
-                ),
+            Query(
+                f"sum by (position) ({rate(_ACCEPTED_BY_POSITION)}) / "
+                f"sum by (position) ({rate(_DRAFTED_BY_POSITION)})",
+                "{{position}}",
             ),
             maximum=1,
         ),
-        Panel(
+        panel(
             "Tokens of a verifying pass",
             "Tokens that a pass with guesses yields for its row, on average; without guesses it "
             "would be 1.",
             "short",
-            (Query(f"1 + sum({rate(_ACCEPTED)}) / sum({rate(_CYCLES)})", "tokens"),),
+            Query(f"1 + sum({rate(_ACCEPTED)}) / sum({rate(_CYCLES)})", "tokens"),
         ),
-        Panel(
+        panel(
             "Changes of the decode mode",
             "Hand-overs a second, by the mode that began: to batched when others come, back to "
             "speculative when one is alone again.",
             "cps",
-            (rates_by("mode", "machd_decode_mode_changes_total"),),
+            rates_by("mode", "machd_decode_mode_changes_total"),
             is_stacked=True,
         ),
-        Panel(
+        panel(
             "Guessing that failed",
             "Sequences a second that went on without guesses. Their answers are right, and slower; "
             "speculation.failed in the log says why.",
             "cps",
-            (total_rate("machd_speculation_fallbacks_total", "failed"),),
+            total_rate("machd_speculation_fallbacks_total", "failed"),
         ),
-        Panel(
+        panel(
             "Who guesses",
             "What speculation.mode has come to. Where it is off, speculation in /v1/capabilities "
             "says why.",
             "none",
-            (Query(f"max by (mode) ({of('machd_speculation_mode')})", "{{mode}}"),),
-            PanelKind.STATES,
+            by_mode("machd_speculation_mode"),
+            kind=PanelKind.STATES,
             width=24,
         ),
     ),

@@ -19,10 +19,9 @@ from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.prefix.full_cache import FullCacheFigures
 from machd.bench.prefix.kv_formats import KvFormatFigures
 from machd.bench.prefix.latency import PrefixLatencyFigures
-from machd.bench.prefix.lookup import Lookup
 from machd.bench.prefix.server import CacheReading
 from machd.bench.prefix.sharing import SharedPrompt, SharingFigures
-from machd.bench.prefix.steps import StepFigures
+from machd.bench.prefix.steps import Lookup, StepFigures
 from machd.bench.report import BenchReport, ServerFigures, WorkloadFacts
 from machd.bench.staggered import Arrivals, StaggeredFigures, StaggeredTimings, staggered_figures
 from machd.bench.statistics import Distribution

@@ -16,13 +16,13 @@ from machd.bench.ceiling import CeilingAnswer
 from machd.bench.figures import CeilingFigures, ceilings_of
 from machd.bench.plot import write_plot
 from machd.bench.report import BenchReport
-from machd.bench.table import ReportPrinter, print_report
+from machd.bench.table import ReportPrinter
 
 
 def printed(report: BenchReport, width: int) -> list[str]:
     """The lines that a pipe gets."""
     stream = io.StringIO()
-    print_report(report, Console(file=stream, width=width))
+    ReportPrinter(Console(file=stream, width=width)).finish(report)
     return stream.getvalue().splitlines()
 
 

@@ -11,12 +11,11 @@ import pytest
 from manual_clock import ManualClock
 
 from machd.bench.connection import ServerAddress
-from machd.bench.guarantees.bodies import Body
+from machd.bench.guarantees.bodies import Body, Refusal
 from machd.bench.guarantees.cancellation import Cancellation
 from machd.bench.guarantees.daemon import Daemon
 from machd.bench.guarantees.guarantee import Obstacle
 from machd.bench.guarantees.health import HealthBeside
-from machd.bench.guarantees.refusal import Refusal
 from machd.bench.server import ServerProcess
 from machd.bench.target import Dialect, Target
 from machd.errors import EngineFaultError

@@ -24,7 +24,7 @@ from machd.bench.guarantees.bodies import (
 from machd.bench.guarantees.figures import GuaranteeFigures
 from machd.bench.guarantees.guarantee import Obstacle, measure
 from machd.bench.guarantees.run import OF_REQUESTS, OF_STOPS
-from machd.bench.table import print_report
+from machd.bench.table import ReportPrinter
 from machd.clock import SystemClock
 from machd.errors import EngineFaultError
 from machd.settings.model import LimitsSettings
@@ -58,7 +58,7 @@ def printed(guarantees: list[GuaranteeFigures]) -> list[str]:
         guarantees=guarantees,
     )
     stream = io.StringIO()
-    print_report(report, Console(file=stream, width=80))
+    ReportPrinter(Console(file=stream, width=80)).finish(report)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -176,7 +176,7 @@ async def test_body_that_is_accepted_ends_the_bench_unless_that_is_allowed(
                 with pytest.raises(EngineFaultError, match="a good body: HTTP 200"):
                     await body.send(connection, clock)
         finally:
-            await connection.close()
+            await connection.aclose()
 
 
 def test_malformed_bodies_have_different_names_and_bytes() -> None:

@@ -10,10 +10,9 @@ from unit.bench.caching_openai import CachingOpenAi
 from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.connection import ServerAddress
-from machd.bench.prefix.lookup import Lookup
 from machd.bench.prefix.prompts import PromptSource
 from machd.bench.prefix.server import CachingServer
-from machd.bench.prefix.steps import LIVE_STEPS, Expectation, PrefixSteps, StepFigures
+from machd.bench.prefix.steps import LIVE_STEPS, Expectation, Lookup, PrefixSteps, StepFigures
 from machd.bench.timing import RequestTiming
 
 TOKENS = 60

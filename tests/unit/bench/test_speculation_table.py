@@ -16,7 +16,7 @@ from machd.bench.report import BenchReport
 from machd.bench.speculation.counters import DraftCounters
 from machd.bench.speculation.figures import SpeculationFigures
 from machd.bench.speculation.plot import write_speculation_plot
-from machd.bench.table import print_report
+from machd.bench.table import ReportPrinter
 
 LARGE = DraftCounters(
     *(123_456, 98_765, dict.fromkeys(range(1, 65), 4096), dict.fromkeys(range(1, 65), 4095)),
@@ -37,7 +37,7 @@ def report_of(figures: SpeculationFigures) -> BenchReport:
 def printed(figures: SpeculationFigures) -> list[str]:
     """The lines that a pipe gets."""
     stream = io.StringIO()
-    print_report(report_of(figures), Console(file=stream, width=80))
+    ReportPrinter(Console(file=stream, width=80)).finish(report_of(figures))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 

@@ -7,8 +7,7 @@ from manual_clock import ManualClock
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
-from machd.serving.idle_probe import IdleProbe
-from machd.serving.startup_guard import NothingToMeasure, Results
+from machd.serving.startup_guard import IdleProbe, NothingToMeasure, Results
 
 FIRST = (ProbeResult("batch_parity", Outcome.PASSED),)
 LAST = (*FIRST, ProbeResult("trim", Outcome.PASSED))

@@ -19,7 +19,7 @@ from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.serving.loop_snapshot import LoopSnapshot
 from machd.settings.sources import SettingsSources
-from machd.telemetry.cache_readings import watch_caches
+from machd.telemetry.gauges import watch_caches
 from machd.telemetry.metrics import Metrics
 
 _READING = PrefixReading(

@@ -18,7 +18,7 @@ from machd.serving.configuration import Configuration
 from machd.serving.loop import EngineLoop
 from machd.serving.loop_snapshot import LoopSnapshot
 from machd.settings.sources import SettingsSources
-from machd.telemetry.draft_readings import watch_drafts
+from machd.telemetry.gauges import watch_drafts
 from machd.telemetry.metrics import Metrics
 
 _READING = DraftReading(

@@ -1,13 +1,15 @@
-"""Bodies that a daemon has to refuse soon, or answer without holding up anything else."""
+"""Bodies that a daemon has to refuse soon, or answer without holding up others, and the time it takes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from machd.bench.connection import Connection
-from machd.bench.guarantees.guarantee import GIVE_UP_S
+from machd.bench.guarantees.daemon import Daemon
+from machd.bench.guarantees.guarantee import GIVE_UP_S, Obstacle
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
@@ -47,6 +49,33 @@ class Body:
         if answer.status not in self.allowed:
             raise EngineFaultError(f"{self.name}: HTTP {answer.status}")
         return answer.ended_s - started_s
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Bodies sent one after the other; a try is as long as the slowest of them.
+
+    Attributes:
+        bodies_of: Bodies for a model's id.
+        needs_chat: Whether they say something only of a model with a chat template.
+    """
+
+    name: str
+    goal_s: float
+    bodies_of: Callable[[str], list[Body]]
+    needs_chat: bool = False
+
+    async def try_once(self, subject: Daemon) -> float | Obstacle:
+        """Send each body once.
+
+        Raises:
+            EngineFaultError: One of them got another status than it should.
+        """
+        if self.needs_chat and not subject.has_chat:
+            return Obstacle("the model has no chat template")
+        bodies = self.bodies_of(subject.target.model_id)
+        async with aclosing(subject.connection()) as connection:
+            return max([await body.send(connection, subject.clock) for body in bodies])
 
 
 def malformed_bodies(model_id: str) -> list[Body]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from machd.bench.client import CompletionClient
@@ -46,7 +46,7 @@ class Daemon:
 
     def connection(self) -> Connection:
         """A connection of its own; the caller closes it."""
-        return Connection(self.target.address, api_key=None, clock=self.clock)
+        return self.target.connection(self.clock)
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> Exchange:
         """Send one request on a new connection and read the answer, whatever its status.
@@ -54,15 +54,12 @@ class Daemon:
         Raises:
             EngineFaultError: The connection broke, or no answer came within ``GIVE_UP_S``.
         """
-        connection = self.connection()
-        try:
-            return await connection.exchange(method, path, body, timeout_s=GIVE_UP_S)
-        except OSError as error:
-            raise EngineFaultError(
-                f"{path}: the daemon left a request unanswered: {error}"
-            ) from error
-        finally:
-            await connection.close()
+        async with aclosing(self.connection()) as connection:
+            try:
+                return await connection.exchange(method, path, body, timeout_s=GIVE_UP_S)
+            except OSError as error:
+                message = f"{path}: the daemon left a request unanswered: {error}"
+                raise EngineFaultError(message) from error
 
     async def answer(self, max_tokens: int) -> RequestTiming:
         """One short completion.
@@ -70,11 +67,8 @@ class Daemon:
         Raises:
             EngineFaultError: There was none.
         """
-        client = CompletionClient(self.target, self.clock)
-        try:
+        async with aclosing(CompletionClient(self.target, self.clock)) as client:
             return await client.complete(_PROMPT, max_tokens)
-        finally:
-            await client.close()
 
     @asynccontextmanager
     async def streaming(self, count: int) -> AsyncIterator[list[asyncio.Task[RequestTiming]]]:
@@ -101,11 +95,8 @@ class Daemon:
             await asyncio.gather(*tasks, began, return_exceptions=True)
 
     async def _stream(self, prompt: str, stream: Stream) -> RequestTiming:
-        client = CompletionClient(self.target, self.clock)
-        try:
+        async with aclosing(CompletionClient(self.target, self.clock)) as client:
             return await client.complete(prompt, self._stream_tokens, on_piece=stream.on_piece)
-        finally:
-            await client.close()
 
     @property
     def has_chat(self) -> bool:

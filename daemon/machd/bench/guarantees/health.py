@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from machd.bench.guarantees.bodies import Body
@@ -52,26 +53,21 @@ class HealthBeside:
 
 
 async def _send(daemon: Daemon, bodies: Iterable[Body]) -> None:
-    connection = daemon.connection()
-    try:
+    async with aclosing(daemon.connection()) as connection:
         for body in bodies:
             await body.send(connection, daemon.clock)
-    finally:
-        await connection.close()
 
 
 async def _check(daemon: Daemon, checks_s: list[float], is_over: asyncio.Event) -> None:
     """Ask again and again; a check that is under way at the end counts with all of its time."""
-    connection = daemon.connection()
     try:
-        while not is_over.is_set():
-            started_s = daemon.clock.monotonic_s()
-            answer = await connection.exchange("GET", _PATH, timeout_s=GIVE_UP_S)
-            if answer.status != 200:
-                raise EngineFaultError(f"{_PATH}: HTTP {answer.status}")
-            checks_s.append(answer.ended_s - started_s)
-            await asyncio.sleep(_ASKED_EVERY_S)
+        async with aclosing(daemon.connection()) as connection:
+            while not is_over.is_set():
+                started_s = daemon.clock.monotonic_s()
+                answer = await connection.exchange("GET", _PATH, timeout_s=GIVE_UP_S)
+                if answer.status != 200:
+                    raise EngineFaultError(f"{_PATH}: HTTP {answer.status}")
+                checks_s.append(answer.ended_s - started_s)
+                await asyncio.sleep(_ASKED_EVERY_S)
     except OSError as error:
         raise EngineFaultError(f"{_PATH} was not answered: {error}") from error
-    finally:
-        await connection.close()

@@ -9,6 +9,7 @@ from typing import TypeVar
 from machd.bench.collected import Collected, Subject
 from machd.bench.guarantees.bodies import (
     Body,
+    Refusal,
     bad_schemas,
     heavy_bodies,
     heavy_conversations,
@@ -19,8 +20,7 @@ from machd.bench.guarantees.collector import CollectorDelay, CollectorStop
 from machd.bench.guarantees.daemon import Daemon, Launcher
 from machd.bench.guarantees.guarantee import Guarantee, measure
 from machd.bench.guarantees.health import HealthBeside
-from machd.bench.guarantees.refusal import Refusal
-from machd.bench.guarantees.stop import DeadlineStop, IdleStop, SecondStop
+from machd.bench.guarantees.stop import DrainStop, IdleStop
 from machd.bench.modes import SINGLE
 from machd.bench.plan import BenchPlan
 from machd.bench.progress import BenchProgress
@@ -57,8 +57,8 @@ OF_REQUESTS: tuple[Guarantee[Daemon], ...] = (
 
 OF_STOPS: tuple[Guarantee[Launcher], ...] = (
     IdleStop(),
-    DeadlineStop(),
-    SecondStop(),
+    DrainStop("SIGTERM ends streams, 2 s drain", 3.0, drain_s=2.0),
+    DrainStop("a second SIGTERM ends a drain", 1.0, drain_s=3600.0, is_second=True),
     CollectorDelay(),
     CollectorStop(),
 )

@@ -11,7 +11,6 @@ from machd.bench.guarantees.guarantee import GIVE_UP_S, Obstacle
 from machd.bench.timing import RequestTiming
 from machd.errors import EngineFaultError
 
-_DRAIN_S = 2.0
 _STREAMS = 4
 _LOOKED_AT_EVERY_S = 0.01
 
@@ -36,45 +35,32 @@ class IdleStop:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlineStop:
-    """SIGTERM to a daemon whose streams run longer than ``limits.drain_timeout_s``, and a second."""
+class DrainStop:
+    """SIGTERM to a daemon with streams that run longer than this measurement.
 
-    name: str = f"SIGTERM ends streams, {_DRAIN_S:g} s drain"
-    goal_s: float = _DRAIN_S + 1.0
+    Attributes:
+        drain_s: ``limits.drain_timeout_s``.
+        is_second: Whether a try times a second SIGTERM, sent while the daemon drains.
+    """
+
+    name: str
+    goal_s: float
+    drain_s: float
+    is_second: bool = False
 
     async def try_once(self, subject: Launcher) -> float | Obstacle:
-        """Start a daemon, let streams run, and stop it.
+        """Start a daemon, let streams run, and stop it, or stop it twice.
 
         Raises:
             EngineFaultError: It failed, or did not leave with exit code 0.
         """
         async with (
-            subject.serving("--limits-drain-timeout-s", str(_DRAIN_S)) as daemon,
+            subject.serving("--limits-drain-timeout-s", str(self.drain_s)) as daemon,
             daemon.streaming(_STREAMS) as streams,
         ):
-            took_s = await stop(daemon)
-            return took_s if await _was_any_cut_off(streams) else Obstacle(_NO_STREAM_LEFT)
-
-
-@dataclass(frozen=True, slots=True)
-class SecondStop:
-    """A second SIGTERM while a daemon drains that has an hour to do so."""
-
-    name: str = "a second SIGTERM ends a drain"
-    goal_s: float = 1.0
-
-    async def try_once(self, subject: Launcher) -> float | Obstacle:
-        """Start a daemon, let streams run, and stop it twice.
-
-        Raises:
-            EngineFaultError: It failed, or did not leave with exit code 0.
-        """
-        async with (
-            subject.serving("--limits-drain-timeout-s", "3600") as daemon,
-            daemon.streaming(_STREAMS) as streams,
-        ):
-            daemon.process.terminate()
-            await _wait_until_draining(daemon)
+            if self.is_second:
+                daemon.process.terminate()
+                await _wait_until_draining(daemon)
             took_s = await stop(daemon)
             return took_s if await _was_any_cut_off(streams) else Obstacle(_NO_STREAM_LEFT)
 

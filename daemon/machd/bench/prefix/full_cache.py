@@ -132,16 +132,12 @@ class FullCacheFigures(Struct, frozen=True, kw_only=True):
             without: The one that has none.
         """
         costs = sorted(one / other - 1.0 for one, other in pairs)
-        times = (Distribution.of(one) for one in zip(*pairs, strict=True))
-        full_ttft, without_ttft = times
-        assert full_ttft is not None, "there is a pair"
-        assert without_ttft is not None, "there is a pair"
         return cls(
             limit_bytes=limit_bytes,
             prompt_tokens=prompt_tokens,
             pairs=len(pairs),
-            full=full_ttft,
-            without=without_ttft,
+            full=Distribution.of_some(one for one, _ in pairs),
+            without=Distribution.of_some(other for _, other in pairs),
             cost_share=percentile(costs, 50),
             cost_quartiles=(percentile(costs, 25), percentile(costs, 75)),
             evictions=full.evictions,

@@ -97,11 +97,11 @@ class PrefixLatency:
 
     def figures(self) -> PrefixLatencyFigures:
         """Sum up; at least one round."""
-        cold, warm, prefix = (_ttft(one) for one in (self._cold, self._warm, self._prefix))
-        restarted = _ttft(self._restarted)
-        assert cold is not None, "a round was measured"
-        assert warm is not None, "a round was measured"
-        assert prefix is not None, "a round was measured"
+        cold, warm, prefix = (
+            Distribution.of_some(timing.ttft_s for timing in one)
+            for one in (self._cold, self._warm, self._prefix)
+        )
+        restarted = Distribution.of(timing.ttft_s for timing in self._restarted)
         return PrefixLatencyFigures(
             rounds=len(self._cold),
             prompt_tokens=self._cold[0].prompt_tokens,
@@ -114,7 +114,3 @@ class PrefixLatency:
             prefix_ratio=prefix.p50_s / cold.p50_s,
             restarted_ratio=restarted.p50_s / cold.p50_s if restarted else None,
         )
-
-
-def _ttft(timings: list[RequestTiming]) -> Distribution | None:
-    return Distribution.of(timing.ttft_s for timing in timings)

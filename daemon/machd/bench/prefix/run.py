@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from machd.api.capabilities import Capabilities
 from machd.bench.collected import Collected, Subject
 from machd.bench.connection import ServerAddress
+from machd.bench.machine import has_room
 from machd.bench.modes import CONTINUOUS, REMOTE, Mode
 from machd.bench.plan import BenchPlan
 from machd.bench.prefix.figures import PrefixFigures
@@ -44,8 +44,6 @@ from machd.errors import StartupError
 
 _UNIT_BYTES = 1_000_000
 """Of ``cache.memory_mb``."""
-_ROOM = 1.5
-"""Memory that a server takes over its weights, with what it computes in."""
 
 _NO_RESTART = "steps 4a and 4b, and times after a restart: a server at --url is not restarted"
 _NO_FULL_CACHE = "a full cache: it needs servers of the bench's own"
@@ -131,7 +129,7 @@ class PrefixBench:
             run = await self._measure_restarts(mode, args)
         self._show_so_far(mode, run)
         plain_args = (*args, "--cache-disk-dir", "")
-        if _has_room(self._own_capabilities, servers=2):
+        if has_room(self._own_capabilities.model.weights_bytes, servers=2):
             self._progress.say(f"{mode.name}, a full cache")
             run.full_cache = await self._measure_full_cache(plain_args)
             self._show_so_far(mode, run)
@@ -187,7 +185,7 @@ class PrefixBench:
         self, args: Sequence[str], skipped: list[str]
     ) -> list[KvFormatFigures]:
         formats = self._plan.kv_formats
-        if not _has_room(self._own_capabilities, servers=len(formats)):
+        if not has_room(self._own_capabilities.model.weights_bytes, servers=len(formats)):
             skipped.append(f"formats of keys and values: {_NO_ROOM}")
             return []
         args = (*args, "--no-cache-prefix", "--cache-kv-quantization")
@@ -236,8 +234,3 @@ def _small_cache_mb(capabilities: Capabilities, prompt_tokens: int) -> int:
     assert cache, "machd says what its caches are"
     prompt_bytes = cache.bytes_per_sequence + prompt_tokens * cache.bytes_per_token
     return max(1, PROMPTS_IN_CACHE * prompt_bytes // _UNIT_BYTES)
-
-
-def _has_room(capabilities: Capabilities, *, servers: int) -> bool:
-    weights_bytes = capabilities.model.weights_bytes
-    return int(psutil.virtual_memory().available) > servers * _ROOM * weights_bytes

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self
 
-import msgspec
 from msgspec import Struct
 
 from machd.bench.client import CompletionClient
 from machd.bench.connection import Connection, ServerAddress
 from machd.bench.level import together
 from machd.bench.prefix.prompts import WORDS, Piece, Pieces
-from machd.bench.target import COMPLETION_TIMEOUT_S, Dialect, Target, TargetHints
+from machd.bench.target import (
+    COMPLETION_TIMEOUT_S,
+    Dialect,
+    Target,
+    TargetHints,
+    look_up,
+    token_ids,
+)
 from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 
-_LOOK_UP_S = 30.0
 _PROBE_TOKENS = 32
 _SETTLED_AFTER_S = 0.2
 _READINGS_AT_MOST = 25
-_STATS_PATH = "/v1/cache/stats"
 
 
 class CacheReading(Struct, frozen=True):
@@ -46,10 +51,6 @@ class KvReading(Struct, frozen=True):
 class _CacheStats(Struct, frozen=True):
     prefix: CacheReading | None = None
     kv: KvReading | None = None
-
-
-class _Tokens(Struct, frozen=True):
-    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,13 @@ class CachingServer:
             EngineFaultError: It answers, but not as a server of this API.
         """
         target = await Target.find(address, clock=clock, hints=hints)
-        connection = Connection(address, api_key=target.api_key, clock=clock)
-        try:
-            ids = await _token_ids(connection, " ".join(("", *WORDS)))
+        async with aclosing(target.connection(clock)) as connection:
+            ids = await token_ids(connection, " ".join(("", *WORDS)))
             vocabulary: tuple[Piece, ...] = WORDS
             # The last id is kept out of all prompts, as what this request leaves begins with it.
             if ids and await _takes(connection, target, prompt=ids[-1:] * _PROBE_TOKENS):
                 vocabulary = tuple(dict.fromkeys(ids[:-1]))
             takes_salt = await _takes(connection, target, cache_salt="machd-bench")
-        finally:
-            await connection.close()
         return cls(target, clock, vocabulary, takes_salt, on_answer)
 
     @property
@@ -125,13 +123,10 @@ class CachingServer:
         Raises:
             EngineFaultError: There was none.
         """
-        client = CompletionClient(self.target, self.clock)
-        try:
+        async with aclosing(CompletionClient(self.target, self.clock)) as client:
             timing = await client.complete(
                 question.prompt.as_sent, question.max_tokens, cache_salt=question.cache_salt
             )
-        finally:
-            await client.close()
         self.on_answer()
         return timing
 
@@ -157,11 +152,8 @@ class CachingServer:
         """
         if not self.knows_lengths:
             return Pieces(tuple(text.split()))
-        connection = Connection(self.target.address, api_key=self.target.api_key, clock=self.clock)
-        try:
-            ids = await _token_ids(connection, text)
-        finally:
-            await connection.close()
+        async with aclosing(self.target.connection(self.clock)) as connection:
+            ids = await token_ids(connection, text)
         if ids is None:
             raise EngineFaultError("/tokenize: the server does not answer it any more")
         return Pieces(tuple(ids))
@@ -188,28 +180,8 @@ class CachingServer:
         return reading
 
     async def _stats(self) -> _CacheStats | None:
-        connection = Connection(self.target.address, api_key=self.target.api_key, clock=self.clock)
-        try:
-            answer = await connection.exchange("GET", _STATS_PATH, timeout_s=_LOOK_UP_S)
-            if answer.status == 200:
-                return msgspec.json.decode(answer.body, type=_CacheStats)
-        except (OSError, msgspec.DecodeError):
-            pass  # another server; some hang up on a path that they do not know
-        finally:
-            await connection.close()
-        return None
-
-
-async def _token_ids(connection: Connection, text: str) -> list[int] | None:
-    """What ``/tokenize`` says, of machd and of vLLM; None where there is none."""
-    body = msgspec.json.encode({"prompt": text, "add_special_tokens": False})
-    try:
-        answer = await connection.exchange("POST", "/tokenize", body, timeout_s=_LOOK_UP_S)
-        if answer.status == 200:
-            return msgspec.json.decode(answer.body, type=_Tokens).tokens
-    except (OSError, msgspec.DecodeError):
-        pass
-    return None
+        async with aclosing(self.target.connection(self.clock)) as connection:
+            return await look_up(connection, "/v1/cache/stats", _CacheStats)
 
 
 async def _takes(

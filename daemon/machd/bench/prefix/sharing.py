@@ -65,14 +65,12 @@ class SharingSide(Struct, frozen=True, kw_only=True):
         after: CacheReading | None,
     ) -> SharingSide:
         """Sum up at least one answer and what the server said around it."""
-        ttft = Distribution.of(timing.ttft_s for timing in timings)
-        assert ttft is not None, "there are users"
         cached = [timing.cached_tokens for timing in timings if timing.cached_tokens is not None]
         return cls(
             added_bytes=after.bytes - before.bytes if before and after else None,
             prompt_tokens=sum(timing.prompt_tokens for timing in timings),
             cached_tokens=sum(cached) if cached else None,
-            ttft=ttft,
+            ttft=Distribution.of_some(timing.ttft_s for timing in timings),
         )
 
 

@@ -8,10 +8,10 @@ after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from msgspec import Struct
 
-from machd.bench.prefix.lookup import Lookup
 from machd.bench.prefix.prompts import Pieces, PromptSource
 from machd.bench.prefix.server import CachingServer, Question
 from machd.bench.timing import RequestTiming
@@ -24,6 +24,29 @@ _NEW_TOKENS = 20
 _ANSWER_TOKENS = 16
 _SOON = 0.5
 """Of a first prompt's time: a prompt that was answered sooner was not computed whole."""
+
+
+class Lookup(StrEnum):
+    """The share of a prompt that a prefix cache had, as ``cached_tokens`` says it."""
+
+    MISS = "MISS"
+    """Nothing was found."""
+    PREFIX_HIT = "PREFIX_HIT"
+    """A beginning."""
+    HIT = "HIT"
+    """All of it but the last token, which is computed to get the first one of the answer."""
+    UNKNOWN = "UNKNOWN"
+    """The server does not say."""
+
+    @classmethod
+    def of(cls, timing: RequestTiming) -> Lookup:
+        """What the server says of a request."""
+        cached_tokens = timing.cached_tokens
+        if cached_tokens is None or timing.prompt_tokens == 0:
+            return cls.UNKNOWN
+        if cached_tokens == 0:
+            return cls.MISS
+        return cls.HIT if cached_tokens >= timing.prompt_tokens - 1 else cls.PREFIX_HIT
 
 
 @dataclass(frozen=True, slots=True)

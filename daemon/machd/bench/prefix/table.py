@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
-from machd.bench.cells import NONE, number, plain_table
+from machd.bench.cells import (
+    NONE,
+    number,
+    p50_ms,
+    plain_table,
+    right_aligned,
+    seconds,
+    titled,
+)
 from machd.bench.prefix.figures import PrefixFigures
 from machd.bench.prefix.full_cache import FULL_CACHE_GOAL, FullCacheFigures
 from machd.bench.prefix.kv_formats import (
@@ -25,7 +32,6 @@ from machd.bench.prefix.latency import (
 )
 from machd.bench.prefix.sharing import SHARING_GOAL, SharingFigures, SharingSide
 from machd.bench.prefix.steps import StepFigures
-from machd.bench.statistics import Distribution
 
 _MB = 1_000_000
 
@@ -53,9 +59,9 @@ def _steps(mode: str, steps: Sequence[StepFigures]) -> RenderableType:
     for one in steps:
         table.add_row(
             *(one.step, one.description, one.expected.value, one.actual.value),
-            *(_seconds(one.ttft_s), "PASS" if one.passed else "MISSED"),
+            *(seconds(one.ttft_s), "PASS" if one.passed else "MISSED"),
         )
-    return _titled(f"The prefix cache, {mode}", table, list(_failures(steps)))
+    return titled(f"The prefix cache, {mode}", table, list(_failures(steps)))
 
 
 def _failures(steps: Sequence[StepFigures]) -> Iterable[str]:
@@ -72,8 +78,8 @@ def _latency(latency: PrefixLatencyFigures) -> RenderableType:
         f"First token of {latency.prompt_tokens or 'many'} prompt tokens, "
         f"medians of {latency.rounds}"
     )
-    table = _right_aligned("prompt", "first token", "of cold", "goal", "")
-    table.add_row("cold: new", _seconds(latency.cold.p50_s), NONE, NONE, "")
+    table = right_aligned("prompt", "first token", "of cold", "goal", "")
+    table.add_row("cold: new", seconds(latency.cold.p50_s), NONE, NONE, "")
     for name, sample, ratio, goal in (
         ("warm: the same again", latency.warm, latency.warm_ratio, WARM_GOAL),
         (
@@ -86,11 +92,11 @@ def _latency(latency: PrefixLatencyFigures) -> RenderableType:
     ):
         if sample is not None and ratio is not None:
             goal_cells = _most(ratio, goal, is_judged=latency.is_judged)
-            table.add_row(name, _seconds(sample.p50_s), f"{ratio:.3f} x", *goal_cells)
+            table.add_row(name, seconds(sample.p50_s), f"{ratio:.3f} x", *goal_cells)
     lines = (
         [] if latency.is_judged else [f"The goals are for {LEAST_JUDGED_TOKENS} tokens and more"]
     )
-    return _titled(title, table, lines)
+    return titled(title, table, lines)
 
 
 def _sharing(sharing: SharingFigures) -> RenderableType:
@@ -98,14 +104,14 @@ def _sharing(sharing: SharingFigures) -> RenderableType:
         f"{sharing.users} users at once, one system prompt of {sharing.system_tokens} tokens "
         f"(goal: {SHARING_GOAL:.0%} less)"
     )
-    table = _right_aligned(
+    table = right_aligned(
         "users", "cache holds\nmore, MB", "cached of\nprompt tokens", "first token"
     )
     for name, side in (
         ("in one namespace", sharing.shared),
         ("one namespace each", sharing.separate),
     ):
-        table.add_row(name, _mb(side.added_bytes), _cached(side), _seconds(side.ttft.p50_s))
+        table.add_row(name, _mb(side.added_bytes), _cached(side), seconds(side.ttft.p50_s))
     lines = []
     if sharing.saved_share is not None:
         is_reached = sharing.saved_share >= SHARING_GOAL
@@ -120,7 +126,7 @@ def _sharing(sharing: SharingFigures) -> RenderableType:
         )
     if sharing.evictions:
         lines.append(f"note: {sharing.evictions} blocks were driven out meanwhile")
-    return _titled(title, table, lines)
+    return titled(title, table, lines)
 
 
 def _full_cache(full: FullCacheFigures) -> RenderableType:
@@ -128,13 +134,11 @@ def _full_cache(full: FullCacheFigures) -> RenderableType:
         f"New prompts of {full.prompt_tokens} tokens in a full cache of {_mb(full.limit_bytes)} MB "
         f"(goal: at most {FULL_CACHE_GOAL:.0%} more)"
     )
-    table = _right_aligned(
-        "cache", "first token", "cache held at\nmost, MB", "process at\nmost, MB"
-    )
+    table = right_aligned("cache", "first token", "cache held at\nmost, MB", "process at\nmost, MB")
     table.add_row(
-        "full", _seconds(full.full.p50_s), _mb(full.highest_bytes), _mb(full.full_rss_bytes)
+        "full", seconds(full.full.p50_s), _mb(full.highest_bytes), _mb(full.full_rss_bytes)
     )
-    table.add_row("none", _seconds(full.without.p50_s), NONE, _mb(full.without_rss_bytes))
+    table.add_row("none", seconds(full.without.p50_s), NONE, _mb(full.without_rss_bytes))
     first, third = full.cost_quartiles
     verdict = _verdict(is_reached=full.is_goal_reached, is_judged=full.is_judged)
     lines = [
@@ -144,7 +148,7 @@ def _full_cache(full: FullCacheFigures) -> RenderableType:
     if full.evictions is not None and full.highest_bytes is not None:
         within = "within its limit" if full.highest_bytes <= full.limit_bytes else "OVER ITS LIMIT"
         lines.append(f"{full.evictions} blocks were driven out; {within} whenever it was asked")
-    return _titled(title, table, lines)
+    return titled(title, table, lines)
 
 
 def _kv_formats(rows: Sequence[KvFormatFigures]) -> RenderableType:
@@ -153,39 +157,20 @@ def _kv_formats(rows: Sequence[KvFormatFigures]) -> RenderableType:
         f"{first.streams} streams, keys and values in other formats (goals of {JUDGED_FORMAT}: "
         f"{KV_SPEED_GOAL:g} x, {KV_ROWS_GOAL:g} x)"
     )
-    table = _right_aligned(
-        "format",
-        "decodes",
-        "tokens/s",
-        f"of\n{first.format}",
-        "gaps,\np50, ms",
-        "bytes a\ntoken",
-        "rows in\nas much",
-        "",
+    table = right_aligned(
+        *("format", "decodes", "tokens/s", f"of\n{first.format}"),
+        *("gaps,\np50, ms", "bytes a\ntoken", "rows in\nas much", ""),
     )
     for row in rows:
         rows_ratio = row.rows_ratio
         table.add_row(
             *(row.format, row.decode_mode or NONE, number(row.generation_tps)),
-            *(f"{row.speed_ratio:.2f} x", _p50_ms(row.itl)),
+            *(f"{row.speed_ratio:.2f} x", p50_ms(row.itl)),
             NONE if row.bytes_per_token is None else f"{row.bytes_per_token:,}",
             NONE if rows_ratio is None else f"{rows_ratio:.2f} x",
             _verdict(is_reached=_is_reached(row)) if row.format == JUDGED_FORMAT else "",
         )
-    return _titled(title, table)
-
-
-def _titled(title: str, table: Table, lines: Sequence[str] = ()) -> RenderableType:
-    notes = (Text(), Text("\n".join(lines))) if lines else ()
-    return Group(Text(title), Text(), table, *notes)
-
-
-def _right_aligned(first: str, *others: str) -> Table:
-    table = plain_table()
-    table.add_column(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
+    return titled(title, table)
 
 
 def _most(ratio: float, goal: float | None, *, is_judged: bool) -> tuple[str, str]:
@@ -212,14 +197,6 @@ def _verdict(*, is_reached: bool | None, is_judged: bool = True) -> str:
 def _cached(side: SharingSide) -> str:
     cached = NONE if side.cached_tokens is None else str(side.cached_tokens)
     return f"{cached} of {side.prompt_tokens}"
-
-
-def _seconds(value_s: float) -> str:
-    return f"{value_s * 1000:.0f} ms" if value_s < 1 else f"{number(value_s)} s"
-
-
-def _p50_ms(sample: Distribution | None) -> str:
-    return NONE if sample is None else number(sample.p50_s * 1000)
 
 
 def _mb(size_bytes: int | None) -> str:

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import psutil
-
 from machd.bench.collected import Collected, Subject
 from machd.bench.connection import ServerAddress
+from machd.bench.machine import has_room
 from machd.bench.modes import SINGLE, Mode
 from machd.bench.plan import BenchPlan
 from machd.bench.progress import BenchProgress
@@ -25,9 +24,6 @@ from machd.errors import StartupError
 
 OFF = "off"
 """The value of ``speculation.mode`` that is compared with."""
-
-_ROOM = 1.5
-"""Memory that a daemon takes over its weights, with what it computes in."""
 
 
 class SpeculationBench:
@@ -105,8 +101,7 @@ def _named(mode: str) -> Mode:
 def _check_room(server: SpeculatingServer) -> None:
     capabilities = server.target.capabilities
     assert capabilities is not None, "machd says what it is"
-    needed_bytes = _ROOM * capabilities.model.weights_bytes
-    if int(psutil.virtual_memory().available) < needed_bytes:
+    if not has_room(capabilities.model.weights_bytes, servers=1):
         raise StartupError(
             "memory does not hold the model twice, which --speculation needs: take a smaller model"
         )

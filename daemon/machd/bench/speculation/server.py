@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Self
 
-import msgspec
-from msgspec import Struct
-
 from machd.bench.client import CompletionClient
-from machd.bench.connection import Connection, ServerAddress
+from machd.bench.connection import ServerAddress
 from machd.bench.speculation.counters import DraftCounters
-from machd.bench.target import Dialect, Target
+from machd.bench.target import Dialect, Target, token_ids
 from machd.bench.timing import RequestTiming
 from machd.clock import Clock
 from machd.errors import EngineFaultError
@@ -22,10 +20,6 @@ _SETTLED_AFTER_S = 0.05
 _READINGS_AT_MOST = 20
 _WARM_UP_PROMPT = "Say the days of the week."
 _WARM_UP_TOKENS = 8
-
-
-class _Tokens(Struct, frozen=True):
-    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +89,8 @@ class SpeculatingServer:
         Raises:
             EngineFaultError: There was none.
         """
-        client = CompletionClient(self.target, self.clock)
-        try:
+        async with aclosing(CompletionClient(self.target, self.clock)) as client:
             return await client.complete(prompt, tokens)
-        finally:
-            await client.close()
 
     async def settled_counters(self) -> DraftCounters | None:
         """What it says of its guesses once that stays as it is; None if it says nothing."""
@@ -113,25 +104,14 @@ class SpeculatingServer:
         return counters
 
     async def _counters(self) -> DraftCounters | None:
-        page = await self._look_up("GET", "/metrics")
-        return None if page is None else DraftCounters.read(page)
+        async with aclosing(self.target.connection(self.clock)) as connection:
+            try:
+                answer = await connection.exchange("GET", "/metrics", timeout_s=_LOOK_UP_S)
+            except OSError:
+                return None
+        return DraftCounters.read(answer.body) if answer.status == 200 else None
 
     async def _count_tokens(self, text: str) -> int:
         """As ``/tokenize`` counts them, which may be one off what was decoded; 0 without it."""
-        body = msgspec.json.encode({"prompt": text, "add_special_tokens": False})
-        answer = await self._look_up("POST", "/tokenize", body)
-        try:
-            return len(msgspec.json.decode(answer or b"", type=_Tokens).tokens)
-        except msgspec.DecodeError:
-            return 0
-
-    async def _look_up(self, method: str, path: str, body: bytes = b"") -> bytes | None:
-        address, api_key = self.target.address, self.target.api_key
-        connection = Connection(address, api_key=api_key, clock=self.clock)
-        try:
-            answer = await connection.exchange(method, path, body, timeout_s=_LOOK_UP_S)
-        except OSError:
-            return None
-        finally:
-            await connection.close()
-        return answer.body if answer.status == 200 else None
+        async with aclosing(self.target.connection(self.clock)) as connection:
+            return len(await token_ids(connection, text) or ())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
-from machd.bench.cells import NONE, columns, number, plain_table
+from machd.bench.cells import NONE, columns, number, right_aligned, seconds, titled
 from machd.bench.goal import Verdict
 from machd.bench.speculation.figures import (
     GuessFigures,
@@ -17,7 +16,6 @@ from machd.bench.speculation.figures import (
     WorkloadFigures,
 )
 from machd.bench.speculation.plan import LEAST_JUDGED_ROUNDS
-from machd.bench.statistics import Distribution
 
 _POSITIONS_SHOWN = 8
 
@@ -42,8 +40,10 @@ def _ratios(figures: SpeculationFigures) -> RenderableType:
         f"Guessing ahead, {mode}, against off: {figures.tokens} tokens an answer, "
         f"{figures.rounds} rounds"
     )
-    table = _right_aligned(
-        "workload", "tokens/s,\noff", "tokens/s,\non", "on over\noff", "half of the\nrounds", "goal"
+    table = right_aligned(
+        *("workload", "tokens/s,\noff", "tokens/s,\non", "on over\noff"),
+        *("half of the\nrounds", "goal"),
+        no_wrap=True,
     )
     table.add_column("", no_wrap=True)
     for one in figures.workloads:
@@ -53,42 +53,35 @@ def _ratios(figures: SpeculationFigures) -> RenderableType:
             *(f"{ratio.p50:.2f} x", f"{ratio.p25:.2f} to {ratio.p75:.2f}"),
             *(f"{one.goal:.2f} x", one.verdict.value),
         )
-    return _titled(title, table)
+    return titled(title, table)
 
 
 def _rounds(workloads: Sequence[WorkloadFigures]) -> RenderableType:
-    table = _right_aligned(
-        "workload",
-        f"tokens/s, off\n{columns('p25', 'p50', 'p75')}",
-        f"tokens/s, on\n{columns('p25', 'p50', 'p75')}",
-        "first token,\noff",
-        "first token,\non",
+    quartiles = columns("p25", "p50", "p75")
+    table = right_aligned(
+        *("workload", f"tokens/s, off\n{quartiles}", f"tokens/s, on\n{quartiles}"),
+        *("first token,\noff", "first token,\non"),
+        no_wrap=True,
     )
     for one in workloads:
         table.add_row(
             *(one.workload.value, _quartiles(one.off_tps), _quartiles(one.on_tps)),
-            *(_p50(one.off_ttft), _p50(one.on_ttft)),
+            *(seconds(one.off_ttft.p50_s), seconds(one.on_ttft.p50_s)),
         )
-    return _titled("Tokens/s of the rounds, from an answer's first token to its last", table)
+    return titled("Tokens/s of the rounds, from an answer's first token to its last", table)
 
 
 def _guesses(workloads: Sequence[WorkloadFigures]) -> RenderableType:
-    table = _right_aligned(
+    table = right_aligned(
         "workload",
-        *(
-            "guessed",
-            "right",
-            "share",
-            "passes\nwith",
-            "tokens\na pass",
-            "given\nup",
-            "same\ntexts",
-        ),
+        *("guessed", "right", "share", "passes\nwith"),
+        *("tokens\na pass", "given\nup", "same\ntexts"),
+        no_wrap=True,
     )
     for one in workloads:
         same = f"{one.pairs - one.different_texts} of {one.pairs}"
         table.add_row(one.workload.value, *_guess_cells(one.guesses), same)
-    return _titled("Guesses: tokens, and passes that verified any", table)
+    return titled("Guesses: tokens, and passes that verified any", table)
 
 
 def _guess_cells(guesses: GuessFigures | None) -> list[str]:
@@ -111,16 +104,19 @@ def _positions(workloads: Sequence[WorkloadFigures]) -> RenderableType:
         if one.guesses is not None
     }
     width = max(len(one) for one in shares.values())
-    table = _right_aligned("workload", *(str(position + 1) for position in range(width)))
+    table = right_aligned(
+        "workload", *(str(position + 1) for position in range(width)), no_wrap=True
+    )
     for workload, row in shares.items():
         table.add_row(workload, *map(_share, row), *[NONE] * (width - len(row)))
-    return _titled("Share of guesses that were right with all before them, by position", table)
+    return titled("Share of guesses that were right with all before them, by position", table)
 
 
 def _prompts(workloads: Sequence[WorkloadFigures]) -> RenderableType:
-    table = _right_aligned(
+    table = right_aligned(
         *("prompt", "tokens\nof it", "on over\noff", "guessed", "right", "share"),
         *("tokens\na pass", "same\ntexts"),
+        no_wrap=True,
     )
     for workload in workloads:
         for one in workload.prompts:
@@ -131,7 +127,7 @@ def _prompts(workloads: Sequence[WorkloadFigures]) -> RenderableType:
                 *(f"{one.ratio:.2f} x", guessed, right, share, per_pass),
                 f"{rounds - one.different_texts} of {rounds}",
             )
-    return _titled("Each prompt", table)
+    return titled("Each prompt", table)
 
 
 def _notes(figures: SpeculationFigures) -> Iterable[str]:
@@ -152,25 +148,8 @@ def _notes(figures: SpeculationFigures) -> Iterable[str]:
         yield "note: not shown is what rounds do not agree on: ask for more --speculation-rounds"
 
 
-def _titled(title: str, table: Table) -> RenderableType:
-    return Group(Text(title), Text(), table)
-
-
-def _right_aligned(first: str, *others: str) -> Table:
-    table = plain_table()
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def _quartiles(spread: Spread) -> str:
     return columns(*(number(one) for one in (spread.p25, spread.p50, spread.p75)))
-
-
-def _p50(sample: Distribution) -> str:
-    seconds = sample.p50_s
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{number(seconds)} s"
 
 
 def _share(share: float | None) -> str:
