@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 import msgspec
 
@@ -54,8 +54,16 @@ class EventFrames:
         return event_frame(str(event.__struct_config__.tag), self._encoder.encode(event))
 
 
+class _Place(TypedDict):
+    """Fields of every event about one item."""
+
+    sequence_number: int
+    output_index: int
+    item_id: str
+
+
 class _Growing:
-    """What they have in common: an id, a place and text."""
+    """An item with an id, a place and text."""
 
     prefix = ""
 
@@ -69,6 +77,12 @@ class _Growing:
     def text(self) -> str:
         return "".join(self._texts)
 
+    def _place(self) -> _Place:
+        """Return the fields of the next event."""
+        return _Place(
+            sequence_number=self._frames.number(), output_index=self.index, item_id=self.id
+        )
+
     def _added(self, item: OutputItem) -> bytes:
         return self._frames.frame(
             OutputItemAdded(
@@ -77,24 +91,10 @@ class _Growing:
         )
 
     def _part_added(self, part: OutputText | ReasoningText) -> bytes:
-        return self._frames.frame(
-            ContentPartAdded(
-                sequence_number=self._frames.number(),
-                output_index=self.index,
-                item_id=self.id,
-                part=part,
-            )
-        )
+        return self._frames.frame(ContentPartAdded(**self._place(), part=part))
 
     def _part_done(self, part: OutputText | ReasoningText) -> bytes:
-        return self._frames.frame(
-            ContentPartDone(
-                sequence_number=self._frames.number(),
-                output_index=self.index,
-                item_id=self.id,
-                part=part,
-            )
-        )
+        return self._frames.frame(ContentPartDone(**self._place(), part=part))
 
 
 class GrowingMessage(_Growing):
@@ -115,25 +115,11 @@ class GrowingMessage(_Growing):
         """Some more text."""
         self._texts.append(text)
         self._logprobs += logprobs
-        return self._frames.frame(
-            OutputTextDelta(
-                sequence_number=self._frames.number(),
-                output_index=self.index,
-                item_id=self.id,
-                delta=text,
-                logprobs=logprobs,
-            )
-        )
+        return self._frames.frame(OutputTextDelta(**self._place(), delta=text, logprobs=logprobs))
 
     def close(self) -> bytes:
         """The text is whole; the item comes next."""
-        done = OutputTextDone(
-            sequence_number=self._frames.number(),
-            output_index=self.index,
-            item_id=self.id,
-            text=self.text,
-            logprobs=self._logprobs,
-        )
+        done = OutputTextDone(**self._place(), text=self.text, logprobs=self._logprobs)
         return self._frames.frame(done) + self._part_done(self._part())
 
     def item(self, status: ItemStatus) -> MessageItem:
@@ -157,23 +143,11 @@ class GrowingThoughts(_Growing):
     def add(self, text: str) -> bytes:
         """Some more text."""
         self._texts.append(text)
-        return self._frames.frame(
-            ReasoningTextDelta(
-                sequence_number=self._frames.number(),
-                output_index=self.index,
-                item_id=self.id,
-                delta=text,
-            )
-        )
+        return self._frames.frame(ReasoningTextDelta(**self._place(), delta=text))
 
     def close(self) -> bytes:
         """The text is whole; the item comes next."""
-        done = ReasoningTextDone(
-            sequence_number=self._frames.number(),
-            output_index=self.index,
-            item_id=self.id,
-            text=self.text,
-        )
+        done = ReasoningTextDone(**self._place(), text=self.text)
         return self._frames.frame(done) + self._part_done(ReasoningText(text=self.text))
 
     def item(self, status: ItemStatus) -> ReasoningItem:
@@ -198,35 +172,18 @@ class GrowingCall(_Growing):
     def add(self, text: str) -> bytes:
         """Some more text."""
         self._texts.append(text)
-        return self._frames.frame(
-            ArgumentsDelta(
-                sequence_number=self._frames.number(),
-                output_index=self.index,
-                item_id=self.id,
-                delta=text,
-            )
-        )
+        return self._frames.frame(ArgumentsDelta(**self._place(), delta=text))
 
     def close(self) -> bytes:
         """The text is whole; the item comes next."""
         return self._frames.frame(
-            ArgumentsDone(
-                sequence_number=self._frames.number(),
-                output_index=self.index,
-                item_id=self.id,
-                name=self._name,
-                arguments=self.text,
-            )
+            ArgumentsDone(**self._place(), name=self._name, arguments=self.text)
         )
 
     def item(self, status: ItemStatus) -> FunctionCallItem:
         """What it has become."""
         return FunctionCallItem(
-            id=self.id,
-            call_id=self._call_id,
-            name=self._name,
-            arguments=self.text,
-            status=status,
+            id=self.id, call_id=self._call_id, name=self._name, arguments=self.text, status=status
         )
 
 
@@ -252,18 +209,8 @@ class GrowingCustomCall(_Growing):
     def close(self) -> bytes:
         """The text, all at once; the item comes next."""
         text = custom_input(self.text)
-        delta = CustomInputDelta(
-            sequence_number=self._frames.number(),
-            output_index=self.index,
-            item_id=self.id,
-            delta=text,
-        )
-        done = CustomInputDone(
-            sequence_number=self._frames.number(),
-            output_index=self.index,
-            item_id=self.id,
-            input=text,
-        )
+        delta = CustomInputDelta(**self._place(), delta=text)
+        done = CustomInputDone(**self._place(), input=text)
         return self._frames.frame(delta) + self._frames.frame(done)
 
     def item(self, status: ItemStatus) -> CustomToolCallItem:
