@@ -125,12 +125,8 @@ _LOOKING_UP = _errors(401, 403, 404, 421, 503)
 _OPEN = _errors(403, 421)
 
 
-def _in_anthropics_words(errors: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    return tuple(Answer(one.status, AnthropicErrorBody) for one in errors)
-
-
-def _in_ollamas_words(errors: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    return tuple(Answer(one.status, OllamaErrorBody) for one in errors)
+def _in_words_of(body: type[Struct], errors: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple(Answer(one.status, body) for one in errors)
 
 
 PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
@@ -198,7 +194,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         answers=(
             Answer(200, Message),
             Answer(200, StreamEvent, EVENTS),
-            *_in_anthropics_words(_GENERATING),
+            *_in_words_of(AnthropicErrorBody, _GENERATING),
         ),
     ),
     Endpoint(
@@ -206,7 +202,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         route="POST /v1/messages/count_tokens",
         summary="Tokens of the prompt that a conversation would have",
         request=CountTokensRequest,
-        answers=(Answer(200, TokenCount), *_in_anthropics_words(_POSTING)),
+        answers=(Answer(200, TokenCount), *_in_words_of(AnthropicErrorBody, _POSTING)),
     ),
     Endpoint(
         name="create_ollama_chat",
@@ -216,7 +212,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         answers=(
             Answer(200, OllamaChatLine),
             Answer(200, OllamaChatLine, JSON_LINES),
-            *_in_ollamas_words(_GENERATING),
+            *_in_words_of(OllamaErrorBody, _GENERATING),
         ),
     ),
     Endpoint(
@@ -227,7 +223,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         answers=(
             Answer(200, OllamaGenerateLine),
             Answer(200, OllamaGenerateLine, JSON_LINES),
-            *_in_ollamas_words(_GENERATING),
+            *_in_words_of(OllamaErrorBody, _GENERATING),
         ),
     ),
     Endpoint(
@@ -235,25 +231,25 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
         route="POST /api/show",
         summary="What is known of the served model, in Ollama's words",
         request=OllamaShowRequest,
-        answers=(Answer(200, OllamaModelFacts), *_in_ollamas_words(_POSTING)),
+        answers=(Answer(200, OllamaModelFacts), *_in_words_of(OllamaErrorBody, _POSTING)),
     ),
     Endpoint(
         name="list_ollama_models",
         route="GET /api/tags",
         summary="The models that are served, in Ollama's words",
-        answers=(Answer(200, OllamaModelList), *_in_ollamas_words(_READING)),
+        answers=(Answer(200, OllamaModelList), *_in_words_of(OllamaErrorBody, _READING)),
     ),
     Endpoint(
         name="list_running_ollama_models",
         route="GET /api/ps",
         summary="The models in memory, in Ollama's words",
-        answers=(Answer(200, OllamaRunningModelList), *_in_ollamas_words(_READING)),
+        answers=(Answer(200, OllamaRunningModelList), *_in_words_of(OllamaErrorBody, _READING)),
     ),
     Endpoint(
         name="get_ollama_version",
         route="GET /api/version",
         summary="The version of Ollama's API that is spoken",
-        answers=(Answer(200, OllamaVersion), *_in_ollamas_words(_READING)),
+        answers=(Answer(200, OllamaVersion), *_in_words_of(OllamaErrorBody, _READING)),
     ),
     Endpoint(
         name="create_embeddings",
@@ -270,7 +266,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
             Answer(200, ModelList),
             Answer(200, AnthropicModelList),
             *_READING,
-            *_in_anthropics_words(_READING),
+            *_in_words_of(AnthropicErrorBody, _READING),
         ),
     ),
     Endpoint(
@@ -281,7 +277,7 @@ PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = (
             Answer(200, Model),
             Answer(200, AnthropicModel),
             *_LOOKING_UP,
-            *_in_anthropics_words(_LOOKING_UP),
+            *_in_words_of(AnthropicErrorBody, _LOOKING_UP),
         ),
     ),
     Endpoint(

@@ -105,12 +105,6 @@ class SettingKey:
         return self.kind is ValueKind.LIST
 
     @property
-    def type_text(self) -> str:
-        """What the key takes: ``integer``, ``auto|integer``, ``json|console``, ``text or unset``."""
-        text = "|".join(self.choices or (*self.words, self.kind.value))
-        return f"{text} or unset" if self.is_optional else text
-
-    @property
     def range_text(self) -> str:
         """The bounds in words, such as ``1 to 1000`` or ``auto, or 1 to 9``; empty without bounds."""
         bounds = _bounds_text(self.least, self.most)
