@@ -152,7 +152,7 @@ def _engine(
 
 
 def _block_directory(settings: Settings) -> Path | None:
-    """Where the disk tier of the prefix cache is; None without one."""
+    """Location of the disk tier of the prefix cache; None without one."""
     cache = settings.cache
     if not cache.prefix or not cache.disk_dir:
         return None

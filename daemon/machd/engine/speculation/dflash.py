@@ -1,10 +1,10 @@
 """Draft tokens by block diffusion: a draft model fills a whole block in one pass (DFlash).
 
-The draft (Chen et al. 2026, arXiv:2602.06036) has no words of its own: it reads what layers of the
-served model make of a text, and speaks through the served model's embedding and output head. How that
-is done with dflash-mlx, ``dflash_package`` knows; here is what of a row is read, and when.
+The draft (Chen et al. 2026, arXiv:2602.06036) has no vocabulary of its own: it reads hidden states of
+the served model's layers and uses the served model's embedding and output head. ``dflash_package`` does
+that with dflash-mlx; this module chooses which tokens of a row are read, and when.
 
-Only what the row has said is read, never a guess, so nothing has to be taken back.
+Only generated tokens are read, never drafts, so nothing has to be rolled back.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
 from machd.request import SamplingParams
 
 _FEW_TOKENS = 16
-"""Beyond so many it reads without guessing, as who has a prompt to read."""
+"""Unread tokens up to which a block is drafted at once; more are read first, as a prompt is."""
 
 _CHUNK_TOKENS = 256
-"""Read at a time, as by a draft model."""
+"""Tokens read at a time, as by a draft model."""
 
 _KEPT_TOKENS = 256
-"""So many tokens may a row say without a guess until what was read is dropped."""
+"""Tokens that a row may generate without a draft before its caches are dropped."""
 
 
 class BlockReader(Protocol):

@@ -1,11 +1,11 @@
 """Adapter to dflash-mlx, which has the layers of DFlash drafts; written against version 0.1.8.
 
-The package knows where to listen in the models that there are drafts for. It drives a generation of its
-own, with caches and kernels for Metal; here only its drafts are used, and the daemon verifies.
+The package knows which layers of a served model a draft reads. It drives a generation of its own, with
+caches and kernels for Metal; only its drafts are used here, and the daemon verifies them.
 
-What the served model makes of a row is computed a second time for the draft, without the output head,
-in caches of the row's own. So the daemon's passes need not know who listens; it costs another pass of
-the served model for each guess.
+The served model's hidden states of a row are computed a second time for the draft, without the output
+head, in caches of their own. So the daemon's passes do not depend on it; it costs another pass of the
+served model for each draft.
 """
 
 from __future__ import annotations

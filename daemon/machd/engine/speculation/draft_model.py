@@ -1,11 +1,10 @@
 """Draft tokens of a small model that reads the same tokens as the served one.
 
-It has caches of its own for each row that it guesses for. They hold what the row has said and, after
-a guess, the guessed tokens; when the row goes on otherwise, those are taken out again. Caches of which
-nobody knows how are filled anew.
+It has caches of its own for each row. They hold the row's tokens and, after a proposal, the drafts, which
+are rolled back when the row goes on otherwise. Caches that cannot be rolled back are filled anew.
 
-What it has not read yet it reads when it is asked, one chunk each time, and guesses nothing until it
-has read all.
+Tokens that it has not read yet are read when drafts are asked for, one chunk each time; it proposes
+nothing until it has read them all.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
 from machd.request import SamplingParams
 
 _CHUNK_TOKENS = 256
-"""Read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""
+"""Tokens read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""
 
 _HEADED_TOKENS = 16
-"""Up to so many, reading all with the output head costs less than another pass for the last."""
+"""Tokens up to which a pass with the output head over all costs less than another for the last."""
 
 _KEPT_TOKENS = 256
-"""So many tokens may a row say without a guess until its caches are given back."""
+"""Tokens that a row may generate without a draft before its caches are dropped."""
 
 
 class DraftModelProposer:
@@ -220,7 +219,7 @@ class _DraftCaches:
         self._checkpoint = CacheCheckpoint(inner) if all(map(supports_rollback, inner)) else None
 
     def roll_back(self, token_ids: Sequence[int]) -> None:
-        """Take out the guesses that the row, which has these tokens now, has not said.
+        """Remove drafts from the caches that differ from these tokens of the row.
 
         The row's last token stays out as well, so that its logits can be computed.
         """
