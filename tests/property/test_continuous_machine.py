@@ -1096,12 +1096,11 @@ class LosesDrafts(Scheduler):
 class GoesOnBehindTheEnd(Scheduler):
     """Emits tokens behind a stop token."""
 
-    def _take(self, token: SampledToken, now_s: float) -> list[Event]:
+    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
         if token.token_id not in STOP_TOKENS:
-            return super()._take(token, now_s)
-        sequence = self._running.at(token.slot_index)
+            return super()._take(sequence, token, now_s)
         subscribers = [subscriber.sequence_id for subscriber in sequence.subscribers]
-        events = super()._take(token, now_s)
+        events = super()._take(sequence, token, now_s)
         return [*events, *(TokenGenerated(one, token, now_s) for one in subscribers)]
 
 

@@ -77,7 +77,7 @@ class Acceptance:
     _PRIOR = 0.6
     _VERDICT_DECAY = 0.75
     _PLAIN_DECAY = 0.98
-    _MAX_HITS = 4.0  # of one long success, so that the failures behind it show
+    _MAX_HITS = 4.0  # of one long success, so that the failures after it show
 
     def __init__(self) -> None:
         """Begin without a history."""
@@ -89,11 +89,15 @@ class Acceptance:
         return (self._hits + self._PRIOR) / (self._hits + self._misses + 1.0)
 
     def observe(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """Take in one verification; a step without drafts (0, 0) lets the history fade."""
-        decay = self._VERDICT_DECAY if drafted_tokens else self._PLAIN_DECAY
-        is_miss = accepted_tokens < drafted_tokens
-        self._hits = self._hits * decay + min(float(accepted_tokens), self._MAX_HITS)
-        self._misses = self._misses * decay + is_miss
+        """Take in one verification."""
+        self.fade(self._VERDICT_DECAY)
+        self._hits += min(float(accepted_tokens), self._MAX_HITS)
+        self._misses += accepted_tokens < drafted_tokens
+
+    def fade(self, decay: float = _PLAIN_DECAY) -> None:
+        """Let the history count less; by default as a step without drafts does."""
+        self._hits *= decay
+        self._misses *= decay
 
 
 class _StepCost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from machd.engine.protocol.step import DraftOutcome, Lane, PrefillChunk, StepPlan, StepResult
+from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan, StepResult
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
@@ -49,9 +49,11 @@ class Planner:
         )
         outcomes = {one.slot_index: one for one in result.drafts}
         for row in plan.decode:
-            drafts = outcomes.get(row.slot_index, DraftOutcome(row.slot_index, 0, 0))
             acceptance = running.at(row.slot_index).acceptance
-            acceptance.observe(drafts.drafted_tokens, drafts.accepted_tokens)
+            if (drafts := outcomes.get(row.slot_index)) is not None:
+                acceptance.observe(drafts.drafted_tokens, drafts.accepted_tokens)
+            else:
+                acceptance.fade()
         if lane is not None:
             self.turn = Lane.SERIAL if lane is Lane.BATCH else Lane.BATCH
 

@@ -281,8 +281,8 @@ class Scheduler:
             running.at(slot_index).settle(tokens)
         for token in result.tokens:
             # An earlier token of the step may have ended the row.
-            if token.slot_index not in running.slots.released:
-                events.extend(self._take(token, now_s))
+            if (sequence := running.slots.at(token.slot_index)) is not None:
+                events += self._take(sequence, token, now_s)
         for fault in result.faults:
             failed = [running.at(fault.slot_index)]
             events += self._end_with(error_of(fault), failed, now_s, is_sound=False)
@@ -426,8 +426,7 @@ class Scheduler:
         is_same = previous is self._step_mode
         return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
-    def _take(self, token: SampledToken, now_s: float) -> list[Event]:
-        sequence = self._running.at(token.slot_index)
+    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
         is_stop = token.token_id in sequence.request.stop_token_ids
         sequence.count_token(token)
         if sequence.is_closed_to_subscribers:

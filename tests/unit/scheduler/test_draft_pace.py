@@ -127,7 +127,10 @@ class Run:
         for row, offer in zip(every, offers, strict=True):
             drafted = min(offer.draft_tokens, ahead)
             accepted = rows[row](row, drafted) if drafted else 0
-            row.acceptance.observe(drafted, accepted)
+            if drafted:
+                row.acceptance.observe(drafted, accepted)
+            else:
+                row.acceptance.fade()
             said[row] += 1 + accepted
             accepted_tokens += accepted
             longest = max(longest, drafted)

@@ -51,6 +51,7 @@ class DecodePass:
         spans: Each row's span.
         token_ids: int32 [rows, longest], shorter spans padded with 0.
         logits: [positions, vocabulary], after each token of each span, row by row.
+        longest: Tokens of the longest span.
         outcomes: Drafts that were rejected before this pass took their place.
     """
 
@@ -58,12 +59,8 @@ class DecodePass:
     spans: list[Span]
     token_ids: mx.array
     logits: mx.array
+    longest: int
     outcomes: tuple[DraftOutcome, ...] = ()
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest span."""
-        return max(span.length for span in self.spans)
 
 
 class Passes:
@@ -129,7 +126,7 @@ class Passes:
             row.length += length
         if self._is_eager or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
-        return DecodePass(list(rows), list(spans), token_ids, logits)
+        return DecodePass(list(rows), list(spans), token_ids, logits, longest)
 
     def compute_again(self, current: DecodePass, kept_tokens: Sequence[int]) -> None:
         """Compute the first ``kept_tokens`` of each span again, on caches that were rolled back."""

@@ -269,8 +269,8 @@ class Decoder:
                 self._roll_back(sampled.current, verdicts)
         current = sampled.current
         decoded = Decoded(drafts=list(current.outcomes), span_tokens=current.longest)
-        for row, span in zip(current.rows, current.spans, strict=True):
-            if row in verdicts:
+        if current.longest > 1:
+            for row, span in zip(current.rows, current.spans, strict=True):
                 decoded.drafts += _outcome(row, span, verdicts[row].accepted_tokens)
         causes = dict(sampled.failed)
         for row, verdict in verdicts.items():
@@ -361,10 +361,12 @@ def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:
     for rows, selection in sampled.parts:
         places = [(row, one) for row in rows for one in spans[row].samplings]
         slot_indices = [row.slot_index for row, _ in places]
-        chosen = iter(selection.read(slot_indices, [one.params for _, one in places]))
+        chosen = selection.read(slot_indices, [one.params for _, one in places])
+        begin = 0
         for row in rows:
-            tokens = [next(chosen) for _ in spans[row].samplings]
-            verdicts[row] = verify(spans[row], tokens)
+            span = spans[row]
+            verdicts[row] = verify(span, chosen[begin : begin + span.length])
+            begin += span.length
     return verdicts
 
 

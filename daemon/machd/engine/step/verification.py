@@ -21,7 +21,7 @@ from machd.engine.step.sampling import RowSampling
 from machd.errors import GrammarError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """The tokens of one row in a pass: its last token, and those ahead of it, possibly none.
 
@@ -53,7 +53,7 @@ class Span:
         return Span(self.ahead_ids[:tokens], self.samplings[: tokens + 1], forced)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """Result of verifying a row's span.
 
