@@ -1,7 +1,7 @@
 """One row's draft tokens, and the one place where a failing proposer is dealt with.
 
-An exception of a proposer ends the drafts of its row and nothing else: the row decodes on without them,
-and the step's result carries the cause.
+An exception of a proposer, or of a grammar on a drafted path, ends the drafts of its row and nothing else:
+the row decodes on without them, and the step's result carries the cause.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Selection:
 
     Attributes:
         token_ids: int32 [rows].
-        usable: bool [rows]; false where the logits are not numbers, so that no token means
+        usable: bool [rows]; false where a logit is NaN, so that no token means
             anything. Judged by the numbers that choose the token, not by the whole vocabulary:
             what goes wrong in a model reaches every logit of the row.
         logprob_rows: Batch rows that asked for log-probabilities.

@@ -54,6 +54,7 @@ def worthwhile_tokens(offers: Sequence[Offer], cost: SpanCost) -> int:
         length = 1.0 + cost.token_cost * ahead  # in passes over one token
         if rows > 1 and length > _MAX_STRETCH:
             break
+        # Forced tokens are never lost.
         certain = sum(min(one.forced_tokens, ahead) for one in offers) / rows
         if length - 1.0 - certain > cost.max_lost_passes:
             continue
