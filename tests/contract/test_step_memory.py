@@ -98,7 +98,7 @@ def test_steps_that_compute_nothing_are_never_refused(limited: _Limited) -> None
 def test_steps_take_at_most_twice_their_estimate(
     kind: TinyKind, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a step of its kind was seen; attention over a longer prompt is what may be missing."""
+    """Once steps of its kind were seen; attention over a longer prompt is what may be missing."""
     engine = make_engine(loaded(kind))
     short: list[str] = []
     end = StepMemory.end
@@ -114,7 +114,8 @@ def test_steps_take_at_most_twice_their_estimate(
 
     monkeypatch.setattr(StepMemory, "end", compare)
     rows: list[int] = []
-    for slot_index, tokens in enumerate((100, 70, 300, 64)):
+    # Two of the first length: a step's peak depends on when mlx's threads free arrays, by up to a quarter.
+    for slot_index, tokens in enumerate((100, 100, 70, 300, 64)):
         chunk = replace(_chunk(slot_index, tokens), reserved_tokens=700, lane=lane)
         engine.run(StepPlan(prefill=(chunk,)))
         rows.append(slot_index)
