@@ -83,10 +83,7 @@ class LookAheadDecoder(Decoder):
             self._under_way = None  # a row that joins now need not wait for it
 
     def _remove_finished(self) -> None:
-        """Remove rows that have all their tokens, so that the next pass does not compute them.
-
-        Sampling has counted the last one already, though it is not read yet.
-        """
+        """Remove rows whose last token is sampled, though not read, so that the next pass skips them."""
         finished = [row for row in self._rows if row.tokens_left < 1]
         for row in finished:
             cached_row = self.cached_row(row.slot_index)

@@ -54,8 +54,7 @@ def worthwhile_tokens(offers: Sequence[Offer], cost: SpanCost) -> int:
         length = 1.0 + cost.token_cost * ahead  # in passes over one token
         if rows > 1 and length > _MAX_STRETCH:
             break
-        # Forced tokens are never lost.
-        certain = sum(min(one.forced_tokens, ahead) for one in offers) / rows
+        certain = sum(min(one.forced_tokens, ahead) for one in offers) / rows  # never lost
         if length - 1.0 - certain > cost.max_lost_passes:
             continue
         gain = (1.0 + sum(one.expected_tokens(ahead) for one in offers) / rows) / length
