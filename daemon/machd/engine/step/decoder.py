@@ -145,8 +145,8 @@ class Decoder:
         rows = [
             (row, plan_rows.get(row.slot_index, DecodeRow(row.slot_index))) for row in self._rows
         ]
-        # Where padding is not harmless by itself, the probe batched_drafts has to have passed: the plan
-        # allows drafts only then.
+        # Where kv/ cannot keep padding out, it is harmless only if the probe batched_drafts has passed, and
+        # the plan allows drafts only then.
         may_pad = self._kv.takes_ragged_spans or any(one.max_draft_tokens for _, one in rows)
         if not (self._kv.can_roll_back and may_pad):
             return []
@@ -208,8 +208,8 @@ class Decoder:
             try:
                 sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
                 sampled = Sampled(current, [(current.rows, sampler.sample(current.logits))], [])
-            except BaseException as cause:  # noqa: BLE001 - comes again below, from its own row
-                for row in current.rows:
+            except BaseException as cause:  # noqa: BLE001 - comes again without drafts, from its own row
+                for row in current.rows:  # a grammar may fail on a drafted path alone
                     if row.sampling.matcher is not None and row.proposals is not None:
                         row.proposals.fail(cause)
                 return self._sample(self._recompute(current))
