@@ -18,11 +18,11 @@ from modules import modules_markdown
 from request_fields import request_fields_markdown
 
 from machd import errors
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS
-from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.cli.commands import command_line
 from machd.cli.launchd_plists import agent_plist, daemon_plist
 from machd.cli.service_units import Installation, cuda_drop_in, system_units
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS, Endpoint
 from machd.errors import MachdError
 from machd.settings.explain import settings_example, settings_markdown, settings_schema
 from machd.telemetry.dashboard import dashboard_json
@@ -63,7 +63,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
         ("metrics", "Metrics", "machd.telemetry.metric_table", metrics_markdown),
         ("log-events", "Log events", "machd.telemetry.log_events", log_events_markdown),
         ("errors", "Error codes", "machd.errors", _errors_markdown),
-        ("endpoints", "Endpoints", "machd.api.endpoints", _endpoints_markdown),
+        ("endpoints", "Endpoints", "machd.dialects.endpoints", _endpoints_markdown),
         (
             "request-fields",
             "Request fields",

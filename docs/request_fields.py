@@ -13,11 +13,11 @@ from typing import get_type_hints
 
 from msgspec import Meta, Struct
 
-from machd.api.anthropic_request import MessagesRequest
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.completion_request import CompletionRequest
-from machd.api.refusal import neutral_values
-from machd.api.responses_request import ResponsesRequest
+from machd.dialects.anthropic.request import MessagesRequest
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.completions.request import CompletionRequest
+from machd.dialects.responses.request import ResponsesRequest
+from machd.dialects.wire.refusal import neutral_values
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _FUNCTION = {"name": "weather", "parameters": _SCHEMA}

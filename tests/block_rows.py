@@ -28,7 +28,7 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 ASKED = SamplingParams(temperature=0.0, top_logprobs=2)
 """Greedy, with log-probabilities to compare."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from machd.api.constraint import Constraint, ConstraintKind
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
-from machd.request import Grammar, SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.generation import Grammar, SamplingParams
 
 
 def grammar_of(engine: Engine, kind: ConstraintKind, source: str) -> Grammar:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from machd.engine.fake.engine import Script, lettered, spelled
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _ORDER = re.compile(rb"say (?P<text>.*?)(?:\nassistant: |\xfe.*)?\Z", re.DOTALL)
 """Up to the end of a chat, or up to the suffix of a text with a gap."""

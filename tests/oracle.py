@@ -19,7 +19,7 @@ from machd.engine.step.decoder import Decoder, Sampled
 from machd.engine.step.draft_sampling import RowDraws
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer, RowProposer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.pacing import StepPace
 
 Answers = Mapping[tuple[tuple[int, ...], SamplingParams], Sequence[int]]

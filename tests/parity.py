@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import SampledToken
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import Script
 

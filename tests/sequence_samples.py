@@ -10,7 +10,7 @@ from typing import TypeVar
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToken, SpanCost
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import Event

@@ -11,14 +11,15 @@ from dataclasses import replace
 from litestar.types import ASGIApp
 
 from machd import __version__
-from machd.api.capabilities import Versions
+from machd.admin.app import create_admin_app
+from machd.admin.context import AdminContext
+from machd.admin.event_feed import EventFeed
+from machd.admin.token import AdminToken
+from machd.capabilities.document import Versions
 from machd.capabilities.verdict import Support
 from machd.clock import Clock
+from machd.dialects.app import create_app
 from machd.engine.protocol.engine import Engine, ModelDescription
-from machd.http.admin.app import create_admin_app
-from machd.http.admin.context import AdminContext
-from machd.http.admin.token import AdminToken
-from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
@@ -35,7 +36,6 @@ from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
 from machd.serving.drafting import draft_policy
-from machd.serving.event_feed import EventFeed
 from machd.serving.fanout import Fanout
 from machd.serving.kv_memory import effective_budget_bytes
 from machd.serving.lifecycle import Lifecycle

@@ -14,13 +14,13 @@ import structlog
 from machd.clock import Clock, SystemClock
 from machd.compose import Parts
 from machd.engine.protocol.engine import Engine
+from machd.entrance import Entrance
 from machd.errors import (
     DrainDeadlineError,
     EngineFaultError,
     FaultError,
     MachdError,
 )
-from machd.http.entrance import Entrance
 from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.server import HttpServer
 from machd.http.servers import HttpServers

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.ports import RowProposer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _RIGHT_OF_TEN = 7
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
-from machd.api.capabilities import Evidence
+from machd.capabilities.document import Evidence
 from machd.capabilities.evidence import Outcome
 from machd_probes.report import MLX_LM_PROBE, MatrixReport, MatrixRow, ProbeRow
 from machd_probes.table import NONE, by_kind, by_reason, mark, measured_on, prefix_mark

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, SampledToken, StepPlan
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

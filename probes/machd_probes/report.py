@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from machd.api.capabilities import Evidence, FeatureVerdict, ModelCapabilities, Versions
+from machd.capabilities.document import Evidence, FeatureVerdict, ModelCapabilities, Versions
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.verdicts import judge

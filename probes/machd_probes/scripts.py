@@ -9,7 +9,7 @@ import numpy as np
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import Lane, SampledToken
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 
 LENGTHS = (5, 7, 17, 18, 41, 44, 1)

@@ -12,7 +12,7 @@ from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import LayerCacheFacts
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import Lane, SampledToken
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.bounded import (
     OutOfTimeError,
     ReplaceableWatch,

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from machd.api.capabilities import PrefixCacheVerdict
+from machd.capabilities.document import PrefixCacheVerdict
 from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary
 
 NONE = "-"

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 import machd
-from machd.api.capabilities import Versions
+from machd.capabilities.document import Versions
 from machd.installed import installed_version
 
 PROBE_DTYPE = "float32"

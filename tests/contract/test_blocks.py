@@ -15,7 +15,6 @@ from constrained_rows import grammar_of
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.assembly import make_engine
 from machd.engine.fake.blocks import FakeDisk
 from machd.engine.fake.engine import FakeEngine, FakeFaults
@@ -31,7 +30,8 @@ from machd.engine.protocol.blocks import (
 )
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
-from machd.request import SamplingParams
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import SamplingParams
 from machd_probes.scripts import random_prompt
 
 PROMPT = random_prompt(33, 4)

@@ -10,12 +10,12 @@ import pytest
 from constrained_rows import grammar_of, many_readings, run_rows, schema_grammar
 from jsonschema import validate
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.errors import GrammarError
-from machd.request import SamplingParams, Thinking
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import SamplingParams, Thinking
 
 PERSON: dict[str, object] = {
     "type": "object",

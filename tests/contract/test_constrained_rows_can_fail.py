@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from constrained_rows import Run, grammar_of, run_rows, schema_grammar
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import Matcher
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.engine import Engine
 from machd.engine.step.decode_pass import DecodePass, Passes
-from machd.request import SamplingParams
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import SamplingParams
 
 Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
 

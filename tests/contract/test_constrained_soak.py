@@ -12,7 +12,7 @@ from tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
-from machd.request import Grammar, SamplingParams, Thinking
+from machd.request.generation import Grammar, SamplingParams, Thinking
 
 SCHEMAS: tuple[dict[str, object], ...] = (
     {

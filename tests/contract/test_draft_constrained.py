@@ -19,11 +19,11 @@ from oracle import Oracle, WatchedEngine
 from tiny_engines import loaded
 from tiny_models import TinyKind, each_kind_and_look_ahead
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import Lane
-from machd.request import SamplingParams, Thinking
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import SamplingParams, Thinking
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 

@@ -20,13 +20,13 @@ from oracle import Oracle, WatchedEngine, fail_verification
 from tiny_engines import alone, loaded
 from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.protocol.step import Lane, ProposerKind
 from machd.engine.step import sampling
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.ports import RowProposer
-from machd.request import SamplingParams
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import MIXED, random_prompt
 

@@ -13,7 +13,6 @@ from oracle import Oracle, WatchedEngine
 from tiny_engines import loaded
 from tiny_models import TinyKind
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import rollback
 from machd.engine.kv.batch_lane import BatchLaneKv
@@ -26,6 +25,7 @@ from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
 from machd.engine.step.verification import Span, Verdict
+from machd.request.constraint import ConstraintKind
 from machd_probes.play import GREEDY, DraftSchedule, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
 

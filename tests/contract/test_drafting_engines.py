@@ -24,7 +24,7 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt
 

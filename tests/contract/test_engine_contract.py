@@ -15,7 +15,7 @@ import pytest
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=7)

@@ -18,7 +18,7 @@ from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step import decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.verification import Span, Verdict, verify
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 

@@ -19,12 +19,12 @@ from json_schema_cases import (
     spelled_json,
 )
 
-from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS
 from machd.engine.grammar.grammar import compiled
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
 from machd.errors import GrammarError
-from machd.request import Grammar, SamplingParams
+from machd.request.generation import Grammar, SamplingParams
+from machd.request.schema_bounds import UNSUPPORTED_KEYWORDS
 
 _MAX_TOKENS = 96
 _WALKS = 6

@@ -17,7 +17,7 @@ from machd.engine.protocol.step import (
     SampledToken,
     StepPlan,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -15,7 +15,7 @@ from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepMemoryError, StepPlan
 from machd.engine.step.memory import StepMemory, StepNeed
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 

@@ -16,8 +16,8 @@ import click
 import pytest
 
 from machd import errors
-from machd.api.endpoints import PUBLIC_ENDPOINTS
 from machd.cli.commands import command_line
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.errors import MachdError
 from machd.settings.keys import setting_keys
 from machd.telemetry.metric_table import METRICS

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS
-from machd.api.endpoints import PUBLIC_ROUTES
+from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.cli.commands import command_line
+from machd.dialects.endpoints import PUBLIC_ROUTES
 from machd.errors import MachdError
 from machd.settings.keys import setting_keys
 from machd.telemetry.metric_table import METRICS

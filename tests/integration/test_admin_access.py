@@ -22,8 +22,8 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS
-from machd.api.endpoints import Endpoint
+from machd.admin.endpoints import ADMIN_ENDPOINTS
+from machd.dialects.endpoints import Endpoint
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError

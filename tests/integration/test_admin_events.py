@@ -13,8 +13,8 @@ from dialogue import chat, told
 from polling import CEILING_S, wait_until
 from raw_client import RawClient
 
+from machd.admin.event_feed import MAX_WATCHERS
 from machd.engine.fake.engine import FakeEngine
-from machd.serving.event_feed import MAX_WATCHERS
 
 _CHAT = "/v1/chat/completions"
 

@@ -19,6 +19,7 @@ from scraping import is_idle, scrape
 from step_gate import StepGate
 from structlog.testing import capture_logs
 
+from machd.dialects.completions.handler import _CompletionDialect
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
@@ -29,9 +30,8 @@ from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import EngineFaultError
-from machd.http.completions import _CompletionDialect
 from machd.http.stream import GenerationResponse
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.serving.text import CompletionText
 
 _PATH = "/v1/completions"

@@ -12,7 +12,7 @@ from dialogue import chat
 from held_call import HeldCall
 from running_daemon import RunningDaemon
 
-from machd.api import raw_json
+from machd.dialects.wire import raw_json
 from machd.engine.fake.tokenizer import FakeTokenizer
 
 _DEEP = "[" * 60 + "]" * 60

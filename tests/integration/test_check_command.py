@@ -21,11 +21,11 @@ from mlx.utils import tree_flatten
 from polling import CEILING_S
 from unit.engine.tiny_llama import TinyLlama
 
-from machd.api.check import ModelCheck
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli import commands
 from machd.cli.check import check
+from machd.cli.check_document import ModelCheck
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.loading.architecture import import_architecture

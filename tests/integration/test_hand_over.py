@@ -26,7 +26,7 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer, RowProposer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"

@@ -16,7 +16,7 @@ from running_daemon import RunningDaemon
 from scraping import scrape
 from step_gate import StepGate, at_decode
 
-from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS, Endpoint
 from machd.engine.fake.engine import FakeEngine
 
 _ALIASED = [one for one in PUBLIC_ENDPOINTS if one.aliases]

@@ -22,12 +22,12 @@ from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
 
-from machd.api.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.clock import SystemClock
 from machd.compose import installed_versions
+from machd.dialects.app import create_app
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError
-from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests

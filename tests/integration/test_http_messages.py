@@ -20,7 +20,7 @@ from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _MESSAGES = "/v1/messages"
 _COUNT = "/v1/messages/count_tokens"

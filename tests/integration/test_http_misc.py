@@ -19,7 +19,7 @@ from running_daemon import RunningDaemon
 from scraping import is_idle, scrape
 from step_gate import StepGate, at_decode, at_prefill
 
-from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _CHAT = "/api/chat"
 _GENERATE = "/api/generate"

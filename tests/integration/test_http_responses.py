@@ -24,7 +24,7 @@ from running_daemon import RunningDaemon
 from scraping import scrape
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _PATH = "/v1/responses"
 _KEYS = {"alice": "alice-0123456789abcdef", "bob": "bob-0123456789abcdef"}

@@ -20,7 +20,7 @@ from step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine, lettered
 from machd.engine.protocol.engine import Engine
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 if TYPE_CHECKING:
     from machd.engine.loading.loader import LoadedModel  # imports mlx

@@ -16,13 +16,13 @@ from scraping import is_idle
 from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 
+from machd.admin.gate import AdminGate
 from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.grammar import grammar
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
-from machd.http.admin.gate import AdminGate
 from machd.http.failures import always_answered
 from machd.http.stream import GenerationResponse
 

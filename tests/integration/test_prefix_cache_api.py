@@ -315,7 +315,7 @@ def test_an_engine_that_is_busy_clears_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waited is told so, and that it waits no longer does the engine no harm."""
-    monkeypatch.setattr("machd.http.admin.cache._CLEAR_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("machd.admin.cache._CLEAR_TIMEOUT_S", 0.2)
     gate = StepGate()
     with _running(tmp_path, lambda: FakeEngine(told, before_step=gate)) as daemon, gate:
         with RawClient(daemon.daemon.url) as client:

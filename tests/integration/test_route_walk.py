@@ -22,8 +22,8 @@ from running_daemon import RunningDaemon
 
 from machd.clock import SystemClock
 from machd.compose import installed_versions
+from machd.dialects.app import create_app
 from machd.engine.fake.engine import FakeEngine
-from machd.http.app import create_app
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests

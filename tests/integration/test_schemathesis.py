@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from machd.api.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, Endpoint
 from machd.engine.fake.engine import FakeEngine
 
 _MODEL = "fake"

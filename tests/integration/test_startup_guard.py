@@ -29,7 +29,7 @@ from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 from machd.errors import EngineFaultError
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.events import DecodeMode
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.startup_guard import Measure, Measures, Results, nothing_known

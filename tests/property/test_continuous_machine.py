@@ -44,7 +44,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
 from machd.scheduler.config import (

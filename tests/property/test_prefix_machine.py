@@ -40,7 +40,7 @@ from machd.engine.protocol.blocks import (
 from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous

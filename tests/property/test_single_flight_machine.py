@@ -32,7 +32,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.config import SchedulerConfig, single_flight
 from machd.scheduler.events import (
     DecodeMode,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from machd import errors
-from machd.api.errors import ErrorBody, error_body
+from machd.dialects.wire.errors import ErrorBody, error_body
 from machd.errors import (
     ContextLengthExceededError,
     MachdError,

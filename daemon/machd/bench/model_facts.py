@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from machd.api.capabilities import Capabilities, Versions
+from machd.capabilities.document import Capabilities, Versions
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

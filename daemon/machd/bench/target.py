@@ -11,9 +11,9 @@ from typing import Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from machd.api.capabilities import Capabilities
 from machd.bench.connection import Connection, Exchange, ServerAddress
 from machd.bench.timing import excerpt
+from machd.capabilities.document import Capabilities
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from machd.api.capabilities import (
+from machd.capabilities import evidence
+from machd.capabilities.document import (
     CacheDetails,
     Evidence,
     FeatureVerdict,
@@ -13,7 +14,6 @@ from machd.api.capabilities import (
     SpeculationReport,
     Versions,
 )
-from machd.capabilities import evidence
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Verdict

@@ -9,9 +9,9 @@ from dataclasses import replace
 import click
 import msgspec
 
-from machd.api.check import ModelCheck
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
+from machd.cli.check_document import ModelCheck
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas

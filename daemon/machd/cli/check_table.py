@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from msgspec import UNSET, UnsetType
 from rich.text import Text
 
-from machd.api.capabilities import Evidence, FeatureVerdict, SpeculationReport
-from machd.api.check import ChatTemplateReport, ModelCheck
+from machd.capabilities.document import Evidence, FeatureVerdict, SpeculationReport
+from machd.cli.check_document import ChatTemplateReport, ModelCheck
 from machd.cli.ctl_text import print_lines
 
 _GB = 1_000_000_000

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 import msgspec
 
-from machd.api.admin_cache import (
+from machd.admin.cache_wire import (
     MAX_WARM_BODY_BYTES,
     MAX_WARM_PROMPTS,
     WARM_PROMPT_FIELDS,
@@ -22,13 +22,13 @@ from machd.api.admin_cache import (
     WarmPrompt,
     WarmRequest,
 )
-from machd.api.admin_status import AdminStatus
-from machd.api.decoding import decode_body, unknown_fields
+from machd.admin.status_wire import AdminStatus
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_tables import print_cache, print_warmed, shown_size
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import counted, json_option, say, show_answer
 from machd.cli.ctl_wait import Countdown
+from machd.dialects.wire.decoding import decode_body, unknown_fields
 from machd.errors import InvalidRequestError, RequestError, SettingsError, UnavailableError
 from machd.regular_files import open_regular
 from machd.settings.problems import shortened

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from machd.api.admin_errors import AdminErrorBody, AdminErrorDetail
+from machd.admin.errors import AdminErrorBody, AdminErrorDetail
 from machd.errors import FaultError, MachdError, NoDaemonError, RequestError, UnavailableError
 from machd.settings.texts import MAX_SOCKET_PATH_BYTES
 

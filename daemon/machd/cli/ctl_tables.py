@@ -10,13 +10,13 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from machd.api.admin_cache import WarmedPrompt
-from machd.api.admin_events import AdminEvent
-from machd.api.admin_requests import OpenRequest
-from machd.api.admin_status import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
-from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
+from machd.admin.cache_wire import WarmedPrompt
+from machd.admin.events_wire import AdminEvent
+from machd.admin.requests_wire import OpenRequest
+from machd.admin.status_wire import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
+from machd.serving.cache_stats_wire import CacheStats, DiskStats, KvStats, PrefixStats
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
 _WORDS = {"STATE", "MODE", "PROMPT"}

@@ -14,9 +14,9 @@ from typing import ParamSpec, TypeVar
 
 import click
 
+from machd.admin.token_file import credential_path, read_token, token_paths
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.errors import NoDaemonError, SettingsError
-from machd.http.admin.token_file import credential_path, read_token, token_paths
 from machd.settings.layers import OriginKind
 from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 

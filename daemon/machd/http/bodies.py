@@ -10,7 +10,7 @@ from litestar import Request
 from litestar.exceptions import InternalServerException
 from msgspec import Struct
 
-from machd.api.decoding import decode_body, unknown_fields
+from machd.dialects.wire.decoding import decode_body, unknown_fields
 from machd.errors import (
     BodyTimeoutError,
     ClientDisconnectedError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from machd.api.capabilities import Versions
+from machd.capabilities.document import Versions
 from machd.clock import Clock
 from machd.http.model_names import ModelNames
 from machd.serving.loop import EngineLoop

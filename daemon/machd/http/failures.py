@@ -19,10 +19,10 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp, ExceptionHandlersMap, Message, Receive, Scope, Send
 
-from machd.api.anthropic_errors import anthropic_error_body
-from machd.api.endpoints import PUBLIC_ROUTES
-from machd.api.errors import error_body
-from machd.api.ollama_errors import ollama_error_body, ollama_not_found
+from machd.dialects.anthropic.errors import anthropic_error_body
+from machd.dialects.endpoints import PUBLIC_ROUTES
+from machd.dialects.ollama.errors import ollama_error_body, ollama_not_found
+from machd.dialects.wire.errors import error_body
 from machd.errors import (
     BodyTooLargeError,
     FaultError,

@@ -6,10 +6,10 @@ import msgspec
 from litestar import HttpMethod, Response, route
 from litestar.di import NamedDependency
 
-from machd.api.health import Health
 from machd.errors import MachdError
 from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
+from machd.http.health_wire import Health
 from machd.serving.lifecycle import State
 
 _METHODS = [HttpMethod.GET, HttpMethod.HEAD]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import SequenceRequest
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.events import FinishReason, SequenceFinished
 
 

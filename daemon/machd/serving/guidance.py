@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.request import Grammar, Thinking
+from machd.request.generation import Grammar, Thinking
 from machd.serving.output import PLAIN_OUTPUT, OutputFormat
 
 

@@ -13,10 +13,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
-from machd.api.bounds import WHOLE_ROOM
-from machd.api.constraint import Constraint
-from machd.api.conversation import Conversation
 from machd.clock import Clock
+from machd.dialects.wire.bounds import WHOLE_ROOM
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
@@ -27,7 +25,9 @@ from machd.errors import (
     MachdError,
     OverloadedError,
 )
-from machd.request import GenerationOptions, Grammar, SamplingParams
+from machd.request.constraint import Constraint
+from machd.request.conversation import Conversation
+from machd.request.generation import GenerationOptions, Grammar, SamplingParams
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout

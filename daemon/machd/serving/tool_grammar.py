@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from machd.api.bounded_schema import bounded_schema
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.schema_bounds import check_constraint, check_schemas
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
+from machd.request.bounded_schema import bounded_schema
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.schema_bounds import check_constraint, check_schemas
 
 _PARAM = "tools"
 

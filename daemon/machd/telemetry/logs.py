@@ -149,7 +149,7 @@ class RequestLog:
 
     def __init__(self) -> None:
         """Write to the configured log."""
-        self._log = structlog.get_logger("machd.request")
+        self._log = structlog.get_logger("machd.request.generation")
 
     def on_request(self, record: RequestRecord) -> None:
         """Write the line."""

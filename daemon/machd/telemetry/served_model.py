@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import structlog
 
+from machd.admin.event_feed import EventFeed
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
@@ -14,7 +15,6 @@ from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.events import DecodeMode
 from machd.serving.configuration import Configuration
 from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
-from machd.serving.event_feed import EventFeed
 from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
 from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.finding import Finding
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, Script

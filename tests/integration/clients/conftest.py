@@ -14,7 +14,7 @@ from running_daemon import RunningDaemon
 from serve_process import ServeProcess
 
 from machd.engine.fake.engine import FakeEngine, spelled
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
 _RESULT = re.compile(r"\ntool: (.+)\n")

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.api.admin_config import ConfigPatch, LogLevelRequest
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS
-from machd.api.admin_errors import AdminErrorBody, admin_error_body
-from machd.api.admin_status import ModeRequest
-from machd.api.decoding import decode_body
-from machd.api.endpoints import PUBLIC_ENDPOINTS
+from machd.admin.config_wire import ConfigPatch, LogLevelRequest
+from machd.admin.endpoints import ADMIN_ENDPOINTS
+from machd.admin.errors import AdminErrorBody, admin_error_body
+from machd.admin.status_wire import ModeRequest
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import (
     ConflictError,
     InvalidRequestError,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from serving_parts import identity_of
 
+from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.errors import EngineFaultError
-from machd.http.anthropic_dialect import AnthropicDialect
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.output import (
     Content,

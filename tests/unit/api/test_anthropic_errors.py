@@ -13,7 +13,7 @@ from anthropic.types import ErrorResponse
 from anthropic.types.shared import ErrorType
 
 from machd import errors
-from machd.api.anthropic_errors import anthropic_error_body
+from machd.dialects.anthropic.errors import anthropic_error_body
 
 _NOT_IN_THE_CLIENT = {"request_too_large"}
 _FAMILIES = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from machd.api.anthropic_request import CountTokensRequest, MessagesRequest
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.decoding import decode_body
+from machd.dialects.anthropic.request import CountTokensRequest, MessagesRequest
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
-from machd.request import GenerationOptions, SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.generation import GenerationOptions, SamplingParams
 
 _TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

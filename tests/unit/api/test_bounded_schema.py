@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from machd.api.bounded_schema import bounded_schema
+from machd.request.bounded_schema import bounded_schema
 
 _A: dict[str, Any] = {"properties": {"a": {}}}
 _B: dict[str, Any] = {"properties": {"b": {}}}

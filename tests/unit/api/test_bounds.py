@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from machd.api.admin_endpoints import ADMIN_ENDPOINTS
-from machd.api.bounds import MAX_TOOLS
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.admin.endpoints import ADMIN_ENDPOINTS
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.wire.bounds import MAX_TOOLS
 
 REQUEST_TYPES = sorted(
     {one.request for one in PUBLIC_ENDPOINTS if one.request is not None},

@@ -7,12 +7,12 @@ import json
 import msgspec
 import pytest
 
-from machd.api.admin_cache import MAX_WARM_PROMPTS, WarmPrompt, WarmRequest
-from machd.api.anthropic_request import MessagesRequest
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.completion_request import CompletionRequest
-from machd.api.decoding import decode_body
-from machd.api.responses_request import ResponsesRequest
+from machd.admin.cache_wire import MAX_WARM_PROMPTS, WarmPrompt, WarmRequest
+from machd.dialects.anthropic.request import MessagesRequest
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.completions.request import CompletionRequest
+from machd.dialects.responses.request import ResponsesRequest
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError
 
 _TURNS = [{"role": "user", "content": "hi"}]

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from machd.api.bounds import WHOLE_ROOM
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.decoding import decode_body
-from machd.api.refusal import neutral_values
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.wire.bounds import WHOLE_ROOM
+from machd.dialects.wire.decoding import decode_body
+from machd.dialects.wire.refusal import neutral_values
 from machd.errors import InvalidRequestError, UnsupportedParameterError
-from machd.request import GenerationOptions, SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.generation import GenerationOptions, SamplingParams
 
 _MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 

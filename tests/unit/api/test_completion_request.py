@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.api.completion_request import CompletionRequest, Prompt
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.decoding import decode_body
+from machd.dialects.completions.request import CompletionRequest, Prompt
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, RequestError, UnsupportedParameterError
-from machd.request import GenerationOptions, SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.generation import GenerationOptions, SamplingParams
 
 
 def _request(**fields: object) -> CompletionRequest:

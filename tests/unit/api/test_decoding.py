@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.completion_request import CompletionRequest
-from machd.api.decoding import decode_body, unknown_fields
-from machd.api.expected import expected_values
-from machd.api.tokenization import DetokenizeRequest, TokenizeRequest
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.completions.request import CompletionRequest
+from machd.dialects.tokens.request import DetokenizeRequest, TokenizeRequest
+from machd.dialects.wire.decoding import decode_body, unknown_fields
+from machd.dialects.wire.expected import expected_values
 from machd.errors import InvalidRequestError, RequestError
 
 _MESSAGES = [{"role": "user", "content": "hi"}]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hostile_bodies import HOSTILE_CHAT_BODIES
 
-from machd.api.chat_request import ChatCompletionRequest
-from machd.api.decoding import decode_body
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError
 
 _BY_NAME = [

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from machd.api.decoding import decode_body
-from machd.api.infill import InfillFile, InfillRequest
+from machd.dialects.infill_wire import InfillFile, InfillRequest
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 

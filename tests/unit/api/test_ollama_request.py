@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
 
-from machd.api.bounds import WHOLE_ROOM
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import Conversation
-from machd.api.decoding import decode_body
-from machd.api.ollama_request import OllamaChatRequest, OllamaGenerateRequest
+from machd.dialects.ollama.request import OllamaChatRequest, OllamaGenerateRequest
+from machd.dialects.wire.bounds import WHOLE_ROOM
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import Conversation
 
 _HI: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 

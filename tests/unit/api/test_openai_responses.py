@@ -15,7 +15,7 @@ from openai.types import Model as OpenAIModel
 from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
-from machd.api.chat_completion import (
+from machd.dialects.chat.answer import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -23,9 +23,8 @@ from machd.api.chat_completion import (
     ChatDelta,
     ChatResponseMessage,
 )
-from machd.api.completion import Completion, CompletionChoice
-from machd.api.errors import error_body
-from machd.api.logprobs import (
+from machd.dialects.completions.answer import Completion, CompletionChoice
+from machd.dialects.logprobs_wire import (
     LOGPROB_FLOOR,
     ChatLogprobs,
     ChatTokenLogprob,
@@ -33,8 +32,9 @@ from machd.api.logprobs import (
     CompletionChoiceLogprobs,
     wire_logprob,
 )
-from machd.api.models import Model, ModelList
-from machd.api.usage import Usage
+from machd.dialects.models_wire import Model, ModelList
+from machd.dialects.usage_wire import Usage
+from machd.dialects.wire.errors import error_body
 from machd.errors import InvalidRequestError, ModelNotServedError, QueueFullError
 
 _USAGE = Usage.of(prompt_tokens=5, completion_tokens=2, cached_tokens=4)

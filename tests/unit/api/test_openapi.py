@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from machd.api.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, PUBLIC_ROUTES, Endpoint
-from machd.api.openapi import openapi_document
+from machd.dialects.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, PUBLIC_ROUTES, Endpoint
+from machd.dialects.openapi import openapi_document
 
 DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi_document(version="1.2.3")))
 

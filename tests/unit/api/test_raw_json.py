@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from machd.api.raw_json import Allowance, raw_object
+from machd.dialects.wire.raw_json import Allowance, raw_object
 from machd.errors import InvalidRequestError
 
 _Json: TypeAlias = "int | str | list[_Json] | dict[str, _Json] | None"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from machd.api.reasoning import ReasoningOptions, reasoning_options
+from machd.dialects.wire.reasoning import ReasoningOptions, reasoning_options
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from machd.api.completion_request import CompletionRequest
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.decoding import decode_body
-from machd.api.schema_bounds import read_choices
+from machd.dialects.completions.request import CompletionRequest
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.schema_bounds import read_choices
 
 _SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.api.responses_chain import ItemChain, item_chain
-from machd.api.responses_items import InputItem
-from machd.api.responses_messages import item_messages
+from machd.dialects.responses.chain import ItemChain, item_chain
+from machd.dialects.responses.items import InputItem
+from machd.dialects.responses.messages import item_messages
 from machd.errors import InvalidRequestError
 
 _USER = {"role": "user", "content": "add"}

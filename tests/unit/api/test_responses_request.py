@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.decoding import decode_body
-from machd.api.responses_request import ResponsesRequest
-from machd.api.responses_tools import custom_input
+from machd.dialects.responses.request import ResponsesRequest
+from machd.dialects.responses.tools import custom_input
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
-from machd.request import GenerationOptions, SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.generation import GenerationOptions, SamplingParams
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _TOOL = {"type": "function", "name": "add", "parameters": _SCHEMA}

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from machd.api.cache import CacheStats, DiskStats, KvStats, PrefixStats
-from machd.api.capabilities import (
+from machd.capabilities.document import (
     Capabilities,
     DecodeModeReport,
     Device,
@@ -20,9 +19,10 @@ from machd.api.capabilities import (
     SpeculationInForce,
     Versions,
 )
-from machd.api.health import Health
 from machd.engine.protocol.engine import DiskReading
+from machd.http.health_wire import Health
 from machd.scheduler.prefix_limits import PrefixReading
+from machd.serving.cache_stats_wire import CacheStats, DiskStats, KvStats, PrefixStats
 
 
 def _wire(value: object) -> Any:

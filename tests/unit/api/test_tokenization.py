@@ -7,15 +7,15 @@ import json
 import msgspec
 import pytest
 
-from machd.api.conversation import FunctionTool
-from machd.api.decoding import decode_body
-from machd.api.tokenization import (
+from machd.dialects.tokens.request import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
+from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import FunctionTool
 
 _MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
-from machd.api.decoding import decode_body
-from machd.api.tokenization import TokenizeRequest
-from machd.api.tools import (
+from machd.dialects.tokens.request import TokenizeRequest
+from machd.dialects.wire.decoding import decode_body
+from machd.dialects.wire.tools import (
     AllowedTools,
     AllowedToolsChoice,
     ChatTool,
@@ -22,6 +21,7 @@ from machd.api.tools import (
     template_tool,
 )
 from machd.errors import InvalidRequestError
+from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 
 _ADD = FunctionTool("add")
 _SAY = FunctionTool("say")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 from unit.bench.speculation_samples import made_speculation
 
-from machd.api.capabilities import Versions
 from machd.bench.ceiling import CeilingAnswer
 from machd.bench.coalescing import CoalescingFigures
 from machd.bench.figures import LevelFigures, ceilings_of
@@ -27,6 +26,7 @@ from machd.bench.staggered import Arrivals, StaggeredFigures, StaggeredTimings, 
 from machd.bench.statistics import Distribution
 from machd.bench.structured import StructuredFigures, StructuredRound
 from machd.bench.timing import RequestTiming
+from machd.capabilities.document import Versions
 
 
 def made_timing(sent_s: float, *, first_s: float, gap_s: float, tokens: int) -> RequestTiming:

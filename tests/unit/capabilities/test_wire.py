@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.api.capabilities import ModelCapabilities, Versions
+from machd.capabilities.document import ModelCapabilities, Versions
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdict import Support

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from machd.api.admin_events import ModeChanged, StepComputed
-from machd.api.admin_status import (
+from machd.admin.events_wire import ModeChanged, StepComputed
+from machd.admin.status_wire import (
     AdminStatus,
     ConfigStatus,
     Faults,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from machd.admin.token_file import token_paths, write_new_token
+from machd.entrance import Entrance
 from machd.errors import ListenError, MachdError, SettingsError
-from machd.http.admin.token_file import token_paths, write_new_token
-from machd.http.entrance import Entrance
 from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.api.capabilities import Versions
+from machd.capabilities.document import Versions
+from machd.dialects.fingerprint import system_fingerprint
 from machd.engine.fake.engine import FakeEngine
-from machd.http.fingerprint import system_fingerprint
 
 _MODEL = FakeEngine().model
 _VERSIONS = Versions(machd="1", mlx="2", mlx_lm="3")

@@ -16,10 +16,11 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from serving_parts import identity_of
 
-from machd.api.decoding import decode_body
-from machd.api.responses_answer import OutputItem
-from machd.api.responses_request import ResponsesRequest
 from machd.clock import SystemClock
+from machd.dialects.responses.answer import OutputItem
+from machd.dialects.responses.request import ResponsesRequest
+from machd.dialects.responses.stream import ResponsesDialect, opened_response
+from machd.dialects.wire.decoding import decode_body
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.errors import (
@@ -29,7 +30,6 @@ from machd.errors import (
     QueueTimeoutError,
     RowFaultError,
 )
-from machd.http.responses_dialect import ResponsesDialect, opened_response
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.output import (
     Content,

@@ -23,7 +23,7 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.coalesce import key_of
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (

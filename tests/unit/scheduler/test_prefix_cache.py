@@ -11,7 +11,7 @@ from sequence_samples import LIMITS, batching_of, only
 from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
 from machd.engine.protocol.step import StepPlan
 from machd.errors import EngineFaultError
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler import leaders, prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous

@@ -29,7 +29,7 @@ from machd.errors import (
     QueueFullError,
     QueueTimeoutError,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
     DecodeMode,

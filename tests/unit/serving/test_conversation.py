@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
@@ -21,7 +19,9 @@ from machd.engine.protocol.chat_format import TextState
 from machd.engine.tokenizer.chat_format import MarkedChatFormat
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import GrammarError, InvalidRequestError
-from machd.request import Grammar
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.generation import Grammar
 from machd.serving.chat_output import ChatOutput
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.output import Content, Reasoning, ToolCallStart

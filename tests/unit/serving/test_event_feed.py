@@ -9,7 +9,8 @@ import pytest
 from manual_clock import ManualClock
 from serving_parts import admitted, finished, tokens
 
-from machd.api.admin_events import AdminEvent, CapabilityChanged, EventsDropped, StateChanged
+from machd.admin.event_feed import MAX_UNREAD_EVENTS, MAX_WATCHERS, EventFeed, Watcher
+from machd.admin.events_wire import AdminEvent, CapabilityChanged, EventsDropped, StateChanged
 from machd.capabilities.verdict import Support, Verdict
 from machd.errors import RowFaultError, TooManyInFlightError
 from machd.scheduler.events import (
@@ -22,7 +23,6 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.serving.configuration import ChangeKind, LastChange
-from machd.serving.event_feed import MAX_UNREAD_EVENTS, MAX_WATCHERS, EventFeed, Watcher
 from machd.serving.lifecycle import State
 
 

@@ -7,14 +7,14 @@ import functools
 import pytest
 from tokenizers import AddedToken
 
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler, compiled
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import ToolCallArguments, ToolCallEnd, ToolCallStart
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, forced_calls

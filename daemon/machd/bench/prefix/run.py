@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from machd.api.capabilities import Capabilities
 from machd.bench.collected import Collected, Subject
 from machd.bench.connection import ServerAddress
 from machd.bench.machine import has_room
@@ -39,6 +38,7 @@ from machd.bench.report import BenchReport
 from machd.bench.server import ServerProcess
 from machd.bench.target import TargetHints
 from machd.bench.workload import Workload
+from machd.capabilities.document import Capabilities
 from machd.clock import Clock
 from machd.errors import StartupError
 

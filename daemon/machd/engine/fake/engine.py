@@ -38,7 +38,7 @@ from machd.engine.protocol.step import (
     StepResult,
     TokenLogprob,
 )
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
 """Tokens to try where a row's grammar does not allow the script's token."""

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from machd.api.bounded_schema import bounded_schema
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.grammar_bounds import check_recursion
-from machd.api.schema_bounds import UNSUPPORTED_KEYWORDS, check_constraint, read_choices
 from machd.clock import thread_cpu_s
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import GrammarError
 from machd.panics import PanicError, panics_as_errors
-from machd.request import Grammar
+from machd.request.bounded_schema import bounded_schema
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.generation import Grammar
+from machd.request.grammar_bounds import check_recursion
+from machd.request.schema_bounds import UNSUPPORTED_KEYWORDS, check_constraint, read_choices
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers only

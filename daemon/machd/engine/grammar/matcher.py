@@ -18,7 +18,7 @@ import numpy as np
 from machd.clock import thread_cpu_s
 from machd.engine.grammar.grammar import MAX_FORCED_TOKENS, compiled
 from machd.errors import GrammarError
-from machd.request import SamplingParams, Thinking
+from machd.request.generation import SamplingParams, Thinking
 
 SLOW_MASK_S = 0.02
 """Processor time from which on finding a row's next tokens counts as slow; 0.1 ms is usual."""

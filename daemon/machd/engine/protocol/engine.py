@@ -28,13 +28,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from machd.api.constraint import Constraint
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.request import Grammar
+from machd.request.constraint import Constraint
+from machd.request.generation import Grammar
 
 
 @dataclass(frozen=True, slots=True)

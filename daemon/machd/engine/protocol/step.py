@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import inf
 
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 
 class Lane(StrEnum):

@@ -95,7 +95,7 @@ class Tokenizer(Protocol):
         """Render a conversation to prompt text.
 
         Args:
-            messages: As in :class:`machd.api.conversation.Conversation`.
+            messages: As in :class:`machd.request.conversation.Conversation`.
             add_generation_prompt: Whether the prompt ends where the assistant's answer begins.
             continue_final_message: Whether the prompt ends inside the last message, where its text
                 stops; then ``add_generation_prompt`` has to be false.

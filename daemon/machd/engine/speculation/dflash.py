@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _FEW_TOKENS = 16
 """Unread tokens up to which a block is drafted at once; more are read first, as a prompt is."""

@@ -20,7 +20,7 @@ from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draws import DraftDraws, OpenDraws, drawn_tokens
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _CHUNK_TOKENS = 256
 """Tokens read at a time. More would hold up the row's tokens for longer, fewer cost more passes."""

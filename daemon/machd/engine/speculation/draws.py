@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import mlx.core as mx
 
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 
 class Drawn(Protocol):

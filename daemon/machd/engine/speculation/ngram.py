@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 
 from machd.engine.protocol.step import ProposerKind
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _MAX_LOOKS = 48
 """Earlier places of the last two tokens that are compared, the latest first."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from machd.engine.step.sampling import RowSampling, Sampler, Selection
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 
 class RowDraws:

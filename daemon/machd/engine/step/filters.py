@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _GREEDY_TEMPERATURE = 1e-6
 """At and below this a distribution has all its mass on one token, and dividing by it overflows."""

@@ -49,7 +49,7 @@ from machd.engine.step.prefill import Prefills, is_scored
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _WARM_UP_TOKENS = 8
 

@@ -16,7 +16,7 @@ from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading
 from machd.engine.protocol.step import ProposerKind
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 FindRow = Callable[[int], CachedRow | None]
 """Locates a slot's row; None if there is none that blocks can be copied from."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.ports import Proposer, RowProposer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 
 class RowProposals:

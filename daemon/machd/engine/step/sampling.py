@@ -20,7 +20,7 @@ import mlx.core as mx
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.step.filters import Filters, filters_of
 from machd.engine.step.ports import Masks, Matcher
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 _DRAW_BITS = 24
 """Bits of a draw: what a float32 in [0, 1) can hold."""

@@ -12,14 +12,14 @@ import pytest
 from constrained_rows import many_readings, schema_grammar
 from llguidance import LLMatcher, LLParserLimits
 
-from machd.api.constraint import Constraint, ConstraintKind
-from machd.api.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
 from machd.errors import GrammarError
-from machd.request import SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.generation import SamplingParams
+from machd.request.schema_bounds import MAX_CHOICES, MAX_DEPTH, MAX_PROPERTIES
 
 
 def _deep(levels: int) -> str:

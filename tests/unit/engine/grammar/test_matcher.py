@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from constrained_rows import grammar_of, schema_grammar
 
-from machd.api.constraint import ConstraintKind
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import END_OF_TEXT
 from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.errors import GrammarError
-from machd.request import Grammar, SamplingParams, Thinking
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import Grammar, SamplingParams, Thinking
 
 START, END = tuple(b"<think>"), tuple(b"</think>")
 

@@ -13,7 +13,7 @@ from tiny_models import TinyKind, tiny_model
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.scripts import random_prompt
 
 

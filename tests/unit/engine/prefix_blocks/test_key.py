@@ -20,7 +20,7 @@ from machd.engine.prefix_blocks.key import block_key
 from machd.engine.protocol.blocks import SaveBlock, SavedBlock, StoreBlock
 from machd.engine.protocol.step import PrefillChunk, StepPlan
 from machd.errors import ModelNotFoundError, SettingsError
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
 

@@ -21,7 +21,7 @@ from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft
 from machd.engine.step.ports import Proposer
 from machd.errors import ModelFormatError, SettingsError
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY
 
 BLOCK_TOKENS = 5

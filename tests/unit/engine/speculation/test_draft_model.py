@@ -16,7 +16,7 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.draft_model import DraftModelProposer
 from machd.engine.step.ports import Proposer, RowProposer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 
 PROMPT = tuple((7 * i * i + 3 * i + 11) % 120 + 1 for i in range(40))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.ngram import NgramProposer, NgramRow
 from machd.engine.step.ports import Proposer, RowProposer
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 tokens = st.lists(st.integers(0, 6), max_size=60)
 

@@ -21,7 +21,7 @@ from machd.engine.step import sampling
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from machd.engine.protocol.step import SampledToken
 from machd.engine.step import sampling as sampling_module
 from machd.engine.step.sampling import RowSampling, Sampler, uniform_draw
-from machd.request import SamplingParams
+from machd.request.generation import SamplingParams
 
 VOCABULARY = 64
 Floats = npt.NDArray[np.float32]

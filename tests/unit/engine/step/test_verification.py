@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from machd.api.constraint import Constraint, ConstraintKind
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import matcher_for
@@ -24,7 +23,8 @@ from machd.engine.protocol.step import SampledToken
 from machd.engine.step import verification
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.engine.step.verification import Span, Verdict, span_of
-from machd.request import Grammar, SamplingParams
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.generation import Grammar, SamplingParams
 
 _SYMBOLS = 4
 _SAID = 3

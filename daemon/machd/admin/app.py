@@ -1,0 +1,78 @@
+"""The admin application: every endpoint, behind a gate of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Litestar
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.handlers import BaseRouteHandler
+from litestar.types import ASGIApp
+
+from machd.admin.cache import clear_cache, warm_cache
+from machd.admin.config import get_config, patch_config, reload, set_log_level
+from machd.admin.context import AdminContext
+from machd.admin.events import watch_events
+from machd.admin.failures import ADMIN_EXCEPTION_HANDLERS, MAX_BODY_BYTES
+from machd.admin.gate import AdminGate
+from machd.admin.mode import drain, probe, resume, set_mode
+from machd.admin.requests import abort_requests, list_requests
+from machd.admin.status import get_status
+from machd.admin.token import AdminToken
+from machd.dialects.inspection import get_metrics
+from machd.http.authentication import PUBLIC
+from machd.http.health import get_live, get_ready
+
+
+def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
+    """Build the application that answers on the admin listener; watchers hear of the daemon's state."""
+    context.lifecycle.watch(context.feed.on_state)
+    context.configuration.watch(context.feed.on_settings)
+    app = Litestar(
+        [
+            get_status,
+            get_config,
+            patch_config,
+            reload,
+            drain,
+            resume,
+            set_mode,
+            list_requests,
+            abort_requests,
+            clear_cache,
+            warm_cache,
+            probe,
+            set_log_level,
+            watch_events,
+            get_metrics,
+            get_live,
+            get_ready,
+        ],
+        dependencies={
+            "admin": Provide(lambda: context, sync_to_thread=False),
+            "context": Provide(context.public, sync_to_thread=False),
+        },
+        exception_handlers=ADMIN_EXCEPTION_HANDLERS,
+        guards=[require_admin_token],
+        state=State({"admin_token": token}),
+        request_max_body_size=MAX_BODY_BYTES,
+        openapi_config=None,
+        logging_config=None,
+    )
+    return AdminGate(app, clock=context.clock)
+
+
+async def require_admin_token(  # async so that the framework calls it here and not on a thread
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Guard of every route but health.
+
+    Raises:
+        AuthenticationError: There is no token, or another one.
+    """
+    if handler.opt.get(PUBLIC):
+        return
+    token: AdminToken = connection.app.state.admin_token
+    token.check(connection.headers.get("authorization"))

@@ -1,0 +1,74 @@
+"""``GET`` and ``PATCH /admin/config``, ``POST /admin/reload``, ``PUT /admin/log-level``."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+from litestar import Request, Response, get, patch, post, put
+from litestar.di import NamedDependency
+
+from machd.admin.config_wire import AdminConfig, ConfigChange, ConfigPatch, LogLevelRequest
+from machd.admin.context import AdminContext
+from machd.dialects.wire.decoding import decode_body
+from machd.http.bodies import read_body, read_json
+from machd.serving.configuration import Configuration, LastChange
+from machd.settings.explain import settings_json
+from machd.settings.keys import setting_keys
+
+_Sections = dict[str, dict[str, object]]
+
+
+@get("/admin/config")
+async def get_config(admin: NamedDependency[AdminContext]) -> Response[bytes]:
+    """The settings in force, under the ETag that a change has to name."""
+    configuration = admin.configuration
+    shown = settings_json(configuration.loaded, origins=True)
+    live_keys = [key.dotted for key in setting_keys() if key.is_live]
+    config = msgspec.convert({**shown, "live_keys": live_keys}, AdminConfig)
+    return Response(
+        msgspec.json.encode(config),
+        media_type="application/json",
+        headers={"ETag": configuration.etag},
+    )
+
+
+@patch("/admin/config")
+async def patch_config(
+    request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
+) -> Response[bytes]:
+    """Lay values above every source until the next reload; null takes one away again."""
+    body = await read_json(request, timeout_s=body_timeout_s(admin))
+    changes = decode_body(body, cast("type[_Sections]", ConfigPatch))
+    change = await admin.configuration.patch(changes, if_match=request.headers.get("if-match"))
+    return _changed(admin.configuration, change)
+
+
+@post("/admin/reload", status_code=200)
+async def reload(admin: NamedDependency[AdminContext]) -> Response[bytes]:
+    """Read every source again."""
+    return _changed(admin.configuration, await admin.configuration.reload())
+
+
+@put("/admin/log-level")
+async def set_log_level(
+    request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
+) -> Response[bytes]:
+    """Change ``logging.level`` until the next reload."""
+    body = await read_body(request, LogLevelRequest, timeout_s=body_timeout_s(admin))
+    change = await admin.configuration.patch({"logging": {"level": body.level}})
+    return _changed(admin.configuration, change)
+
+
+def body_timeout_s(admin: AdminContext) -> float:
+    """How long a body may take to arrive."""
+    return admin.configuration.settings.limits.stall_timeout_s
+
+
+def _changed(configuration: Configuration, change: LastChange) -> Response[bytes]:
+    etag = configuration.etag
+    return Response(
+        msgspec.json.encode(ConfigChange(etag=etag, changed=list(change.changed))),
+        media_type="application/json",
+        headers={"ETag": etag},
+    )

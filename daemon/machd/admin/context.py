@@ -1,0 +1,61 @@
+"""What the admin endpoints are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from machd.admin.event_feed import EventFeed
+from machd.capabilities.document import Versions
+from machd.clock import Clock
+from machd.http.context import ServerContext
+from machd.serving.configuration import Configuration
+from machd.serving.decode_mode import DecodeModeDecision
+from machd.serving.lifecycle import Lifecycle
+from machd.serving.loop import EngineLoop
+from machd.serving.response_store import ResponseStore
+from machd.serving.service import GenerationService
+from machd.serving.throughput import Throughput
+from machd.settings.model import Settings
+from machd.telemetry.lag import EventLoopLag
+from machd.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class AdminContext:
+    """Made once by ``compose.Parts``, read by every handler.
+
+    Attributes:
+        decide: How the model is decoded under some settings, and why; None while it loads.
+        client_names: Reads the names of the API keys; none where requests need no key.
+        probe: Measures the model at the next idle moment and then schedules as the verdict allows.
+    """
+
+    service: GenerationService
+    loop: EngineLoop
+    lifecycle: Lifecycle
+    metrics: Metrics
+    clock: Clock
+    lag: EventLoopLag
+    configuration: Configuration
+    throughput: Throughput
+    feed: EventFeed
+    responses: ResponseStore
+    versions: Versions
+    started_unix_s: float
+    decide: Callable[[Settings], DecodeModeDecision | None]
+    client_names: Callable[[], frozenset[str]]
+    probe: Callable[[], Future[None]]
+
+    def public(self) -> ServerContext:
+        """What the endpoints are given that both listeners have, with the settings of now."""
+        return ServerContext(
+            service=self.service,
+            loop=self.loop,
+            metrics=self.metrics,
+            clock=self.clock,
+            settings=self.configuration.settings,
+            versions=self.versions,
+            responses=self.responses,
+        )

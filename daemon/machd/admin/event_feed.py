@@ -1,0 +1,207 @@
+"""What happens in the daemon, as it happens, for operators who watch. Nothing that a user typed.
+
+Each watcher has a bounded queue. One that reads too slowly loses the oldest events and is told how
+many; nothing ever waits for a watcher. Without watchers, nothing is kept and little is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from machd.admin.events_wire import (
+    AdminEvent,
+    CapabilityChanged,
+    EventsDropped,
+    FaultHappened,
+    ModeChanged,
+    RequestAdmitted,
+    RequestFinished,
+    RequestQueued,
+    SettingsChanged,
+    StateChanged,
+    StepComputed,
+)
+from machd.capabilities.verdict import Verdict
+from machd.clock import Clock
+from machd.errors import TooManyInFlightError
+from machd.scheduler.events import (
+    DecodeModeChanged,
+    EngineFaulted,
+    Event,
+    InvariantBroken,
+    PromptReused,
+    PromptScored,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceQueued,
+    SequenceStarted,
+    StepCompleted,
+    TokenGenerated,
+)
+from machd.serving.configuration import LastChange
+from machd.serving.lifecycle import State
+
+MAX_WATCHERS = 4
+"""Watchers at once: every one of them costs the event loop something with every step."""
+
+MAX_UNREAD_EVENTS = 1024
+"""Events that a watcher may leave unread before the oldest are dropped: some seconds of steps."""
+
+
+class Watcher:
+    """One watcher's unread events. Lives on the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start empty."""
+        self._clock = clock
+        self._unread: deque[AdminEvent] = deque()
+        self._dropped = 0
+        self._is_ended = False
+        self._wake = asyncio.Event()
+
+    def push(self, event: AdminEvent) -> None:
+        """Add an event, at the cost of the oldest where there is no room."""
+        if self._is_ended:
+            return
+        if len(self._unread) >= MAX_UNREAD_EVENTS:
+            self._unread.popleft()
+            self._dropped += 1
+        self._unread.append(event)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Let the watcher read what is left, and then nothing more."""
+        self._is_ended = True
+        self._wake.set()
+
+    async def take(self) -> list[AdminEvent]:
+        """What is unread, after how much of it was dropped; nothing at the end."""
+        await self._wake.wait()
+        events = list(self._unread)
+        if self._dropped:
+            events.insert(0, EventsDropped(at=self._clock.unix_s(), count=self._dropped))
+        self._unread.clear()
+        self._dropped = 0
+        if not self._is_ended:
+            self._wake.clear()
+        return events
+
+
+class EventFeed:
+    """Observes every event of the engine and every change of the daemon. Lives on the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin without watchers."""
+        self._clock = clock
+        self._watchers: set[Watcher] = set()
+
+    def open(self) -> Watcher:
+        """Watch from now on. Whoever opens one must :meth:`close` it.
+
+        Raises:
+            TooManyInFlightError: There are ``MAX_WATCHERS`` already.
+        """
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise TooManyInFlightError(
+                f"{MAX_WATCHERS} others watch the events already; there is room for no more"
+            )
+        watcher = Watcher(self._clock)
+        self._watchers.add(watcher)
+        return watcher
+
+    def close(self, watcher: Watcher) -> None:
+        """Watch no longer; again is no mistake."""
+        self._watchers.discard(watcher)
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Hand a step's events to whoever watches."""
+        if not self._watchers:
+            return
+        at = self._clock.unix_s()
+        for event in events:
+            shown = _shown(event, at)
+            if shown is not None:
+                self._push(shown)
+
+    def on_state(self, state: State) -> None:
+        """The daemon is in another state; with the last one, every watch ends."""
+        self._push(StateChanged(at=self._clock.unix_s(), state=state.value))
+        if state is State.STOPPED:
+            for watcher in self._watchers:
+                watcher.end()
+
+    def on_settings(self, change: LastChange) -> None:
+        """Somebody asked for other settings."""
+        self._push(
+            SettingsChanged(
+                at=change.at_unix_s,
+                kind=change.kind.value,
+                ok=change.is_successful,
+                changed=list(change.changed),
+                problems=list(change.problems),
+            )
+        )
+
+    def on_verdict(self, feature: str, verdict: Verdict) -> None:
+        """Something else is known of what the model can do."""
+        self._push(
+            CapabilityChanged(
+                at=self._clock.unix_s(),
+                feature=feature,
+                verdict=verdict.support.value,
+                reason=verdict.reason,
+            )
+        )
+
+    def _push(self, event: AdminEvent) -> None:
+        for watcher in self._watchers:
+            watcher.push(event)
+
+
+def _shown(event: Event, at: float) -> AdminEvent | None:
+    """An event as operators see it; tokens they do not see, and what was reused at the end."""
+    match event:
+        case TokenGenerated() | PromptReused() | PromptScored() | SequenceStarted():
+            return None
+        case SequenceQueued(sequence_id, position):
+            return RequestQueued(at=at, sequence_id=sequence_id, position=position)
+        case SequenceAdmitted():
+            return RequestAdmitted(
+                at=at,
+                sequence_id=event.sequence_id,
+                slot=event.slot_index,
+                decode_mode=event.decode_mode.value,
+                active_loops=event.active_loops,
+                coalesced_with=event.coalesced_with,
+            )
+        case SequenceFinished():
+            return _finished(event, at)
+        case StepCompleted():
+            return StepComputed(
+                at=at,
+                width=event.batch_width,
+                prefill_tokens=event.prefill_tokens,
+                certain_tokens=event.certain_tokens,
+                drafted_tokens=event.drafted_tokens,
+                accepted_tokens=event.accepted_tokens,
+                duration_s=event.duration_s,
+            )
+        case DecodeModeChanged(previous, mode):
+            return ModeChanged(at=at, previous=previous.value, mode=mode.value)
+        case EngineFaulted() | InvariantBroken():
+            is_engine = isinstance(event, EngineFaulted)
+            return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
+
+
+def _finished(event: SequenceFinished, at: float) -> RequestFinished:
+    return RequestFinished(
+        at=at,
+        sequence_id=event.sequence_id,
+        reason=event.reason.value,
+        error=None if event.error is None else event.error.code,
+        prompt_tokens=event.prompt_tokens,
+        cached_tokens=event.cached_tokens,
+        completion_tokens=event.completion_tokens,
+    )

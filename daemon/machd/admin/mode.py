@@ -1,0 +1,92 @@
+"""What an operator has the daemon do: drain, resume, switch its mode, measure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, post
+from litestar.di import NamedDependency
+
+from machd.admin.config import body_timeout_s
+from machd.admin.context import AdminContext
+from machd.admin.status import admin_state, mode_status
+from machd.admin.status_wire import (
+    AdminState,
+    ModeRequest,
+    ModeStatus,
+    ProbeReport,
+)
+from machd.capabilities.wire import wire_capabilities
+from machd.errors import ModeUnavailableError, NotReadyError
+from machd.http.bodies import read_body
+from machd.scheduler.events import DecodeMode
+from machd.settings.model import Settings
+
+_LOAD_RETRY_S = 5
+
+
+@post("/admin/drain", status_code=200)
+async def drain(admin: NamedDependency[AdminContext]) -> AdminState:
+    """Take nothing new; what runs and what waits is finished, and the process stays."""
+    admin.lifecycle.hold()
+    structlog.get_logger("machd.admin").info("daemon.held", open_requests=admin.service.open_count)
+    return admin_state(admin)
+
+
+@post("/admin/resume", status_code=200)
+async def resume(admin: NamedDependency[AdminContext]) -> AdminState:
+    """Take new work again."""
+    admin.lifecycle.resume()
+    structlog.get_logger("machd.admin").info("daemon.resumed")
+    return admin_state(admin)
+
+
+@post("/admin/mode", status_code=200)
+async def set_mode(
+    request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
+) -> ModeStatus:
+    """Change ``continuous_batching.enabled`` until the next reload.
+
+    The switch itself happens when what runs is finished; who waits goes on waiting.
+    """
+    body = await read_body(request, ModeRequest, timeout_s=body_timeout_s(admin))
+    enabled = body.mode == "batched"
+    decision = admin.decide(_with_batching(admin.configuration.settings, enabled=enabled))
+    if decision is None:
+        raise NotReadyError("the model is still loading", retry_after_s=_LOAD_RETRY_S)
+    if enabled and decision.active is not DecodeMode.BATCHED:
+        raise ModeUnavailableError(f"this model cannot be batched: {decision.reason}")
+    await admin.configuration.patch({"continuous_batching": {"enabled": enabled}})
+    return _mode(admin)
+
+
+@post("/admin/probe", status_code=200)
+async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
+    """Measure the model at the next idle moment, and answer with what came of it.
+
+    Nobody is admitted until then; who waits is turned away no later than without it. A daemon that
+    leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the
+    measurement takes place all the same, and ``/v1/capabilities`` shows it.
+    """
+    model = admin.service.model
+    await asyncio.shield(asyncio.wrap_future(admin.probe()))
+    verdicts = admin.loop.judge(model)
+    versions = msgspec.structs.replace(admin.versions, backend=model.backend, dtype=model.dtype)
+    return ProbeReport(
+        capabilities=wire_capabilities(model.architecture, model.cache, verdicts, versions),
+        decode_mode=_mode(admin),
+    )
+
+
+def _with_batching(settings: Settings, *, enabled: bool) -> Settings:
+    section = settings.continuous_batching.model_copy(update={"enabled": enabled})
+    return settings.model_copy(update={"continuous_batching": section})
+
+
+def _mode(admin: AdminContext) -> ModeStatus:
+    mode = mode_status(admin)
+    assert mode is not None, "the model is loaded"
+    return mode

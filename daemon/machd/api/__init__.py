@@ -1,1 +1,0 @@
-"""Wire types: what clients send and get, bounded field by field."""

@@ -1,0 +1,104 @@
+"""``machd check MODEL --json``: a row of the matrix, and what holds for this model on this machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from machd.capabilities.document import Device, ModelCapabilities
+
+
+class MemoryFit(Struct, frozen=True, kw_only=True):
+    """Whether the model fits into the device's memory, and why that is the answer.
+
+    Attributes:
+        working_bytes: An estimate of what computing takes beside weights and KV cache.
+        kv_budget_bytes: ``continuous_batching.kv_budget_gb`` as it would be in force here.
+        total_bytes: Weights, working memory and the whole KV budget.
+        device_memory_bytes: What the device can hold in all.
+        available_bytes: What of it could be taken now.
+    """
+
+    verdict: Literal["fits", "tight", "wont_fit"]
+    reason: str
+    weights_bytes: int
+    working_bytes: int
+    kv_budget_bytes: int
+    total_bytes: int
+    device_memory_bytes: int
+    available_bytes: int
+
+
+class QuantizationReport(Struct, frozen=True, kw_only=True):
+    """How the weights are packed on disk.
+
+    Attributes:
+        mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
+        group_size: Weights that share a scale.
+        native: Whether this backend multiplies with weights packed so.
+        kept: Whether they would stay packed in memory; on a CPU machd unpacks what fits.
+    """
+
+    mode: str
+    bits: int
+    group_size: int
+    native: bool
+    kept: bool
+
+
+class ChatTemplateReport(Struct, frozen=True, kw_only=True):
+    """What a conversation with the model may contain.
+
+    Attributes:
+        system_role: Whether a system message reaches the prompt.
+        tools: Whether the template shows tools to the model.
+        tool_format: mlx-lm's name for how the model writes calls; null where it knows none.
+        reasoning: Whether the model marks its thoughts.
+        reasoning_tags: What stands before and after them; null where it does not.
+        reasoning_switch: Whether ``enable_thinking`` changes the prompt.
+        reason: Why nothing could be found out, or what serving it needs; null otherwise.
+    """
+
+    present: bool
+    system_role: bool
+    tools: bool
+    tool_format: str | None = None
+    reasoning: bool
+    reasoning_tags: list[str] | None = None
+    reasoning_switch: bool
+    reason: str | None = None
+
+
+class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
+    """One model on one machine.
+
+    Attributes:
+        model: The name that requests would use.
+        bytes_per_token: KV cache of one more position in one sequence.
+        bytes_per_sequence: What a sequence costs whatever its length.
+        context_tokens: Positions that prompt and completion share.
+        budget_context_tokens: Those that the KV budget allows one sequence.
+        fitting_context_tokens: Those that the budget and the device's memory allow it.
+        weights_bytes: What the weights would take in memory.
+        stored_bytes: What they take on disk.
+        quantization: Null when the weights are plain.
+        native_quantization: Whether this backend multiplies with packed weights, by mode.
+        notes: What a person should know.
+    """
+
+    model: str
+    fit: MemoryFit
+    bytes_per_token: int
+    bytes_per_sequence: int
+    context_tokens: int
+    budget_context_tokens: int
+    fitting_context_tokens: int
+    parameters: int
+    weights_bytes: int
+    stored_bytes: int
+    quantization: QuantizationReport | None = None
+    native_quantization: dict[str, bool]
+    chat_template: ChatTemplateReport
+    device: Device
+    notes: list[str]

@@ -1,0 +1,1 @@
+"""The languages that clients speak, one folder each, and what they share."""

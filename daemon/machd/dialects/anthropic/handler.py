@@ -1,0 +1,51 @@
+"""``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+
+from machd.dialects.anthropic.answer import TokenCount
+from machd.dialects.anthropic.request import CountTokensRequest, MessagesRequest
+from machd.dialects.anthropic.stream import AnthropicDialect
+from machd.dialects.generation import identify, read_conversation, respond
+from machd.http.context import ServerContext
+
+
+@post(["/v1/messages", "/messages"], status_code=200)
+async def create_message(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Continue a conversation, in Anthropic's words."""
+    body, conversation = await read_conversation(request, context, MessagesRequest)
+    service = context.service
+    prepared = await service.prepare(conversation)
+    identity = identify(request, context, endpoint="messages", prefix="msg_")
+    return respond(
+        context,
+        identity,
+        [prepared.prompt],
+        body.options(),
+        AnthropicDialect(
+            identity,
+            service.model.model_id,
+            shows_thoughts=body.shows_thoughts,
+        ),
+        prompt_param="messages",
+        guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
+    )
+
+
+@post(["/v1/messages/count_tokens", "/messages/count_tokens"], status_code=200)
+async def count_message_tokens(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> TokenCount:
+    """Tokens of the prompt that a conversation would have."""
+    _, conversation = await read_conversation(request, context, CountTokensRequest)
+    service = context.service
+    prepared = await service.prepare(conversation)
+    return TokenCount(input_tokens=len(prepared.prompt))

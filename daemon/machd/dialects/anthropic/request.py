@@ -1,0 +1,220 @@
+"""What ``POST /v1/messages`` and ``POST /v1/messages/count_tokens`` take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal, Self, TypeAlias
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from machd.dialects.anthropic.content import SystemContent
+from machd.dialects.anthropic.tools import (
+    AnthropicToolChoice,
+    AnthropicToolList,
+    anthropic_tool_choice,
+    anthropic_tools,
+)
+from machd.dialects.anthropic.turns import AnthropicMessageList, read_turns
+from machd.dialects.wire.bounds import CacheSalt, Label, StopText, TopP
+from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
+from machd.dialects.wire.raw_json import Schema
+from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.response_format import json_schema_constraint, one_constraint
+from machd.errors import InvalidRequestError
+from machd.request.constraint import Constraint
+from machd.request.conversation import Conversation
+from machd.request.generation import GenerationOptions
+
+_Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+_TopK: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_StopSequences: TypeAlias = Annotated[list[StopText], Meta(max_length=64)]
+_Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Display: TypeAlias = Literal["summarized", "omitted"]
+
+# Coding agents send one of the longer ones with every request: that nothing be taken out.
+_NoEdits: TypeAlias = Annotated[
+    Raw | UnsetType,
+    only(
+        {"edits": []},
+        *(
+            {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
+            for keep in ("all", {"type": "all"})
+        ),
+    ),
+]
+
+
+class ThinkingEnabled(Struct, frozen=True, kw_only=True, tag="enabled", tag_field="type"):
+    """Think first, for so many tokens at most."""
+
+    budget_tokens: _Tokens
+    display: _Display | None = None
+
+
+class ThinkingAdaptive(Struct, frozen=True, kw_only=True, tag="adaptive", tag_field="type"):
+    """Think or not, as the model's template has it."""
+
+    display: _Display | None = None
+
+
+class ThinkingDisabled(Struct, frozen=True, kw_only=True, tag="disabled", tag_field="type"):
+    """Do not think first, where the model can be told so."""
+
+
+ThinkingConfig: TypeAlias = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled
+
+
+class JsonSchemaOutput(Struct, frozen=True, kw_only=True, tag="json_schema", tag_field="type"):
+    """An answer of JSON that follows a schema."""
+
+    schema: Schema
+
+
+class OutputConfig(Struct, frozen=True, kw_only=True):
+    """What the answer is like.
+
+    Attributes:
+        effort: What a model makes of the word is its template's.
+    """
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonSchemaOutput | None = None
+
+
+class MessagesMetadata(Struct, frozen=True, kw_only=True):
+    """What a client notes for itself."""
+
+    user_id: Label | None = None
+
+
+class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
+    """A conversation in Anthropic's words. Null means the default throughout.
+
+    Attributes:
+        output_format: What ``output_config.format`` was called before.
+        context_management: Accepted only where it asks for no change.
+    """
+
+    messages: AnthropicMessageList
+    system: SystemContent | None = None
+    tools: AnthropicToolList | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonSchemaOutput | None = None
+
+    cache_control: Ignored = UNSET
+    speed: Ignored = UNSET
+    mcp_servers: Refused = UNSET
+    context_management: _NoEdits = UNSET
+
+    def checked(self) -> Self:
+        """The request, if it asks for nothing that machd does not do.
+
+        Raises:
+            UnsupportedParameterError: It does.
+        """
+        refuse_unsupported(self, _NEUTRAL_BY_TYPE[type(self)])
+        return self
+
+    def conversation(self) -> Conversation:
+        """What is to be continued, free of this dialect.
+
+        Raises:
+            UnsupportedParameterError: A block or a tool is of a kind that machd does not take.
+            InvalidRequestError: The messages do not follow each other as they have to, or fields
+                contradict each other.
+        """
+        turns = read_turns(self.system, self.messages)
+        thinking = self.thinking
+        if turns.continues_final_message and isinstance(thinking, ThinkingEnabled):
+            raise InvalidRequestError(
+                "thinking: a final message of the assistant's cannot be continued with thoughts; "
+                "send one or the other",
+                param="thinking",
+            )
+        tools = anthropic_tools(self.tools)
+        return Conversation(
+            messages=turns.messages,
+            tools=tools,
+            tool_choice=anthropic_tool_choice(self.tool_choice, tools),
+            constraint=self._constraint(),
+            thinks=self._thinks(is_prefilled=turns.continues_final_message),
+            thinking_budget_tokens=(
+                thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None
+            ),
+            template_variables=self._template_variables(),
+            continues_final_message=turns.continues_final_message,
+        )
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the answer tells what the model thought."""
+        if isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive):
+            return self.thinking.display != "omitted"
+        return True
+
+    def _thinks(self, *, is_prefilled: bool) -> bool | None:
+        match self.thinking:
+            case ThinkingEnabled():
+                return True
+            case ThinkingAdaptive():
+                return False if is_prefilled else None
+            case _:
+                return False
+
+    def _constraint(self) -> Constraint | None:
+        asked = [
+            json_schema_constraint(output.schema, param=f"{param}.schema") if output else None
+            for param, output in (
+                ("output_config.format", self.output_config and self.output_config.format),
+                ("output_format", self.output_format),
+            )
+        ]
+        return one_constraint(asked)
+
+    def _template_variables(self) -> Mapping[str, object]:
+        effort = self.output_config.effort if self.output_config is not None else None
+        if effort is None:
+            return MappingProxyType({})
+        return MappingProxyType({"reasoning_effort": effort})
+
+
+class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
+    """A conversation to continue, and how.
+
+    Attributes:
+        cache_salt: An extension, as in chat completions.
+    """
+
+    max_tokens: _Tokens
+    stop_sequences: _StopSequences | None = None
+    stream: bool | None = None
+    temperature: _Temperature | None = None
+    top_p: TopP | None = None
+    top_k: _TopK | None = None
+
+    metadata: MessagesMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    cache_salt: CacheSalt | None = None
+    inference_geo: Ignored = UNSET
+    diagnostics: Ignored = UNSET
+    user_profile_id: Ignored = UNSET
+    workspace_id: Ignored = UNSET
+    container: Refused = UNSET
+
+    def options(self) -> GenerationOptions:
+        """What is asked of the generation, free of this dialect."""
+        shared = SamplingFields(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+            stream=self.stream,
+            cache_salt=self.cache_salt,
+        )
+        return shared.shared_options(max_tokens=self.max_tokens)
+
+
+_NEUTRAL_BY_TYPE = {type_: neutral_values(type_) for type_ in (CountTokensRequest, MessagesRequest)}

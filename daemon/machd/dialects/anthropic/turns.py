@@ -1,0 +1,230 @@
+"""Anthropic's messages as turns, and turns as the messages that a chat template reads.
+
+Anthropic takes messages of one role in a row for one turn, keeps a call's result in the user's
+turn, and lets the last message be the beginning of the answer. Templates know none of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from machd.dialects.anthropic.content import (
+    Block,
+    MessageContent,
+    SystemContent,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    blocks_of,
+    check_blocks,
+    joined_text,
+)
+from machd.dialects.chat.messages import gap_between
+from machd.dialects.wire.raw_json import Allowance
+from machd.errors import InvalidRequestError
+
+_ERROR_MARK = "Error: "
+"""Before the result of a call that failed: templates have no other place to say so."""
+
+
+class AnthropicMessage(Struct, frozen=True, kw_only=True):
+    """One message; a ``system`` message is one that comes in the middle of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: MessageContent
+
+
+AnthropicMessageList: TypeAlias = Annotated[
+    list[AnthropicMessage], Meta(min_length=1, max_length=8192)
+]
+"""A conversation, oldest message first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A conversation as templates read it.
+
+    Attributes:
+        messages: As :class:`machd.request.conversation.Conversation` has them.
+        continues_final_message: The last one is the beginning of the answer.
+    """
+
+    messages: list[dict[str, object]]
+    continues_final_message: bool
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one role said in a row; ``where`` is its first message's place in the request."""
+
+    role: str
+    where: str
+    blocks: list[Block]
+
+
+def read_turns(system: SystemContent | None, messages: Sequence[AnthropicMessage]) -> Turns:
+    """Check a conversation and put it into templates' words.
+
+    Raises:
+        UnsupportedParameterError: A block is not text, a thought, a call or a result.
+        InvalidRequestError: The order of roles is wrong, a result answers no call or a call has no
+            result, or the last message cannot be continued.
+    """
+    turns = list(_merged(_turns(system, messages)))
+    _check_first(turns)
+    rendered: list[dict[str, object]] = []
+    calls: dict[str, str] = {}
+    for turn in turns:
+        match turn.role:
+            case "user":
+                rendered += _user_messages(turn, calls)
+                calls = {}
+            case "assistant":
+                _check_answered(calls, turn.where)
+                calls = _calls(turn)
+                rendered.append(_assistant_message(turn))
+            case _:
+                rendered.append({"role": "system", "content": joined_text(turn.blocks)})
+    _check_answered(calls, "messages")
+    if turns[-1].role != "assistant":
+        return Turns(rendered, continues_final_message=False)
+    if rendered[-1] == {"role": "assistant", "content": ""}:
+        return Turns(rendered[:-1], continues_final_message=False)
+    _check_prefill(rendered[-1], turns[-1].where)
+    return Turns(rendered, continues_final_message=True)
+
+
+def _turns(system: SystemContent | None, messages: Sequence[AnthropicMessage]) -> Iterable[_Turn]:
+    """One turn a message, the system's first, each checked by itself."""
+    if system:
+        yield _Turn("system", "system", [*blocks_of(system)])
+    allowance = Allowance()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        blocks = blocks_of(message.content)
+        check_blocks(blocks, role=message.role, where=f"{where}.content", allowance=allowance)
+        yield _Turn(message.role, where, [*blocks])
+
+
+def _merged(turns: Iterable[_Turn]) -> Iterable[_Turn]:
+    held: _Turn | None = None
+    for turn in turns:
+        if held is not None and held.role == turn.role:
+            held.blocks += turn.blocks
+            continue
+        if held is not None:
+            yield held
+        held = turn
+    if held is not None:
+        yield held
+
+
+def _check_first(turns: Sequence[_Turn]) -> None:
+    first = next((turn for turn in turns if turn.role != "system"), None)
+    if first is None or first.role != "user":
+        where = "messages" if first is None else f"{first.where}.role"
+        raise InvalidRequestError(
+            f'{where}: a conversation begins with a message of the role "user"', param=where
+        )
+
+
+def _user_messages(turn: _Turn, calls: dict[str, str]) -> list[dict[str, object]]:
+    """The results of the assistant's calls, then what the user says beside them."""
+    results = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
+    unanswered = dict(calls)
+    messages: list[dict[str, object]] = []
+    for result in results:
+        name = unanswered.pop(result.tool_use_id, None)
+        if name is None:
+            raise InvalidRequestError(
+                f"{turn.where}: a tool_result needs a tool_use of its own in the message before",
+                param=turn.where,
+            )
+        text = joined_text(blocks_of(result.content))
+        messages.append(
+            {
+                "role": "tool",
+                "tool_call_id": result.tool_use_id,
+                "name": name,
+                "content": f"{_ERROR_MARK}{text}" if result.is_error else text,
+            }
+        )
+    _check_answered(unanswered, turn.where)
+    if not messages or len(results) < len(turn.blocks):
+        messages.append({"role": "user", "content": joined_text(turn.blocks)})
+    return messages
+
+
+def _calls(turn: _Turn) -> dict[str, str]:
+    """Names of a turn's calls by their ids."""
+    calls: dict[str, str] = {}
+    for block in turn.blocks:
+        if isinstance(block, ToolUseBlock):
+            if block.id in calls:
+                raise InvalidRequestError(
+                    f"{turn.where}: two tool_use blocks have the same id", param=turn.where
+                )
+            calls[block.id] = block.name
+    return calls
+
+
+def _check_answered(calls: dict[str, str], where: str) -> None:
+    if calls:
+        raise InvalidRequestError(
+            f"{where}: each tool_use needs a tool_result in the message after it", param=where
+        )
+
+
+def _assistant_message(turn: _Turn) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": _said(turn.blocks)}
+    thoughts = [block.thinking for block in turn.blocks if isinstance(block, ThinkingBlock)]
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(thought for thought in thoughts if thought)
+    calls = [block for block in turn.blocks if isinstance(block, ToolUseBlock)]
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": msgspec.json.decode(call.input)},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _said(blocks: Sequence[Block]) -> str:
+    """An answer's text. Its blocks are pieces of one text, unless a call stood between them."""
+    texts: list[str] = []
+    is_after_call = False
+    for block in blocks:
+        if isinstance(block, ToolUseBlock):
+            is_after_call = True
+        elif isinstance(block, TextBlock) and block.text:
+            if is_after_call and texts:
+                texts.append(gap_between(texts[-1], block.text))
+            texts.append(block.text)
+            is_after_call = False
+    return "".join(texts)
+
+
+def _check_prefill(message: dict[str, object], where: str) -> None:
+    text = message["content"]
+    assert isinstance(text, str), "an assistant's message has a text"
+    if not text:
+        raise InvalidRequestError(
+            f"{where}.content: a final message of the assistant's has to end with text to go on "
+            "from",
+            param=f"{where}.content",
+        )
+    if text[-1].isspace():
+        raise InvalidRequestError(
+            f"{where}.content: a final message of the assistant's cannot end with white space",
+            param=f"{where}.content",
+        )

@@ -1,0 +1,128 @@
+"""The public application: every endpoint, behind the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from litestar import Litestar
+from litestar.config.cors import CORSConfig
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from machd.dialects.anthropic.handler import count_message_tokens, create_message
+from machd.dialects.chat.handler import create_chat_completion
+from machd.dialects.chat.stored import delete_chat_completion, get_chat_completion
+from machd.dialects.completions.handler import create_completion
+from machd.dialects.embeddings import create_embeddings
+from machd.dialects.infill import create_infill
+from machd.dialects.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
+from machd.dialects.models import get_model, list_models
+from machd.dialects.ollama.handler import (
+    create_ollama_chat,
+    create_ollama_generate,
+    get_ollama_version,
+    list_ollama_models,
+    list_running_ollama_models,
+    show_ollama_model,
+)
+from machd.dialects.responses.handler import create_response, delete_response, get_response
+from machd.dialects.server_info import get_properties, get_root, get_slots, get_version
+from machd.dialects.tokens.handler import detokenize, get_tokenizer_info, tokenize
+from machd.http.authentication import ApiKeys, require_api_key
+from machd.http.context import ServerContext
+from machd.http.failures import EXCEPTION_HANDLERS
+from machd.http.gate import Gate, OpenRequests
+from machd.http.health import get_live, get_ready
+
+_CORS_MAX_AGE_S = 600
+
+
+def create_app(
+    context: ServerContext,
+    api_keys: ApiKeys,
+    *,
+    open_requests: OpenRequests,
+    max_connections: int,
+) -> ASGIApp:
+    """Build the application that answers on the public port."""
+    settings = context.settings
+    handlers = [
+        create_chat_completion,
+        get_chat_completion,
+        delete_chat_completion,
+        create_completion,
+        create_infill,
+        create_message,
+        count_message_tokens,
+        create_embeddings,
+        create_response,
+        get_response,
+        delete_response,
+        list_models,
+        get_model,
+        create_ollama_chat,
+        create_ollama_generate,
+        show_ollama_model,
+        list_ollama_models,
+        list_running_ollama_models,
+        get_ollama_version,
+        tokenize,
+        detokenize,
+        get_tokenizer_info,
+        get_capabilities,
+        get_cache_stats,
+        get_root,
+        get_version,
+        get_properties,
+        get_slots,
+        get_live,
+        get_ready,
+        get_openapi,
+    ]
+    if settings.metrics.public:
+        handlers.append(get_metrics)
+    app = Litestar(
+        handlers,
+        dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
+        exception_handlers=EXCEPTION_HANDLERS,
+        guards=[require_api_key],
+        state=State({"api_keys": api_keys, "metrics": context.metrics}),
+        request_max_body_size=settings.limits.max_body_bytes,
+        cors_config=_cors(settings.http.allowed_origins),
+        openapi_config=None,
+        logging_config=None,
+    )
+    return Gate(
+        app,
+        clock=context.clock,
+        allowed_hosts=settings.http.allowed_hosts,
+        allowed_origins=settings.http.allowed_origins,
+        max_in_flight=settings.limits.max_in_flight,
+        max_connections=max_connections,
+        open_requests=open_requests,
+        on_refusal=context.metrics.count_rejection,
+    )
+
+
+def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
+    """Headers that let the pages of allowed origins read answers; none where none is allowed."""
+    if not allowed_origins:
+        return None
+    return CORSConfig(
+        allow_origins=[origin.lower() for origin in allowed_origins],
+        allow_methods=["DELETE", "GET", "POST"],
+        # Clients in a browser send headers of their own; the origins are what is restricted.
+        allow_headers=["*"],
+        expose_headers=[
+            "X-Request-Id",
+            "Request-Id",
+            "X-Decode-Mode",
+            "X-Active-Loops",
+            "X-Coalesced",
+            "X-Dropped-Messages",
+            "X-Ignored-Schema-Keywords",
+            "Retry-After",
+        ],
+        max_age=_CORS_MAX_AGE_S,
+    )

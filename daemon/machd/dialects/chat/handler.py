@@ -1,0 +1,215 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+from msgspec import UNSET, UnsetType
+
+from machd.dialects.chat.answer import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatFinishReason,
+    ChatResponseMessage,
+    UsedTier,
+)
+from machd.dialects.chat.legacy_calls import legacy_delta, legacy_finish_reason, legacy_message
+from machd.dialects.chat.pieces import ContentGaps, chat_deltas, chat_message
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.chat.stored import KeepingDialect, keep_in
+from machd.dialects.fingerprint import system_fingerprint
+from machd.dialects.generation import identify, read_conversation, respond
+from machd.dialects.logprobs import chat_logprobs, prompt_token_logprobs
+from machd.dialects.logprobs_wire import ChatLogprobs, PromptTokenLogprobs
+from machd.dialects.usage import chat_finish_reason, wire_usage
+from machd.dialects.usage_wire import Usage
+from machd.engine.protocol.step import SampledToken
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.errors import MachdError
+from machd.http.context import ServerContext
+from machd.http.failures import error_json
+from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
+from machd.http.stream import Dialect
+from machd.request.generation import GenerationOptions
+from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+
+
+@post(["/v1/chat/completions", "/chat/completions"], status_code=200)
+async def create_chat_completion(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Continue a conversation."""
+    body, conversation = await read_conversation(request, context, ChatCompletionRequest)
+    service = context.service
+    options = body.options()
+    prepared = await service.prepare(conversation)
+    identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
+    signature = _Signature(
+        service.model.model_id,
+        system_fingerprint(service.model, context.versions),
+        body.used_tier,
+        body.metadata or UNSET,
+        body.is_legacy,
+    )
+    dialect: Dialect = _ChatDialect(identity, options, signature, service.tokenizer)
+    if body.store:
+        dialect = KeepingDialect(dialect, keep_in(context.responses, identity))
+    return respond(
+        context,
+        identity,
+        [prepared.prompt],
+        options,
+        dialect,
+        prompt_param="messages",
+        guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What every object of an answer has in common.
+
+    Attributes:
+        is_legacy: Calls are written as OpenAI's API had them before tools.
+    """
+
+    model: str
+    system_fingerprint: str
+    service_tier: UsedTier | UnsetType
+    metadata: dict[str, str] | UnsetType = UNSET
+    is_legacy: bool = False
+
+
+class _ChatDialect:
+    """Chat completion objects."""
+
+    def __init__(
+        self,
+        identity: GenerationIdentity,
+        options: GenerationOptions,
+        signature: _Signature,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._identity = identity
+        self._options = options
+        self._signature = signature
+        self._tokenizer = tokenizer
+        self._encoder = msgspec.json.Encoder()
+        # Of each choice, tokens that have had no chunk to go with yet.
+        self._tokens: dict[int, list[SampledToken]] = {}
+        self._gaps = [ContentGaps() for _ in range(options.n)]
+
+    media_type = EVENT_STREAM
+    keep_alive = COMMENT_KEEP_ALIVE
+
+    def opening(self, _usage: GenerationUsage) -> bytes:
+        return b"".join(
+            self._chunk(
+                [ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))]
+            )
+            for index in range(self._options.n)
+        )
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        deltas = chat_deltas(self._gaps[delta.index].filled(delta.pieces))
+        finish_reason = self._finish_reason(delta)
+        if not deltas:
+            if finish_reason is None:
+                self._keep(delta)
+                return b""
+            deltas = [ChatDelta()]
+        tokens = (*self._tokens.pop(delta.index, ()), *delta.tokens)
+        last = len(deltas) - 1
+        return b"".join(
+            self._chunk(
+                [
+                    ChatChunkChoice(
+                        index=delta.index,
+                        delta=legacy_delta(one) if self._signature.is_legacy else one,
+                        logprobs=self._logprobs(tokens) if position == 0 else None,
+                        finish_reason=finish_reason if position == last else None,
+                    )
+                ]
+            )
+            for position, one in enumerate(deltas)
+        )
+
+    def closing(self, usage: GenerationUsage) -> bytes:
+        last = self._chunk([], wire_usage(usage)) if self._options.include_usage else b""
+        return last + DONE
+
+    def failure(self, error: MachdError) -> bytes:
+        return data_frame(error_json(error)) + DONE
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+        choices = [
+            ChatChoice(
+                index=delta.index,
+                message=self._message(delta),
+                logprobs=self._logprobs(delta.tokens),
+                finish_reason=self._finish_reason(delta) or "stop",
+            )
+            for delta in deltas
+        ]
+        return self._encoder.encode(
+            ChatCompletion(
+                id=self._identity.generation_id,
+                created=self._identity.created_unix_s,
+                model=self._signature.model,
+                choices=choices,
+                usage=wire_usage(usage),
+                service_tier=self._signature.service_tier,
+                metadata=self._signature.metadata,
+                system_fingerprint=self._signature.system_fingerprint,
+                prompt_logprobs=self._prompt_logprobs(deltas[0]),
+            )
+        )
+
+    def _message(self, delta: ChoiceDelta) -> ChatResponseMessage:
+        message = chat_message(delta.pieces)
+        return legacy_message(message) if self._signature.is_legacy else message
+
+    def _finish_reason(self, delta: ChoiceDelta) -> ChatFinishReason | None:
+        reason = chat_finish_reason(delta.finish_reason)
+        return legacy_finish_reason(reason) if self._signature.is_legacy else reason
+
+    def _keep(self, delta: ChoiceDelta) -> None:
+        """Let the tokens wait for the next chunk of their choice."""
+        if self._options.sampling.top_logprobs is not None:
+            self._tokens.setdefault(delta.index, []).extend(delta.tokens)
+
+    def _prompt_logprobs(self, first: ChoiceDelta) -> PromptTokenLogprobs | UnsetType:
+        """Of the prompt, which all choices share."""
+        asked = self._options.sampling.prompt_logprobs
+        if asked is None:
+            return UNSET
+        return prompt_token_logprobs(
+            first.prompt_logprobs or (), self._tokenizer, top_logprobs=asked
+        )
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs | None:
+        if self._options.sampling.top_logprobs is None:
+            return None
+        return chat_logprobs(tokens, self._tokenizer)
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
+        chunk = ChatCompletionChunk(
+            id=self._identity.generation_id,
+            created=self._identity.created_unix_s,
+            model=self._signature.model,
+            service_tier=self._signature.service_tier,
+            system_fingerprint=self._signature.system_fingerprint,
+            choices=choices,
+            usage=usage if self._options.include_usage else UNSET,
+        )
+        return data_frame(self._encoder.encode(chunk))

@@ -1,0 +1,293 @@
+"""The messages of a conversation, as clients send them and as a chat template sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeAlias
+
+from msgspec import UNSET, Meta, Struct
+
+from machd.dialects.wire.bounds import MAX_TOOLS, CallId, ContentText, Label
+from machd.dialects.wire.raw_json import Allowance
+from machd.dialects.wire.refusal import Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.tools import past_arguments
+from machd.errors import InvalidRequestError, UnsupportedParameterError
+
+
+class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
+    """A piece of text."""
+
+    text: ContentText
+
+
+class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
+    """An image; refused."""
+
+
+class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
+    """A sound; refused."""
+
+
+class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
+    """A file; refused."""
+
+
+class VideoPart(Struct, frozen=True, tag="video_url", tag_field="type"):
+    """A video; refused."""
+
+
+class RefusalPart(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="type"):
+    """A text in which the assistant declines; read as any other."""
+
+    refusal: ContentText
+
+
+_Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart | VideoPart | RefusalPart
+_Content: TypeAlias = ContentText | Annotated[list[_Part], Meta(max_length=1024)]
+
+
+class SystemMessage(Struct, frozen=True, kw_only=True, tag="system", tag_field="role"):
+    """What the operator of a conversation says."""
+
+    content: _Content | None = None
+    name: Label | None = None
+
+
+class DeveloperMessage(Struct, frozen=True, kw_only=True, tag="developer", tag_field="role"):
+    """OpenAI's newer word for a system message; templates see ``system``."""
+
+    content: _Content | None = None
+    name: Label | None = None
+
+
+class UserMessage(Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
+    """What the user says."""
+
+    content: _Content | None = None
+    name: Label | None = None
+
+
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    """The function of a call, with the JSON text of an object as its arguments."""
+
+    name: CallId
+    arguments: ContentText
+
+
+class MessageToolCall(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
+    """A call that the model made."""
+
+    id: CallId
+    function: CalledFunction
+
+
+class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_field="role"):
+    """What the model said.
+
+    Attributes:
+        function_call: The one call of OpenAI's API before tools.
+        refusal: OpenAI's word for a text that declines; it stands where there is no content.
+        reasoning_content: What it thought; ``reasoning`` is another server's word for it.
+    """
+
+    content: _Content | None = None
+    name: Label | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    reasoning_content: ContentText | None = None
+    reasoning: ContentText | None = None
+    refusal: ContentText | None = None
+    function_call: CalledFunction | None = None
+    audio: Refused = UNSET
+
+
+class FunctionMessage(Struct, frozen=True, kw_only=True, tag="function", tag_field="role"):
+    """What a function returned, in OpenAI's API before tools."""
+
+    content: _Content | None = None
+    name: CallId
+
+
+class ToolMessage(Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
+    """What a tool returned."""
+
+    content: _Content | None = None
+    tool_call_id: Label
+    name: Label | None = None
+
+
+ChatMessage: TypeAlias = (
+    SystemMessage
+    | DeveloperMessage
+    | UserMessage
+    | AssistantMessage
+    | FunctionMessage
+    | ToolMessage
+)
+
+ChatMessageList = Annotated[list[ChatMessage], Meta(min_length=1, max_length=8192)]
+"""A conversation, oldest message first."""
+
+_ASSISTANT_NEUTRAL = neutral_values(AssistantMessage)
+
+_TEMPLATE_ROLES: tuple[tuple[type[Struct], str], ...] = (
+    (SystemMessage, "system"),
+    (DeveloperMessage, "system"),
+    (UserMessage, "user"),
+    (AssistantMessage, "assistant"),
+    (FunctionMessage, "tool"),
+    (ToolMessage, "tool"),
+)
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse what a template could not be given.
+
+    Raises:
+        UnsupportedParameterError: A part is not text, or an assistant's message holds what machd
+            does not take; ``param`` says where.
+        InvalidRequestError: A tool answers though nothing was called.
+    """
+    has_called = False
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]."
+        if isinstance(message, AssistantMessage):
+            refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
+            has_called |= bool(message.tool_calls or message.function_call)
+        elif isinstance(message, ToolMessage | FunctionMessage) and not has_called:
+            param = f"{where}role"
+            raise InvalidRequestError(
+                f"{param}: no message before this one calls a tool", param=param
+            )
+        if message.content is not None and not isinstance(message.content, str):
+            _check_parts(message.content, where=f"{where}content")
+
+
+def check_final_message(messages: Sequence[ChatMessage]) -> None:
+    """Refuse to continue what is not a text of the assistant's.
+
+    Raises:
+        InvalidRequestError: The last message is another's, calls tools or holds no text.
+    """
+    last = messages[-1]
+    has_called = isinstance(last, AssistantMessage) and (last.tool_calls or last.function_call)
+    if not isinstance(last, AssistantMessage) or has_called or not _said(last).strip():
+        raise InvalidRequestError(
+            "continue_final_message needs a last message that is a text of the assistant's",
+            param="continue_final_message",
+        )
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
+    """Checked messages as :class:`machd.request.conversation.Conversation` has them.
+
+    Text parts are joined without anything between them, and a tool's message gets the name of the
+    function that it answers for.
+
+    Raises:
+        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts.
+    """
+    names: dict[str, str] = {}
+    seen = []
+    allowance = Allowance()
+    for index, message in enumerate(messages):
+        one = _template_message(message, names)
+        if isinstance(message, AssistantMessage):
+            names |= {call.id: call.function.name for call in _calls(message)}
+            one |= _assistant_fields(message, allowance, where=f"messages[{index}].")
+        seen.append(one)
+    return seen
+
+
+def gap_between(text: str, later: str) -> str:
+    """What stands between two texts of one message that a call kept apart: a new line, if need be.
+
+    Readers of answers drop the white space around calls, and words must not grow together.
+    """
+    if not text or not later or text[-1].isspace() or later[0].isspace():
+        return ""
+    return "\n"
+
+
+def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
+    for index, part in enumerate(parts):
+        if not isinstance(part, TextPart | RefusalPart):
+            param = f"{where}[{index}].type"
+            kind = part.__struct_config__.tag
+            raise UnsupportedParameterError(
+                f'{param}: parts of type "{kind}" are not supported, as the served model takes '
+                'text only; send "text"',
+                param=param,
+            )
+
+
+def _template_message(message: ChatMessage, names: Mapping[str, str]) -> dict[str, object]:
+    role = next(role for kind, role in _TEMPLATE_ROLES if isinstance(message, kind))
+    seen: dict[str, object] = {"role": role, "content": _said(message)}
+    name = message.name
+    if isinstance(message, ToolMessage):
+        seen["tool_call_id"] = message.tool_call_id
+        name = name or names.get(message.tool_call_id)
+    elif isinstance(message, FunctionMessage):
+        seen["tool_call_id"] = _legacy_call_id(message.name)
+    if name is not None:
+        seen["name"] = name
+    return seen
+
+
+def _calls(message: AssistantMessage) -> Sequence[MessageToolCall]:
+    """The calls of a message, a legacy one among them."""
+    if message.tool_calls or message.function_call is None:
+        return message.tool_calls or ()
+    function = message.function_call
+    return [MessageToolCall(id=_legacy_call_id(function.name), function=function)]
+
+
+def _legacy_call_id(name: str) -> str:
+    """An id for a call that has none: results name the function that they are of."""
+    return f"call_{name}"
+
+
+def _assistant_fields(
+    message: AssistantMessage, allowance: Allowance, *, where: str
+) -> dict[str, object]:
+    """What an assistant's message holds beside its text."""
+    seen: dict[str, object] = {}
+    if thoughts := message.reasoning_content or message.reasoning:
+        seen["reasoning_content"] = thoughts
+    if calls := _calls(message):
+        place = "tool_calls[{index}].function" if message.tool_calls else "function_call"
+        seen["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": past_arguments(
+                        call.function.arguments,
+                        param=f"{where}{place.format(index=index)}.arguments",
+                        allowance=allowance,
+                    ),
+                },
+            }
+            for index, call in enumerate(calls)
+        ]
+    return seen
+
+
+def _said(message: ChatMessage) -> str:
+    content = message.content
+    if content is None and isinstance(message, AssistantMessage):
+        content = message.refusal
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_part_text(part) for part in content)
+
+
+def _part_text(part: _Part) -> str:
+    match part:
+        case TextPart(text=text):
+            return text
+        case RefusalPart(refusal=text):
+            return text
+        case _:
+            return ""

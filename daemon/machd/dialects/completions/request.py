@@ -1,0 +1,146 @@
+"""What ``POST /v1/completions`` takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Self, TypeAlias
+
+from msgspec import UNSET, Meta
+
+from machd.dialects.wire.bounds import (
+    MAX_PROMPTS,
+    CompletionLogprobs,
+    ContentText,
+    SamplesPerPrompt,
+    TokenId,
+    TokenIds,
+)
+from machd.dialects.wire.generation_request import agreed_tokens
+from machd.dialects.wire.other_servers import TrueOnly
+from machd.dialects.wire.refusal import neutral_values, refuse_unsupported
+from machd.dialects.wire.sampling import SamplingRequest
+from machd.dialects.wire.token_ids import check_token_ids
+from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.generation import GenerationOptions
+
+Prompt: TypeAlias = str | tuple[int, ...]
+"""One prompt: a text, or the ids of its tokens."""
+
+# One list type for OpenAI's three (texts, ids, lists of ids), as a union may hold only one; its
+# bound is that of the longest, a list of ids. `prompts` refuses a mixture.
+_PromptList: TypeAlias = Annotated[
+    list[ContentText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)
+]
+
+
+class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Texts to continue: OpenAI's legacy fields and the extensions of ``SamplingRequest``.
+
+    Attributes:
+        suffix: The text after the gap that the completion fills; empty to continue the prompt.
+    """
+
+    prompt: ContentText | _PromptList
+    echo: bool | None = None
+    best_of: SamplesPerPrompt | None = None
+    logprobs: CompletionLogprobs | None = None
+    suffix: ContentText | None = None
+    add_special_tokens: TrueOnly = UNSET
+
+    def checked(self) -> Self:
+        """The request, once what no single field's bounds can say holds too.
+
+        Raises:
+            InvalidRequestError: Fields contradict each other, or ``prompt`` is a mixture.
+            UnsupportedParameterError: A field asks for what machd does not do.
+        """
+        refuse_unsupported(self, _NEUTRAL)
+        self.prompts()
+        self.constraint()
+        self.check_sampling()
+        if self.best_of not in (None, self.n or 1):
+            raise UnsupportedParameterError(
+                "best_of is not supported unless it equals n; leave it out", param="best_of"
+            )
+        if self.suffix:
+            self.texts()
+            for name in ("echo", "truncate_prompt_tokens"):
+                if getattr(self, name):
+                    raise UnsupportedParameterError(
+                        f"{name} together with suffix is not supported; leave one of them out",
+                        param=name,
+                    )
+        return self
+
+    def texts(self) -> tuple[str, ...]:
+        """The prompts of a request with ``suffix``.
+
+        Raises:
+            InvalidRequestError: A prompt is a list of token ids.
+        """
+        texts = tuple(prompt for prompt in self.prompts() if isinstance(prompt, str))
+        if not texts:
+            raise InvalidRequestError(
+                "suffix: send the prompt as text too, not as token ids", param="suffix"
+            )
+        return texts
+
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts, one to ``MAX_PROMPTS``; a text may be empty, a list of ids may not.
+
+        Raises:
+            InvalidRequestError: The list is a mixture, holds an empty list or too many prompts.
+        """
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        token_ids = tuple(one for one in self.prompt if isinstance(one, int))
+        if len(token_ids) == len(self.prompt):
+            return (token_ids,)
+        kinds = {type(one) for one in self.prompt}
+        if len(kinds) > 1:
+            raise InvalidRequestError(
+                "prompt: send a text, a list of texts, a list of token ids or a list of lists of "
+                "token ids, not a mixture",
+                param="prompt",
+            )
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequestError(
+                f"prompt: at most {MAX_PROMPTS} prompts in one request", param="prompt"
+            )
+        if [] in self.prompt:
+            raise InvalidRequestError("prompt: a list of token ids is empty", param="prompt")
+        return tuple(tuple(one) if isinstance(one, list) else str(one) for one in self.prompt)
+
+    def check_vocabulary(self, vocabulary_tokens: int) -> None:
+        """Hold every token id of the request, prompts included, against the model's.
+
+        Raises:
+            InvalidRequestError: An id is outside the vocabulary.
+        """
+        SamplingRequest.check_vocabulary(self, vocabulary_tokens)
+        for prompt in self.prompts():
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, vocabulary_tokens=vocabulary_tokens, param="prompt")
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """Alternatives at each position of an echoed prompt; None for no log-probabilities of it."""
+        return self.logprobs if self.echo else None
+
+    def asked_tokens(self) -> int | None:
+        """Completion tokens that are asked for: 0 computes the prompt alone; None where no field says.
+
+        Raises:
+            InvalidRequestError: Two fields differ, or one is out of range.
+        """
+        return agreed_tokens(self.token_fields(), least=0)
+
+    def options(self) -> GenerationOptions:
+        """What is asked of the generation, free of this dialect."""
+        options = self.generation_options(top_logprobs=self.logprobs)
+        asked = [one for one in (self.prompt_logprobs, self.echoed_logprobs) if one is not None]
+        sampling = replace(options.sampling, prompt_logprobs=max(asked, default=None))
+        return replace(options, sampling=sampling)
+
+
+_NEUTRAL = neutral_values(CompletionRequest)

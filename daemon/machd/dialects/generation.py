@@ -1,0 +1,177 @@
+"""What the endpoints that generate share: reading a request, identity, and opening the answer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from litestar import Request
+
+from machd.dialects.anthropic.request import CountTokensRequest
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
+from machd.dialects.wire.generation_request import GenerationRequest
+from machd.errors import InvalidRequestError
+from machd.http.authentication import client_name
+from machd.http.bodies import read_body
+from machd.http.context import ServerContext
+from machd.http.stamps import arrived_s, request_id, trace_context
+from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
+from machd.request.conversation import Conversation
+from machd.request.generation import GenerationOptions
+from machd.serving.generation import GenerationIdentity
+from machd.serving.guidance import NO_GUIDANCE, Guidance
+from machd.serving.trace_context import new_trace
+
+_R = TypeVar("_R", bound=GenerationRequest)
+_C = TypeVar("_C", bound=ChatCompletionRequest | CountTokensRequest)
+_T = TypeVar("_T")
+
+
+async def read_generation(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
+) -> _R:
+    """Read a request for a generation and hold it against the daemon and its model.
+
+    Raises:
+        RequestError: It is wrong, by itself or for this model.
+        UnavailableError: No new work is taken, or none of this client's.
+    """
+    return await _read(request, context, type_, _checked)
+
+
+async def read_conversation(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_C]
+) -> tuple[_C, Conversation]:
+    """Read a request that holds its whole conversation, as :func:`read_generation`."""
+    return await _read(request, context, type_, _checked_conversation)
+
+
+def identify(
+    request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
+) -> GenerationIdentity:
+    """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
+    trace = trace_context(request.scope)
+    if trace is None and context.settings.tracing.otlp_endpoint is not None:
+        trace = new_trace()
+    return GenerationIdentity(
+        generation_id=f"{prefix}{secrets.token_hex(14)}",
+        request_id=request_id(request.scope),
+        endpoint=endpoint,
+        client=client_name(request.scope),
+        arrived_s=arrived_s(request.scope),
+        created_unix_s=int(context.clock.unix_s()),
+        model=context.service.model.model_id,
+        trace=trace,
+    )
+
+
+def respond(  # noqa: PLR0913 - one argument for each part of an answer
+    context: ServerContext,
+    identity: GenerationIdentity,
+    prompts: Sequence[tuple[int, ...]],
+    options: GenerationOptions,
+    dialect: Dialect,
+    *,
+    prompt_param: str,
+    guidance: Guidance = NO_GUIDANCE,
+    dropped_messages: int = 0,
+) -> GenerationResponse:
+    """Open the generation and hand it to the response that will own it.
+
+    Nothing is awaited in between, so a client that leaves cannot leave a generation behind.
+
+    Args:
+        context: What is served.
+        identity: Whose generation it is.
+        prompts: Token ids.
+        options: How to generate.
+        dialect: Writes the answer.
+        prompt_param: The request field that the prompts came from, for errors about them.
+        guidance: What shapes the completions, and how they are read.
+        dropped_messages: Messages that were left out of the prompt, for the header that says so.
+
+    Raises:
+        InvalidRequestError: The request asks for more than limits, context or bounds allow.
+        UnavailableError: No new work is taken.
+    """
+    _check_prompt_logprobs(prompts, options)
+    settings = context.settings
+    return GenerationResponse(
+        context.service.open(
+            prompts, options, identity, prompt_param=prompt_param, guidance=guidance
+        ),
+        dialect,
+        StreamPolicy(
+            interval_tokens=options.stream_interval or settings.streaming.interval,
+            keepalive_s=settings.streaming.keepalive_s,
+        ),
+        is_stream=options.stream,
+        notes=_notes(guidance, dropped_messages),
+    )
+
+
+def _notes(guidance: Guidance, dropped_messages: int) -> list[tuple[bytes, bytes]]:
+    """Headers that say what of the request was left out."""
+    notes = []
+    if guidance.grammar is not None and guidance.grammar.ignored_keywords:
+        keywords = ", ".join(guidance.grammar.ignored_keywords)
+        notes.append((b"x-ignored-schema-keywords", keywords.encode()))
+    if dropped_messages:
+        notes.append((b"x-dropped-messages", str(dropped_messages).encode()))
+    return notes
+
+
+def _check_prompt_logprobs(prompts: Sequence[tuple[int, ...]], options: GenerationOptions) -> None:
+    """Bound what the answer says of prompts, which the body's length bounds too loosely.
+
+    Raises:
+        InvalidRequestError: It would be more than ``MAX_PROMPT_LOGPROBS``.
+    """
+    if options.sampling.prompt_logprobs is None:
+        return
+    tokens = sum(len(prompt) for prompt in prompts) * options.n
+    asked = tokens * (1 + options.sampling.prompt_logprobs)
+    if asked > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"the prompts' log-probabilities would be {asked}, alternatives included, and one "
+            f"answer holds {MAX_PROMPT_LOGPROBS}; send fewer prompts or ask for fewer alternatives",
+            param="prompt_logprobs",
+        )
+
+
+async def _read(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    type_: type[_R],
+    check: Callable[[_R, int], _T],
+) -> _T:
+    """Read a body and check it off the event loop; a draining daemon or another model come first.
+
+    Args:
+        request: To read from.
+        context: What is served.
+        type_: Of the body.
+        check: Gets the body and the tokens of the model's vocabulary.
+    """
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, type_, timeout_s=timeout_s)
+    service = context.service
+    service.lifecycle.check_accepting()
+    context.check_model(body.model)
+    if type_ is not CountTokensRequest:
+        # Before any work is done for it; counting uses no tokens.
+        service.check_client(client_name(request.scope))
+    return await service.in_worker(check, body, service.model.vocabulary_tokens)
+
+
+def _checked(body: _R, vocabulary_tokens: int) -> _R:
+    checked = body.checked()
+    checked.check_vocabulary(vocabulary_tokens)
+    return checked
+
+
+def _checked_conversation(body: _C, vocabulary_tokens: int) -> tuple[_C, Conversation]:
+    checked = _checked(body, vocabulary_tokens)
+    return checked, checked.conversation()

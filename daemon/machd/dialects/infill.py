@@ -1,0 +1,140 @@
+"""``POST /infill``, and prompts for the text in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+
+from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.infill_wire import InfillAnswer, InfillRequest, StopType
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.fill_format import ContextFile, FillFormat
+from machd.errors import InvalidRequestError, MachdError
+from machd.http.context import ServerContext
+from machd.http.failures import error_json
+from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
+from machd.request.generation import GenerationOptions
+from machd.serving.generation import ChoiceDelta, GenerationUsage
+from machd.serving.guidance import NO_GUIDANCE, Guidance
+
+
+@post("/infill", status_code=200)
+async def create_infill(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Write what stands between a prefix and a suffix."""
+    body = await read_generation(request, context, InfillRequest)
+    service = context.service
+    form = await service.in_worker(fill_format, service.engine, param="input_suffix")
+    prompt = await service.in_worker(_prompt, form, body)
+    guidance = NO_GUIDANCE
+    if (constraint := body.constraint()) is not None:
+        guidance = Guidance(grammar=await service.compile(constraint))
+    return respond(
+        context,
+        identify(request, context, endpoint="infill", prefix="infill-"),
+        [prompt],
+        with_fill_ends(body.options(), form),
+        _InfillDialect(service.model.model_id),
+        prompt_param="input_prefix",
+        guidance=guidance,
+    )
+
+
+def fill_format(engine: Engine, *, param: str) -> FillFormat:
+    """How the model is asked for the text in the middle; slow the first time.
+
+    Raises:
+        InvalidRequestError: The model has no tokens for it.
+    """
+    form = engine.tokenizer.fill_format
+    if form is None or not form.fits(engine.model.vocabulary_tokens):
+        raise InvalidRequestError(
+            f"{param}: the model has no fill-in-the-middle tokens, so it can only continue a text; "
+            "ask a model that was trained to fill",
+            param=param,
+        )
+    return form
+
+
+def with_fill_ends(options: GenerationOptions, form: FillFormat) -> GenerationOptions:
+    """The same options for a completion that the model's fill-in-the-middle tokens end as well."""
+    if options.ignore_eos:
+        return options
+    ends = {*options.stop_token_ids, *form.end_token_ids}
+    return replace(options, stop_token_ids=tuple(sorted(ends)))
+
+
+def _prompt(form: FillFormat, body: InfillRequest) -> tuple[int, ...]:
+    context = [ContextFile(one.filename, one.text) for one in body.input_extra or ()]
+    return form.prompt(body.input_prefix + (body.prompt or ""), body.input_suffix, context)
+
+
+class _InfillDialect:
+    """llama.cpp's objects: pieces of content, and at the end what came of it. No ``[DONE]``."""
+
+    media_type = EVENT_STREAM
+    keep_alive = COMMENT_KEEP_ALIVE
+
+    def __init__(self, model_id: str) -> None:
+        self._model_id = model_id
+        self._encoder = msgspec.json.Encoder()
+        self._predicted_tokens = 0
+        self._prompt_tokens = 0
+        self._ending: ChoiceDelta | None = None
+
+    def opening(self, usage: GenerationUsage) -> bytes:
+        self._prompt_tokens = usage.prompt_tokens
+        return b""
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        self._predicted_tokens += len(delta.tokens)
+        if delta.finish_reason is not None:
+            self._ending = delta
+        if not delta.text:
+            return b""
+        piece = InfillAnswer(
+            content=delta.text,
+            stop=False,
+            tokens_predicted=self._predicted_tokens,
+            tokens_evaluated=self._prompt_tokens,
+        )
+        return data_frame(self._encoder.encode(piece))
+
+    def closing(self, usage: GenerationUsage) -> bytes:
+        assert self._ending is not None, "a stream that closes well has ended"
+        return data_frame(self._ended("", self._ending, usage))
+
+    def failure(self, error: MachdError) -> bytes:
+        return data_frame(error_json(error))
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+        (delta,) = deltas
+        return self._ended(delta.text, delta, usage)
+
+    def _ended(self, content: str, ending: ChoiceDelta, usage: GenerationUsage) -> bytes:
+        return self._encoder.encode(
+            InfillAnswer(
+                content=content,
+                stop=True,
+                tokens_predicted=usage.completion_tokens,
+                tokens_evaluated=usage.prompt_tokens,
+                model=self._model_id,
+                tokens_cached=usage.cached_tokens,
+                truncated=False,
+                stop_type=_stop_type(ending),
+                stopping_word=ending.stop or "",
+            )
+        )
+
+
+def _stop_type(ending: ChoiceDelta) -> StopType:
+    if ending.finish_reason == "length":
+        return "limit"
+    return "eos" if ending.stop is None else "word"

@@ -1,0 +1,171 @@
+"""What the daemon says of itself: capabilities, caches, metrics, and its own description."""
+
+from __future__ import annotations
+
+import msgspec
+from litestar import HttpMethod, Response, get, route
+from litestar.di import NamedDependency
+
+from machd.capabilities.document import (
+    Capabilities,
+    DecodeModeReport,
+    Device,
+    Features,
+    KvQuantizationReport,
+    ModelCapabilities,
+    ModelSummary,
+    PrefixCacheReport,
+    SpeculationInForce,
+    SpeculationReport,
+)
+from machd.capabilities.wire import wire_capabilities
+from machd.dialects.openapi import openapi_document
+from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.http.context import ServerContext
+from machd.scheduler.draft_reading import DraftReading
+from machd.serving.cache_stats import cache_stats
+from machd.serving.cache_stats_wire import CacheStats
+from machd.serving.decode_mode import decide_decode_mode
+from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
+from machd.telemetry.metrics import CONTENT_TYPE
+
+
+@get("/v1/capabilities")
+async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:
+    """What the loaded model can do here, and why."""
+    service = context.service
+    model = service.model
+    verdicts = context.loop.judge(model)
+    decision = decide_decode_mode(
+        is_batching_asked=context.settings.continuous_batching.enabled,
+        verdict=verdicts.continuous_batching,
+    )
+    speculation = decide_speculation(context.settings.speculation, model, verdicts)
+    versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
+    row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
+    row = _with_gain(row, speculation, context.loop.snapshot.drafts)
+    return Capabilities(
+        **msgspec.structs.asdict(row)
+        | {
+            "speculation": _speculation(row, speculation, context.loop.snapshot.drafts),
+            "kv_quantization": _kv_quantization(row, context),
+            "prefix_cache": _prefix_cache(row, context),
+        },
+        decode_mode=DecodeModeReport(
+            requested=decision.requested.value,
+            active=context.loop.snapshot.mode.value,
+            reason=decision.reason,
+        ),
+        max_b=context.loop.snapshot.slot_count,
+        model=ModelSummary(
+            id=model.model_id,
+            context_tokens=model.context_tokens,
+            vocabulary_tokens=model.vocabulary_tokens,
+            parameters=model.parameters,
+            weights_bytes=model.weights_bytes,
+            dtype=model.dtype,
+            quantization=model.quantization,
+        ),
+        features=_features(service.tokenizer),
+        device=Device(
+            backend=model.backend,
+            memory_bytes=model.device_memory_bytes or None,
+            blas=model.blas,
+        ),
+    )
+
+
+@get("/v1/cache/stats")
+async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats:
+    """What the caches hold.
+
+    One generation at a time: while one runs, what they held at the last idle moment.
+    """
+    return cache_stats(context.loop, context.service.model, context.settings)
+
+
+@route("/metrics", http_method=[HttpMethod.GET, HttpMethod.HEAD])
+async def get_metrics(context: NamedDependency[ServerContext]) -> Response[bytes]:
+    """Prometheus' text format."""
+    return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+@get("/openapi.json")
+async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes]:
+    """The OpenAPI document."""
+    document = openapi_document(version=context.versions.machd)
+    return Response(msgspec.json.encode(document), media_type="application/json")
+
+
+def _features(tokenizer: Tokenizer) -> Features:
+    """What the tokenizer's chat format says."""
+    chat_format = tokenizer.chat_format
+    return Features(
+        chat=tokenizer.has_chat_template,
+        logprobs=True,
+        tools=tokenizer.has_chat_template,
+        tool_format=chat_format.tool_format,
+        reasoning=chat_format.reasoning_markers is not None,
+        structured_output=True,
+    )
+
+
+def _kv_quantization(row: ModelCapabilities, context: ServerContext) -> KvQuantizationReport:
+    """The verdict, and the format in force: settings that a model does not allow end the start."""
+    verdict = row.kv_quantization
+    assert verdict is not None, "every model is judged"
+    active = context.settings.cache.kv_quantization
+    return KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
+
+
+def _prefix_cache(row: ModelCapabilities, context: ServerContext) -> PrefixCacheReport:
+    """The verdict, and whether prompts are kept, in memory and on disk."""
+    verdict, snapshot = row.prefix_cache, context.loop.snapshot
+    assert verdict is not None, "every model is judged"
+    return PrefixCacheReport(
+        **msgspec.structs.asdict(verdict),
+        active=snapshot.prefix is not None and snapshot.prefix.limit_bytes != 0,
+        disk=snapshot.memory.disk is not None,
+    )
+
+
+def _with_gain(
+    row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
+) -> ModelCapabilities:
+    """The verdict on guesses in a batch, with what they are worth now where that is known."""
+    verdict, gain = row.batched_specdec, drafts.batched_gain
+    assert verdict is not None, "every model is judged"
+    is_on = decision.active is not ProposerKind.OFF and verdict.verdict == "supported"
+    if not is_on or gain is None:
+        return row
+    state = "on" if gain > LEAST_BATCHED_GAIN else "off because slower"
+    told = msgspec.structs.replace(
+        verdict,
+        reason=f"{verdict.reason}; {state}: rows with guesses are thought to make {gain:.2f} times as "
+        f"many tokens a second as without, and {LEAST_BATCHED_GAIN:g} is asked for",
+    )
+    speculation = row.speculation
+    assert isinstance(speculation, SpeculationReport), "every model is judged"
+    return msgspec.structs.replace(
+        row,
+        batched_specdec=told,
+        speculation=msgspec.structs.replace(speculation, batched_specdec=told),
+    )
+
+
+def _speculation(
+    row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
+) -> SpeculationInForce:
+    """The verdicts, what the daemon does, and what came of it."""
+    assert isinstance(row.speculation, SpeculationReport), "every model is judged"
+    in_force = {
+        "requested": decision.requested,
+        "mode": decision.active.value,
+        "mode_reason": decision.reason,
+        "max_draft_tokens": decision.max_draft_tokens,
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+        "acceptance": drafts.acceptance,
+    }
+    return SpeculationInForce(**msgspec.structs.asdict(row.speculation) | in_force)

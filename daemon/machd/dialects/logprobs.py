@@ -1,0 +1,167 @@
+"""Log-probabilities in the wire's two shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machd.dialects.logprobs_wire import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    ChatTopLogprob,
+    CompletionChoiceLogprobs,
+    PromptTokenLogprob,
+    PromptTokenLogprobs,
+    wire_logprob,
+)
+from machd.engine.protocol.step import PromptLogprob, SampledToken, TokenLogprob
+from machd.engine.protocol.tokenizer import Detokenizer, Tokenizer
+
+
+def token_text(token_id: int, tokenizer: Tokenizer) -> str:
+    """A token as text; U+FFFD stands for bytes that are no whole character."""
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> ChatLogprobs:
+    """One entry for each token."""
+
+    def top(entry: TokenLogprob) -> ChatTopLogprob:
+        return ChatTopLogprob(
+            token=token_text(entry.token_id, tokenizer),
+            logprob=wire_logprob(entry.logprob),
+            bytes=list(tokenizer.token_bytes(entry.token_id)),
+        )
+
+    return ChatLogprobs(
+        content=[
+            ChatTokenLogprob(
+                token=token_text(token.token_id, tokenizer),
+                logprob=wire_logprob(_logprob(token)),
+                bytes=list(tokenizer.token_bytes(token.token_id)),
+                top_logprobs=[top(entry) for entry in token.top_logprobs],
+            )
+            for token in tokens
+        ]
+    )
+
+
+def completion_logprobs(
+    tokens: Sequence[SampledToken],
+    tokenizer: Tokenizer,
+    *,
+    text_offsets: list[int],
+    with_top: bool,
+) -> CompletionChoiceLogprobs:
+    """Columns, one row a token; ``text_offsets`` says where each token's text starts."""
+    return CompletionChoiceLogprobs(
+        tokens=[token_text(token.token_id, tokenizer) for token in tokens],
+        token_logprobs=[wire_logprob(_logprob(token)) for token in tokens],
+        top_logprobs=[_top(token.top_logprobs, tokenizer) for token in tokens]
+        if with_top
+        else None,
+        text_offset=text_offsets,
+    )
+
+
+def prompt_columns(
+    prompt: Sequence[int],
+    logprobs: Sequence[PromptLogprob],
+    tokenizer: Tokenizer,
+    *,
+    text: str,
+    top_logprobs: int,
+) -> CompletionChoiceLogprobs:
+    """Columns of an echoed prompt, the first row without a log-probability.
+
+    Args:
+        prompt: Its tokens.
+        logprobs: Of all but the first.
+        tokenizer: Of the model.
+        text: What is echoed.
+        top_logprobs: Alternatives at each position; 0 for none.
+    """
+    tops = [_top(one.top_logprobs[:top_logprobs], tokenizer) for one in logprobs]
+    return CompletionChoiceLogprobs(
+        tokens=[token_text(one, tokenizer) for one in prompt],
+        token_logprobs=[None, *(wire_logprob(one.logprob) for one in logprobs)],
+        top_logprobs=[None, *tops] if top_logprobs else None,
+        text_offset=_prompt_offsets(prompt, tokenizer, text),
+    )
+
+
+def joined_columns(
+    first: CompletionChoiceLogprobs, second: CompletionChoiceLogprobs
+) -> CompletionChoiceLogprobs:
+    """The rows of both, in order; either both have alternatives or neither has."""
+    tops = None
+    if first.top_logprobs is not None and second.top_logprobs is not None:
+        tops = first.top_logprobs + second.top_logprobs
+    return CompletionChoiceLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=tops,
+        text_offset=first.text_offset + second.text_offset,
+    )
+
+
+def prompt_token_logprobs(
+    logprobs: Sequence[PromptLogprob], tokenizer: Tokenizer, *, top_logprobs: int
+) -> PromptTokenLogprobs:
+    """``prompt_logprobs`` in vLLM's shape; ``logprobs`` are of all tokens but the first."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> PromptTokenLogprob:
+        return PromptTokenLogprob(
+            logprob=wire_logprob(logprob),
+            rank=rank,
+            decoded_token=token_text(token_id, tokenizer),
+        )
+
+    def entries(one: PromptLogprob) -> dict[str, PromptTokenLogprob]:
+        found = {str(one.token_id): entry(one.token_id, one.logprob, one.rank)}
+        for rank, top in enumerate(one.top_logprobs[:top_logprobs], start=1):
+            found.setdefault(str(top.token_id), entry(top.token_id, top.logprob, rank))
+        return found
+
+    return [None, *map(entries, logprobs)]
+
+
+class TextOffsets:
+    """Where each token's text starts in its choice's whole text, in characters."""
+
+    def __init__(self, detokenizer: Detokenizer, *, start: int = 0) -> None:
+        """Start at the first character of the completion with a fresh detokenizer."""
+        self._detokenizer = detokenizer
+        self._offset = start
+
+    def advance(self, tokens: Sequence[SampledToken]) -> list[int]:
+        """The offsets of the next tokens. A token inside a character starts where that does."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push(token.token_id))
+        return offsets
+
+
+def _prompt_offsets(prompt: Sequence[int], tokenizer: Tokenizer, text: str) -> list[int]:
+    """Where each token of a prompt starts in its text, which holds special tokens if it was sent so."""
+    detokenizer, special = tokenizer.detokenizer(), tokenizer.special_token_ids
+    offsets, offset = [], 0
+    for token_id in prompt:
+        offsets.append(min(offset, len(text)))
+        offset += len(detokenizer.push(token_id))
+        if token_id in special and text.startswith(name := token_text(token_id, tokenizer), offset):
+            offset += len(name)
+    return offsets
+
+
+def _top(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, float]:
+    """Texts to log-probabilities, best first; of tokens with the same text the best one counts."""
+    top: dict[str, float] = {}
+    for entry in entries:
+        top.setdefault(token_text(entry.token_id, tokenizer), wire_logprob(entry.logprob))
+    return top
+
+
+def _logprob(token: SampledToken) -> float:
+    assert token.logprob is not None, "log-probabilities come when they were asked for"
+    return token.logprob

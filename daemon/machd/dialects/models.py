@@ -1,0 +1,55 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``, in OpenAI's shape and in Anthropic's."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from litestar import HttpMethod, Request, get, route
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from machd.dialects.models_wire import AnthropicModel, AnthropicModelList, Model, ModelList
+from machd.engine.protocol.engine import ModelDescription
+from machd.http.context import ServerContext
+from machd.http.failures import speaks_anthropic
+
+
+@route(["/v1/models", "/models"], http_method=[HttpMethod.GET, HttpMethod.HEAD])
+async def list_models(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ModelList | AnthropicModelList:
+    """Every model that is served."""
+    model = context.service.model
+    if speaks_anthropic(request.scope):
+        return AnthropicModelList(
+            data=[_anthropic_model(model)], first_id=model.model_id, last_id=model.model_id
+        )
+    return ModelList(data=[_model(model)])
+
+
+@get(["/v1/models/{model_id:path}", "/models/{model_id:path}"])
+async def get_model(
+    request: Request[Any, Any, Any],
+    context: NamedDependency[ServerContext],
+    model_id: FromPath[str],
+) -> Model | AnthropicModel:
+    """One model; ids of hub models hold a slash."""
+    model = context.service.model
+    context.check_model(model_id.removeprefix("/"))
+    return _anthropic_model(model) if speaks_anthropic(request.scope) else _model(model)
+
+
+def _model(model: ModelDescription) -> Model:
+    return Model(
+        id=model.model_id, created=model.created_unix_s, max_model_len=model.context_tokens
+    )
+
+
+def _anthropic_model(model: ModelDescription) -> AnthropicModel:
+    created = datetime.fromtimestamp(model.created_unix_s, UTC)
+    return AnthropicModel(
+        id=model.model_id,
+        display_name=model.model_id,
+        created_at=created.isoformat().replace("+00:00", "Z"),
+    )

@@ -1,0 +1,230 @@
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and what it says of the served model."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.ollama.answer import (
+    OllamaCapability,
+    OllamaModel,
+    OllamaModelDetails,
+    OllamaModelFacts,
+    OllamaModelList,
+    OllamaRunningModel,
+    OllamaRunningModelList,
+    OllamaVersion,
+)
+from machd.dialects.ollama.request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+    OllamaShowRequest,
+)
+from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, OllamaGenerateDialect
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.http.bodies import read_body
+from machd.http.context import ServerContext
+from machd.serving.generation import GenerationIdentity
+from machd.serving.guidance import NO_GUIDANCE, Guidance
+
+_API_VERSION = "0.13.5"
+"""The version of Ollama whose API this is: some clients refuse a server that names an older one, Codex
+one before 0.13.4."""
+
+_NEVER = "2318-01-01T00:00:00Z"
+"""When the model is unloaded; Ollama writes a time 292 years ahead for a model that it keeps."""
+
+
+@post("/api/chat", status_code=200)
+async def create_ollama_chat(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Continue a conversation, in Ollama's words."""
+    body = await read_generation(request, context, OllamaChatRequest)
+    service = context.service
+    identity = identify(request, context, endpoint="ollama_chat", prefix="ollama-")
+    dialect = _dialect(OllamaChatDialect, context, identity, body)
+    if not body.messages:
+        return _loaded(dialect)
+    prepared = await service.prepare(await service.in_worker(body.conversation))
+    return respond(
+        context,
+        identity,
+        [prepared.prompt],
+        body.generation(),
+        dialect,
+        prompt_param="messages",
+        guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
+    )
+
+
+@post("/api/generate", status_code=200)
+async def create_ollama_generate(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Answer or continue a text, in Ollama's words."""
+    body = await read_generation(request, context, OllamaGenerateRequest)
+    identity = identify(request, context, endpoint="ollama_generate", prefix="ollama-")
+    dialect = _dialect(OllamaGenerateDialect, context, identity, body)
+    if not body.prompt:
+        return _loaded(dialect)
+    prompt, guidance = await _prepared(context, body)
+    return respond(
+        context,
+        identity,
+        [prompt],
+        body.generation(),
+        dialect,
+        prompt_param="prompt",
+        guidance=guidance,
+    )
+
+
+@post("/api/show", status_code=200)
+async def show_ollama_model(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> OllamaModelFacts:
+    """Tell what is known of the served model."""
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, OllamaShowRequest, timeout_s=timeout_s)
+    service = context.service
+    model = service.model
+    context.check_model(body.model or body.name)
+    return OllamaModelFacts(
+        details=_details(model),
+        model_info={
+            "general.architecture": model.architecture,
+            "general.parameter_count": model.parameters,
+            f"{model.architecture}.context_length": model.context_tokens,
+            f"{model.architecture}.vocab_size": model.vocabulary_tokens,
+        },
+        capabilities=_capabilities(service.tokenizer),
+        modified_at=_timestamp(model.created_unix_s),
+    )
+
+
+@get("/api/tags")
+async def list_ollama_models(context: NamedDependency[ServerContext]) -> OllamaModelList:
+    """List the one model that is served."""
+    model = context.service.model
+    return OllamaModelList(
+        models=[
+            OllamaModel(
+                name=model.model_id,
+                model=model.model_id,
+                modified_at=_timestamp(model.created_unix_s),
+                size=model.weights_bytes,
+                digest=_digest(model),
+                details=_details(model),
+            )
+        ]
+    )
+
+
+@get("/api/ps")
+async def list_running_ollama_models(
+    context: NamedDependency[ServerContext],
+) -> OllamaRunningModelList:
+    """List the one model that is in memory."""
+    model = context.service.model
+    return OllamaRunningModelList(
+        models=[
+            OllamaRunningModel(
+                name=model.model_id,
+                model=model.model_id,
+                size=model.weights_bytes,
+                digest=_digest(model),
+                details=_details(model),
+                expires_at=_NEVER,
+                size_vram=0 if model.backend == "cpu" else model.weights_bytes,
+                context_length=model.context_tokens,
+            )
+        ]
+    )
+
+
+@get("/api/version")
+async def get_ollama_version(context: NamedDependency[ServerContext]) -> OllamaVersion:
+    """Tell which version of Ollama's API is spoken, and machd's own version."""
+    return OllamaVersion(version=_API_VERSION, machd=context.versions.machd)
+
+
+def _dialect(
+    kind: type[OllamaDialect],
+    context: ServerContext,
+    identity: GenerationIdentity,
+    body: OllamaRequest,
+) -> OllamaDialect:
+    return kind(
+        context.service.model.model_id,
+        _timestamp(identity.created_unix_s),
+        context.service.tokenizer if body.logprobs else None,
+    )
+
+
+def _loaded(dialect: OllamaDialect) -> ASGIApp:
+    return ASGIResponse(body=dialect.loaded(), media_type="application/json")
+
+
+async def _prepared(
+    context: ServerContext, body: OllamaGenerateRequest
+) -> tuple[tuple[int, ...], Guidance]:
+    """Render a prompt, or tokenise it as it stands where it is raw or the model has no template."""
+    service = context.service
+    if not body.raw and (service.tokenizer.has_chat_template or body.system):
+        prepared = await service.prepare(body.conversation())
+        return prepared.prompt, prepared.guidance
+    prompt = await service.in_worker(
+        service.tokenizer.encode, body.prompt or "", add_special_tokens=True
+    )
+    constraint = body.constraint()
+    if constraint is None:
+        return tuple(prompt), NO_GUIDANCE
+    return tuple(prompt), Guidance(grammar=await service.compile(constraint))
+
+
+def _details(model: ModelDescription) -> OllamaModelDetails:
+    return OllamaModelDetails(
+        family=model.architecture,
+        families=[model.architecture],
+        parameter_size=_parameter_size(model.parameters),
+        quantization_level=model.quantization or model.dtype,
+    )
+
+
+def _parameter_size(parameters: int) -> str:
+    """A number of parameters as Ollama writes it, such as ``134.52M`` or ``8.0B``."""
+    if parameters >= 10**9:
+        return f"{parameters / 10**9:.1f}B"
+    if parameters >= 10**6:
+        return f"{parameters / 10**6:.2f}M"
+    return str(parameters)
+
+
+def _capabilities(tokenizer: Tokenizer) -> list[OllamaCapability]:
+    """What the model's chat format lets it do."""
+    found: list[OllamaCapability] = ["completion"]
+    if tokenizer.has_chat_template:
+        found.append("tools")
+    if tokenizer.chat_format.reasoning_markers is not None:
+        found.append("thinking")
+    return found
+
+
+def _digest(model: ModelDescription) -> str:
+    """The same for the same model under the same engine; no hash of the weights."""
+    return hashlib.sha256(model.model_id.encode() + b"\0" + model.block_key).hexdigest()
+
+
+def _timestamp(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

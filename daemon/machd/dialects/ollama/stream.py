@@ -1,0 +1,215 @@
+"""A generation in Ollama's words, whole and as lines of JSON."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from machd.dialects.chat.pieces import ContentGaps
+from machd.dialects.logprobs import chat_logprobs
+from machd.dialects.logprobs_wire import ChatTokenLogprob
+from machd.dialects.ollama.answer import (
+    DoneReason,
+    OllamaAnswerMessage,
+    OllamaAnswerToolCall,
+    OllamaChatLine,
+    OllamaFunctionCall,
+    OllamaGenerateLine,
+    OllamaLine,
+)
+from machd.dialects.usage import wire_finish_reason
+from machd.engine.protocol.step import SampledToken
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.errors import MachdError
+from machd.http.failures import ollama_error_json
+from machd.http.sse import JSON_LINES
+from machd.serving.generation import ChoiceDelta, GenerationUsage
+from machd.serving.output import (
+    Content,
+    OutputPiece,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+_NANOSECONDS = 1_000_000_000
+_NO_ARGUMENTS = Raw(b"{}")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text, thoughts and whole calls of one line."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: tuple[OllamaAnswerToolCall, ...] = ()
+
+
+class OllamaDialect(ABC):
+    """Lines of one choice: Ollama's API has no more."""
+
+    media_type = JSON_LINES
+
+    def __init__(self, model_id: str, created_at: str, logprobs_of: Tokenizer | None) -> None:
+        """Begin an answer.
+
+        Args:
+            model_id: The served model.
+            created_at: When the request was read, in RFC 3339.
+            logprobs_of: Spells the tokens whose log-probabilities are wanted; None for none.
+        """
+        self._model_id = model_id
+        self._created_at = created_at
+        self._tokenizer = logprobs_of
+        self._encoder = msgspec.json.Encoder()
+        self._reader = _Reader()
+        self._unwritten_tokens: list[SampledToken] = []
+        self._done_reason: DoneReason = "stop"
+        # Not an empty line, at which Ollama's own client fails.
+        self.keep_alive = self._encoded(Said()) + b"\n"
+
+    def opening(self, _usage: GenerationUsage) -> bytes:
+        """Nothing: every line says who speaks."""
+        return b""
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        """A line for each text, thought and whole call."""
+        self._note(delta)
+        return b"".join(self._encoded(said) + b"\n" for said in self._reader.read(delta.pieces))
+
+    def closing(self, usage: GenerationUsage) -> bytes:
+        """The last line, with what the answer took."""
+        return self._last(Said(), usage) + b"\n"
+
+    def failure(self, error: MachdError) -> bytes:
+        """A line that ends the stream."""
+        return ollama_error_json(error) + b"\n"
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+        """The answer."""
+        (delta,) = deltas
+        self._note(delta)
+        parts = list(self._reader.read(delta.pieces))
+        said = Said(
+            content="".join(part.content for part in parts),
+            thinking="".join(part.thinking for part in parts),
+            calls=tuple(call for part in parts for call in part.calls),
+        )
+        return self._last(said, usage)
+
+    def loaded(self) -> bytes:
+        """The answer to a request that asks for no text: the model is loaded."""
+        return self._encoded(Said(), done=True, done_reason="load")
+
+    @abstractmethod
+    def _line(self, said: Said) -> OllamaLine: ...
+
+    def _encoded(self, said: Said, **fields: object) -> bytes:
+        """A line, with the log-probabilities that are due and fields of the last line."""
+        line = self._line(said)
+        return self._encoder.encode(
+            msgspec.structs.replace(line, logprobs=self._logprobs(), **fields)
+        )
+
+    def _last(self, said: Said, usage: GenerationUsage) -> bytes:
+        time = usage.timing
+        prefill_s, decode_s = time.prefill_s or 0.0, time.decode_s or 0.0
+        return self._encoded(
+            said,
+            done=True,
+            done_reason=self._done_reason,
+            total_duration=_nanoseconds(time.queue_s + prefill_s + decode_s),
+            load_duration=0,
+            prompt_eval_count=usage.prompt_tokens,
+            prompt_eval_duration=_nanoseconds(prefill_s),
+            eval_count=usage.completion_tokens,
+            eval_duration=_nanoseconds(decode_s),
+        )
+
+    def _note(self, delta: ChoiceDelta) -> None:
+        """Keep the delta's tokens for the next line, and how the choice ended."""
+        if self._tokenizer is not None:
+            self._unwritten_tokens.extend(delta.tokens)
+        self._done_reason = wire_finish_reason(delta.finish_reason) or "stop"
+
+    def _logprobs(self) -> list[ChatTokenLogprob] | UnsetType:
+        """Entries of the tokens that no line has told of yet."""
+        if self._tokenizer is None or not self._unwritten_tokens:
+            return UNSET
+        entries = chat_logprobs(self._unwritten_tokens, self._tokenizer).content
+        self._unwritten_tokens.clear()
+        return entries or UNSET
+
+
+class OllamaChatDialect(OllamaDialect):
+    """Answers of ``/api/chat``."""
+
+    def _line(self, said: Said) -> OllamaLine:
+        message = OllamaAnswerMessage(
+            content=said.content,
+            thinking=said.thinking or UNSET,
+            tool_calls=list(said.calls) or UNSET,
+        )
+        return OllamaChatLine(model=self._model_id, created_at=self._created_at, message=message)
+
+
+class OllamaGenerateDialect(OllamaDialect):
+    """Answers of ``/api/generate``."""
+
+    def _line(self, said: Said) -> OllamaLine:
+        return OllamaGenerateLine(
+            model=self._model_id,
+            created_at=self._created_at,
+            response=said.content,
+            thinking=said.thinking or UNSET,
+        )
+
+
+class _Reader:
+    """Turns pieces into lines; a call waits until it is whole, as its arguments are an object."""
+
+    def __init__(self) -> None:
+        self._gaps = ContentGaps()
+        self._call: ToolCallStart | None = None
+        self._arguments: list[str] = []
+
+    def read(self, pieces: Iterable[OutputPiece]) -> Iterator[Said]:
+        """What the next pieces make certain. A call that is cut short is none."""
+        for piece in self._gaps.filled(pieces):
+            match piece:
+                case Content(text):
+                    yield Said(content=text)
+                case Reasoning(text):
+                    yield Said(thinking=text)
+                case ToolCallStart():
+                    self._call, self._arguments = piece, []
+                case ToolCallArguments(text=text):
+                    self._arguments.append(text)
+                case ToolCallEnd():
+                    assert self._call is not None, "a call ends that has begun"
+                    yield Said(calls=(_called(self._call, "".join(self._arguments)),))
+
+
+def _called(call: ToolCallStart, arguments: str) -> OllamaAnswerToolCall:
+    function = OllamaFunctionCall(
+        index=call.index, name=call.name, arguments=_one_line_object(arguments)
+    )
+    return OllamaAnswerToolCall(id=call.call_id, function=function)
+
+
+def _one_line_object(arguments: str) -> Raw:
+    """The arguments as an object without white space around it; a line feed would end the line."""
+    try:
+        msgspec.json.decode(arguments, type=dict[str, object])
+        return Raw(msgspec.json.format(arguments, indent=-1).encode())
+    except (msgspec.DecodeError, RecursionError):
+        return _NO_ARGUMENTS
+
+
+def _nanoseconds(duration_s: float) -> int:
+    return round(duration_s * _NANOSECONDS)

@@ -1,0 +1,151 @@
+"""``/v1/responses``: create one, look at one, forget one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.responses.answer import DeletedResponse, OutputItem
+from machd.dialects.responses.chain import ItemChain
+from machd.dialects.responses.request import ResponsesRequest
+from machd.dialects.responses.stream import KeepResponse, ResponsesDialect, opened_response
+from machd.errors import NotFoundError, UnsupportedParameterError
+from machd.http.authentication import client_name
+from machd.http.context import ServerContext
+from machd.request.conversation import Conversation
+from machd.serving.generation import GenerationIdentity
+from machd.serving.response_store import ResponseStore, StoredResponse, Turn
+
+_NOT_STORED = (
+    "no such response is stored here; it may have been made with store: false, with another API "
+    "key or before a restart, or dropped for want of room (limits.max_stored_responses, "
+    "limits.max_stored_response_bytes)"
+)
+
+
+@post(["/v1/responses", "/responses"], status_code=200)
+async def create_response(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ASGIApp:
+    """Answer, perhaps after an earlier response."""
+    body = await read_generation(request, context, ResponsesRequest)
+    service = context.service
+    client = client_name(request.scope)
+    previous, referenced = _stored_items(context.responses, client, body)
+    chain, conversation = await service.in_worker(_continued, body, previous, referenced)
+    prepared = await service.prepare(conversation)
+    identity = identify(request, context, endpoint="responses", prefix="resp_")
+    if kinds := body.left_out_kinds:
+        # The words are of a fixed table, never the client's own.
+        structlog.get_logger("machd.http").debug(
+            "request.tools_left_out", request_id=identity.request_id, kinds=kinds
+        )
+    options = body.options()
+    return respond(
+        context,
+        identity,
+        [prepared.prompt],
+        options,
+        ResponsesDialect(
+            opened_response(body, options, identity, service.model.model_id),
+            logprobs_from=service.tokenizer if options.sampling.top_logprobs is not None else None,
+            clock=context.clock,
+            keep=_keeper(context.responses, identity, previous, chain)
+            if body.is_stored
+            else _forget,
+        ),
+        prompt_param="input",
+        guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
+    )
+
+
+@get(["/v1/responses/{response_id:str}", "/responses/{response_id:str}"])
+async def get_response(
+    request: Request[Any, Any, Any],
+    context: NamedDependency[ServerContext],
+    response_id: FromPath[str],
+) -> Response[bytes]:
+    """A stored response, as it was answered."""
+    if request.query_params.get("stream", "false") != "false":
+        raise UnsupportedParameterError(
+            "stream: a stored response is not streamed again; leave it out", param="stream"
+        )
+    context.service.lifecycle.check_accepting()
+    found = context.responses.get(client_name(request.scope), response_id)
+    if found is None:
+        raise NotFoundError(_NOT_STORED, param="response_id")
+    return Response(found.answer, media_type="application/json")
+
+
+@delete(["/v1/responses/{response_id:str}", "/responses/{response_id:str}"], status_code=200)
+async def delete_response(
+    request: Request[Any, Any, Any],
+    context: NamedDependency[ServerContext],
+    response_id: FromPath[str],
+) -> DeletedResponse:
+    """Forget a stored response. Those that continue it hold what they need of it themselves."""
+    context.service.lifecycle.check_accepting()
+    if not context.responses.delete(client_name(request.scope), response_id):
+        raise NotFoundError(_NOT_STORED, param="response_id")
+    return DeletedResponse(id=response_id)
+
+
+def _stored_items(
+    store: ResponseStore, client: str, body: ResponsesRequest
+) -> tuple[Turn | None, dict[str, bytes]]:
+    """The turn before the request's own, and the items that it refers to.
+
+    Raises:
+        NotFoundError: ``previous_response_id`` names nothing that is stored.
+    """
+    previous: Turn | None = None
+    if body.previous_response_id is not None:
+        found = store.get(client, body.previous_response_id)
+        if found is None:
+            raise NotFoundError(
+                f"previous_response_id: {_NOT_STORED}", param="previous_response_id"
+            )
+        previous = found.turn
+    referenced = {
+        item_id: item
+        for item_id in body.referenced_ids
+        if (item := store.item(client, item_id)) is not None
+    }
+    return previous, referenced
+
+
+def _continued(
+    body: ResponsesRequest, previous: Turn | None, referenced: dict[str, bytes]
+) -> tuple[ItemChain, Conversation]:
+    """The whole conversation, for a worker thread: there may be thousands of items."""
+    before = () if previous is None else previous.conversation()
+    chain = body.chain(previous=before, referenced=referenced)
+    return chain, body.continued(chain)
+
+
+def _keeper(
+    store: ResponseStore, identity: GenerationIdentity, previous: Turn | None, chain: ItemChain
+) -> KeepResponse:
+    def keep(answer: bytes, output: Sequence[OutputItem]) -> None:
+        made = tuple(msgspec.json.encode(item) for item in output)
+        turn = Turn((*chain.added, *made), previous)
+        store.put(
+            identity.client,
+            identity.generation_id,
+            StoredResponse(answer, turn, tuple(item.id for item in output)),
+        )
+
+    return keep
+
+
+def _forget(_answer: bytes, _output: Sequence[OutputItem]) -> None:
+    """Keep nothing, as ``store: false`` asks."""

@@ -1,0 +1,256 @@
+"""What ``POST /v1/responses`` takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, TypeAlias
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from machd.dialects.chat.request import ServiceTier
+from machd.dialects.responses.chain import ItemChain, item_chain
+from machd.dialects.responses.items import InputItem
+from machd.dialects.responses.messages import item_messages
+from machd.dialects.responses.tools import (
+    ResponsesToolChoice,
+    ResponsesToolList,
+    SchemaTextFormat,
+    left_out_kinds,
+    responses_tool_choice,
+    responses_tools,
+)
+from machd.dialects.wire.bounds import (
+    WHOLE_ROOM,
+    ContentText,
+    Label,
+    MaxTokens,
+    Metadata,
+    TopLogprobs,
+    UnusedLabel,
+)
+from machd.dialects.wire.generation_request import SamplingFields, agreed_tokens
+from machd.dialects.wire.reasoning import ReasoningEffort, reasoning_options
+from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.response_format import (
+    JsonObjectFormat,
+    TextFormat,
+    json_schema_constraint,
+    object_format_constraint,
+)
+from machd.request.constraint import Constraint
+from machd.request.conversation import Conversation
+from machd.request.generation import GenerationOptions
+
+_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
+_MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]
+_StandardOnly: TypeAlias = Annotated[Raw | UnsetType, only("standard")]
+_AutoOnly: TypeAlias = Annotated[Raw | UnsetType, only("auto")]
+_OneOnly: TypeAlias = Annotated[Raw | UnsetType, only(1)]
+
+_LOGPROBS = "message.output_text.logprobs"
+_SummaryKind: TypeAlias = Literal["auto", "concise", "detailed"]
+_Include: TypeAlias = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Only log-probabilities are ever there to include; the rest belongs to tools that never run."""
+
+InputItems = Annotated[list[InputItem], Meta(max_length=8192)]
+
+
+class TextRequest(Struct, frozen=True, kw_only=True):
+    """``text``: the form of the answer."""
+
+    format: TextFormat | JsonObjectFormat | SchemaTextFormat | None = None
+    verbosity: _MediumOnly = UNSET
+
+    def constraint(self) -> Constraint | None:
+        """What the answer has to look like; None for any text.
+
+        Raises:
+            InvalidRequestError: The schema is no JSON object, or too long.
+        """
+        match self.format:
+            case JsonObjectFormat():
+                return object_format_constraint(self.format, param="text.format")
+            case SchemaTextFormat(schema=schema):
+                return json_schema_constraint(schema, param="text.format.schema")
+            case _:
+                return None
+
+
+class ReasoningRequest(Struct, frozen=True, kw_only=True):
+    """``reasoning``: whether and how much the model is to think.
+
+    Attributes:
+        summary: Accepted; the thoughts themselves are in the answer.
+        generate_summary: OpenAI's older word for ``summary``.
+    """
+
+    effort: ReasoningEffort | None = None
+    summary: _SummaryKind | None = None
+    generate_summary: _SummaryKind | None = None
+    context: _AutoOnly = UNSET
+    mode: _StandardOnly = UNSET
+
+
+class ResponsesStreamOptions(Struct, frozen=True, kw_only=True):
+    """``stream_options``.
+
+    Attributes:
+        include_obfuscation: Accepted; machd pads nothing.
+    """
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
+    """Something to answer, perhaps after an earlier response. Null means the default throughout.
+
+    Of the shared fields all but ``temperature``, ``top_p`` and ``stream`` are extensions. From
+    ``background`` on are OpenAI's fields that machd refuses, and those of other endpoints that would
+    change the answer if they were meant here.
+    """
+
+    input: ContentText | InputItems
+    instructions: ContentText | None = None
+    previous_response_id: Label | None = None
+    store: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    max_output_tokens: MaxTokens | None = None
+    top_logprobs: TopLogprobs | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[_Include], Meta(max_length=16)] | None = None
+    tools: ResponsesToolList | None = None
+    tool_choice: ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextRequest | None = None
+    reasoning: ReasoningRequest | None = None
+    metadata: Metadata | None = None
+    service_tier: ServiceTier | None = None
+    user: UnusedLabel | None = None
+    safety_identifier: UnusedLabel | None = None
+    prompt_cache_key: UnusedLabel | None = None
+    prompt_cache_retention: Ignored = UNSET
+    prompt_cache_options: Ignored = UNSET
+    max_tool_calls: Ignored = UNSET
+
+    background: _FalseOnly = UNSET
+    conversation: Refused = UNSET
+    context_management: Refused = UNSET
+    moderation: Refused = UNSET
+    prompt: Refused = UNSET
+
+    n: _OneOnly = UNSET
+    max_tokens: Refused = UNSET
+    max_completion_tokens: Refused = UNSET
+    response_format: Refused = UNSET
+    reasoning_effort: Refused = UNSET
+    logit_bias: Refused = UNSET
+    ignore_eos: _FalseOnly = UNSET
+    stop_token_ids: Refused = UNSET
+    structured_outputs: Refused = UNSET
+    chat_template: Refused = UNSET
+    chat_template_kwargs: Refused = UNSET
+
+    def checked(self) -> Self:
+        """The request, once what no single field's bounds can say holds too.
+
+        Only the places that need what is stored are left: :meth:`chain` and :meth:`continued`.
+
+        Raises:
+            InvalidRequestError: Fields contradict each other, or an item lacks something.
+            UnsupportedParameterError: A field asks for what machd does not do.
+        """
+        refuse_unsupported(self, _NEUTRAL)
+        if self.text is not None:
+            refuse_unsupported(self.text, _TEXT_NEUTRAL, where="text.")
+        if self.reasoning is not None:
+            refuse_unsupported(self.reasoning, _REASONING_NEUTRAL, where="reasoning.")
+        agreed_tokens({"max_output_tokens": self.max_output_tokens})
+        for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
+            item.checked(f"input[{index}]")
+        self._continued([])
+        return self
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is kept; OpenAI's default is that it is."""
+        return self.store is not False
+
+    @property
+    def used_tier(self) -> str:
+        """``service_tier`` as the answer repeats it."""
+        return "default" if self.service_tier in (None, "auto") else self.service_tier
+
+    @property
+    def referenced_ids(self) -> list[str]:
+        """Ids of stored items that the input stands on."""
+        given = self.input if isinstance(self.input, list) else ()
+        return [item.id for item in given if item.type == "item_reference" and item.id]
+
+    @property
+    def left_out_kinds(self) -> list[str]:
+        """Kinds of the tools that the model is not shown."""
+        return left_out_kinds(self.tools)
+
+    def options(self) -> GenerationOptions:
+        """What is asked of the generation, free of this dialect."""
+        shows_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+        return self.shared_options(
+            max_tokens=self.max_output_tokens,
+            top_logprobs=(self.top_logprobs or 0) if shows_logprobs else None,
+            service_tier=self.service_tier,
+        )
+
+    def chain(self, *, previous: tuple[bytes, ...], referenced: dict[str, bytes]) -> ItemChain:
+        """The items of the conversation.
+
+        Args:
+            previous: Items that led to the previous response, and its own, as JSON.
+            referenced: Stored items by id, as far as there are any of ``referenced_ids``.
+
+        Raises:
+            InvalidRequestError: A reference leads nowhere.
+        """
+        return item_chain(self.input, previous=previous, referenced=referenced)
+
+    def continued(self, chain: ItemChain) -> Conversation:
+        """What is to be continued, free of this dialect. Earlier instructions do not carry over.
+
+        Raises:
+            InvalidRequestError: A call has no output, an output no call, or the like.
+        """
+        return self._continued(item_messages(chain.items, instructions=self.instructions))
+
+    def _continued(self, messages: list[dict[str, object]]) -> Conversation:
+        choice, tools = responses_tool_choice(
+            self.tool_choice,
+            responses_tools(self.tools),
+            parallel_tool_calls=self.parallel_tool_calls,
+            left_out=self.left_out_kinds,
+        )
+        reasoning = reasoning_options(
+            effort=self.reasoning.effort if self.reasoning else None, variables=None, budgets={}
+        )
+        return Conversation(
+            messages=messages,
+            messages_param="input",
+            tools=tools,
+            tool_choice=choice,
+            constraint=self.text.constraint() if self.text else None,
+            thinks=reasoning.thinks,
+            thinking_budget_tokens=reasoning.budget_tokens,
+            template_variables=reasoning.template_variables,
+            max_prompt_tokens=WHOLE_ROOM if self.truncation == "auto" else None,
+        )
+
+
+_NEUTRAL = neutral_values(ResponsesRequest)
+_TEXT_NEUTRAL = neutral_values(TextRequest)
+_REASONING_NEUTRAL = neutral_values(ReasoningRequest)

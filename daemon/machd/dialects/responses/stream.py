@@ -1,0 +1,248 @@
+"""A generation as OpenAI's response object, whole or as a stream of named events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from machd.clock import Clock
+from machd.dialects.logprobs import chat_logprobs
+from machd.dialects.responses.answer import (
+    AllowedTools,
+    CustomToolEcho,
+    ForcedCustomTool,
+    ForcedFunction,
+    FunctionToolEcho,
+    IncompleteDetails,
+    OutputItem,
+    OutputTokenLogprob,
+    OutputTopLogprob,
+    ReasoningEcho,
+    Response,
+    ResponseFailure,
+    ResponseUsage,
+    TextEcho,
+    ToolChoiceEcho,
+)
+from machd.dialects.responses.events import (
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+)
+from machd.dialects.responses.growing import EventFrames
+from machd.dialects.responses.output import ResponseOutput
+from machd.dialects.responses.request import ResponsesRequest
+from machd.dialects.responses.tools import (
+    ResponsesTool,
+    ResponsesToolChoice,
+    SchemaTextFormat,
+)
+from machd.dialects.wire.response_format import TextFormat
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.errors import InvalidRequestError, MachdError, UnavailableError
+from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
+from machd.request.generation import GenerationOptions
+from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+
+KeepResponse = Callable[[bytes, Sequence[OutputItem]], None]
+"""Told of a finished response: its JSON, and the items that it made."""
+
+
+class ResponsesDialect:
+    """Response objects. There is one choice, always."""
+
+    media_type = EVENT_STREAM
+    keep_alive = COMMENT_KEEP_ALIVE
+
+    def __init__(
+        self,
+        opened: Response,
+        *,
+        logprobs_from: Tokenizer | None,
+        clock: Clock,
+        keep: KeepResponse,
+    ) -> None:
+        """Write one response.
+
+        Args:
+            opened: What is known of it before the first token.
+            logprobs_from: Names tokens; None where no log-probabilities are wanted.
+            clock: Tells when it is completed.
+            keep: Told once, when it ended well; never of one that failed or was aborted.
+        """
+        self._opened = opened
+        self._logprobs_from = logprobs_from
+        self._clock = clock
+        self._keep = keep
+        self._frames = EventFrames()
+        self._output = ResponseOutput(self._frames, custom_tools=_custom_tools(opened))
+        self._is_cut_short = False
+
+    def opening(self, _usage: GenerationUsage) -> bytes:
+        """The response without any item, twice, as OpenAI's clients want it."""
+        frames = self._frames
+        created = ResponseCreated(sequence_number=frames.number(), response=self._opened)
+        in_progress = ResponseInProgress(sequence_number=frames.number(), response=self._opened)
+        return frames.frame(created) + frames.frame(in_progress)
+
+    def event(self, delta: ChoiceDelta) -> bytes:
+        """What the items gained; with the last delta, the end of the last item."""
+        frames = self._output.push(delta.pieces, self._logprobs(delta))
+        if delta.finish_reason is None:
+            return frames
+        self._is_cut_short = delta.finish_reason == "length"
+        return frames + self._output.finish("incomplete" if self._is_cut_short else "completed")
+
+    def closing(self, usage: GenerationUsage) -> bytes:
+        """The whole response once more; there is no ``[DONE]``."""
+        response = self._finished(usage)
+        self._keep(msgspec.json.encode(response), response.output)
+        last = ResponseIncomplete if self._is_cut_short else ResponseCompleted
+        return self._frames.frame(last(sequence_number=self._frames.number(), response=response))
+
+    def failure(self, error: MachdError) -> bytes:
+        """The response as far as its items are done."""
+        response = msgspec.structs.replace(
+            self._opened, status="failed", error=_failure(error), output=self._output.items
+        )
+        return self._frames.frame(
+            ResponseFailed(sequence_number=self._frames.number(), response=response)
+        )
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+        """What the last event of a stream holds."""
+        for delta in deltas:
+            self.event(delta)
+        response = self._finished(usage)
+        answer = msgspec.json.encode(response)
+        self._keep(answer, response.output)
+        return answer
+
+    def _finished(self, usage: GenerationUsage) -> Response:
+        return msgspec.structs.replace(
+            self._opened,
+            status="incomplete" if self._is_cut_short else "completed",
+            completed_at=None if self._is_cut_short else int(self._clock.unix_s()),
+            incomplete_details=IncompleteDetails() if self._is_cut_short else None,
+            output=self._output.items,
+            usage=ResponseUsage.of(
+                input_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
+            ),
+        )
+
+    def _logprobs(self, delta: ChoiceDelta) -> list[OutputTokenLogprob]:
+        if self._logprobs_from is None:
+            return []
+        return [
+            OutputTokenLogprob(
+                token=one.token,
+                logprob=one.logprob,
+                bytes=one.bytes or [],
+                top_logprobs=[
+                    OutputTopLogprob(token=top.token, logprob=top.logprob, bytes=top.bytes or [])
+                    for top in one.top_logprobs
+                ],
+            )
+            for one in chat_logprobs(delta.tokens, self._logprobs_from).content or []
+        ]
+
+
+def opened_response(
+    body: ResponsesRequest,
+    options: GenerationOptions,
+    identity: GenerationIdentity,
+    model_id: str,
+) -> Response:
+    """A response before its first token: the request, given back."""
+    return Response(
+        id=identity.generation_id,
+        created_at=identity.created_unix_s,
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        model=model_id,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=_reasoning(body),
+        safety_identifier=body.safety_identifier,
+        service_tier=body.used_tier,
+        store=body.is_stored,
+        temperature=options.sampling.temperature,
+        truncation=body.truncation or "disabled",
+        text=_text(body),
+        tool_choice=_tool_choice(body.tool_choice),
+        tools=[_tool(one) for one in body.tools or () if one.is_served],
+        top_logprobs=options.sampling.top_logprobs or 0,
+        top_p=options.sampling.top_p,
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+def _reasoning(body: ResponsesRequest) -> ReasoningEcho:
+    if body.reasoning is None:
+        return ReasoningEcho()
+    return ReasoningEcho(effort=body.reasoning.effort, summary=body.reasoning.summary)
+
+
+def _text(body: ResponsesRequest) -> TextEcho:
+    asked = (body.text.format if body.text else None) or TextFormat()
+    if isinstance(asked, SchemaTextFormat):
+        asked = msgspec.structs.replace(asked, schema=_one_line(asked.schema))
+    return TextEcho(format=asked)
+
+
+def _one_line(raw: Raw) -> Raw:
+    """A client's JSON without its line breaks, which would end an event too early."""
+    return Raw(msgspec.json.format(bytes(raw), indent=-1))
+
+
+def _custom_tools(opened: Response) -> frozenset[str]:
+    return frozenset(one.name for one in opened.tools if isinstance(one, CustomToolEcho))
+
+
+def _tool(tool: ResponsesTool) -> FunctionToolEcho | CustomToolEcho:
+    if tool.type == "custom":
+        return CustomToolEcho(
+            name=tool.name or "", description=tool.description, format=tool.format
+        )
+    return FunctionToolEcho(
+        name=tool.name or "",
+        description=tool.description,
+        parameters=_one_line(tool.parameters) if isinstance(tool.parameters, Raw) else None,
+        strict=bool(tool.strict),
+    )
+
+
+def _tool_choice(choice: ResponsesToolChoice | None) -> ToolChoiceEcho:
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        return choice
+    if choice.type == "allowed_tools":
+        named = [_forced(one.type, one.name) for one in choice.tools or () if one.is_served]
+        return AllowedTools(mode=choice.mode or "auto", tools=named)
+    return _forced(choice.type, choice.name)
+
+
+def _forced(kind: str, name: str | None) -> ForcedFunction | ForcedCustomTool:
+    return (ForcedCustomTool if kind == "custom" else ForcedFunction)(name=name or "")
+
+
+def _failure(error: MachdError) -> ResponseFailure:
+    match error:
+        case UnavailableError():
+            return ResponseFailure(code="rate_limit_exceeded", message=error.message)
+        case InvalidRequestError():
+            return ResponseFailure(code="invalid_prompt", message=error.message)
+        case _:
+            return ResponseFailure(code="server_error", message=error.message)

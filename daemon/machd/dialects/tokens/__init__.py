@@ -1,0 +1,1 @@
+"""Tokenisation, in vLLM's and llama.cpp's words."""

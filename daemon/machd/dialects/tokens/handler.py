@@ -1,0 +1,106 @@
+"""``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+
+from machd.dialects.logprobs import token_text
+from machd.dialects.tokens.request import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfoResponse,
+)
+from machd.dialects.wire.tools import template_tool
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.http.bodies import read_body
+from machd.http.context import ServerContext
+from machd.request.conversation import Conversation
+
+
+@post("/tokenize", status_code=200)
+async def tokenize(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> TokenizeResponse:
+    """Token ids of a text or a conversation."""
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, TokenizeRequest, timeout_s=timeout_s)
+    service = context.service
+    context.check_model(body.model or service.model.model_id)
+    conversation = await service.in_worker(_checked_conversation, body)
+    if body.is_chat_prompt:
+        tokens = list((await service.prepare(conversation)).prompt)
+    else:
+        run = service.in_worker if body.prompt is not None else service.in_chat_worker
+        tokens = await run(_tokenise, service.tokenizer, body, conversation)
+    texts = None
+    if body.return_token_strs:
+        texts = await service.in_worker(_texts, service.tokenizer, tokens)
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=service.model.context_tokens,
+        tokens=tokens,
+        token_strs=texts,
+    )
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> DetokenizeResponse:
+    """Text of token ids."""
+    timeout_s = context.settings.limits.stall_timeout_s
+    body = await read_body(request, DetokenizeRequest, timeout_s=timeout_s)
+    service = context.service
+    context.check_model(body.model or service.model.model_id)
+    await service.in_worker(body.check_vocabulary, service.model.vocabulary_tokens)
+    return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
+
+
+@get("/tokenizer_info")
+async def get_tokenizer_info(context: NamedDependency[ServerContext]) -> TokenizerInfoResponse:
+    """The special tokens and the chat template."""
+    service = context.service
+    info = await service.in_worker(lambda: service.tokenizer.info)
+    return TokenizerInfoResponse(
+        tokenizer_class=info.class_name,
+        model_max_length=service.model.context_tokens,
+        chat_template=info.chat_template,
+        bos_token=info.special_tokens.get("bos_token"),
+        eos_token=info.special_tokens.get("eos_token"),
+        pad_token=info.special_tokens.get("pad_token"),
+        unk_token=info.special_tokens.get("unk_token"),
+    )
+
+
+def _checked_conversation(body: TokenizeRequest) -> Conversation:
+    return body.checked().conversation()
+
+
+def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest, conversation: Conversation) -> list[int]:
+    text = body.prompt
+    if text is None:
+        text = _rendered(tokenizer, conversation, opens_turn=body.add_generation_prompt)
+    return tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
+
+
+def _rendered(tokenizer: Tokenizer, conversation: Conversation, *, opens_turn: bool) -> str:
+    """A conversation in a way in which no chat completion renders it."""
+    return tokenizer.render_chat(
+        conversation.messages,
+        add_generation_prompt=opens_turn,
+        continue_final_message=conversation.continues_final_message,
+        tools=[template_tool(one) for one in conversation.tools],
+        variables=conversation.template_variables,
+    )
+
+
+def _texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """Each token's text; a long prompt has many tokens, but few different ones."""
+    by_token = {one: token_text(one, tokenizer) for one in set(tokens)}
+    return [by_token[one] for one in tokens]

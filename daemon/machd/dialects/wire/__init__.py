@@ -1,0 +1,1 @@
+"""Fields of request bodies: strict decoding, bounds, refusals, raw JSON."""

@@ -1,0 +1,157 @@
+"""Fields that requests for a generation share, and the options that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Self, TypeVar
+
+from msgspec import Struct
+
+from machd.dialects.wire.bounds import (
+    WHOLE_ROOM,
+    CacheSalt,
+    MinP,
+    ModelName,
+    Penalty,
+    PriorityNumber,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    StreamInterval,
+    Temperature,
+    TopK,
+    TopP,
+)
+from machd.errors import InvalidRequestError
+from machd.request.generation import GenerationOptions, PriorityName, SamplingParams
+
+_T = TypeVar("_T")
+
+_TIER_PRIORITIES: Mapping[str | None, PriorityName] = MappingProxyType(
+    {"flex": "batch", "priority": "interactive"}
+)
+"""Priorities that OpenAI's service tiers ask for; the other tiers change nothing."""
+
+
+class GenerationRequest(Struct, frozen=True, kw_only=True):
+    """A request for a generation; dialects derive theirs from it.
+
+    Attributes:
+        model: May be left out where every name is accepted.
+    """
+
+    model: ModelName | None = None
+
+    def checked(self) -> Self:
+        """The request, once what no single field's bounds can say holds too.
+
+        Raises:
+            InvalidRequestError: Fields contradict each other.
+            UnsupportedParameterError: A field asks for what machd does not do.
+        """
+        return self
+
+    def check_vocabulary(self, vocabulary_tokens: int) -> None:
+        """Hold the token ids that the request names, if any, against the model's.
+
+        Raises:
+            InvalidRequestError: An id is outside the vocabulary.
+        """
+
+
+class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
+    """Fields that chat completions, completions and responses share. Null means the default.
+
+    From ``top_k`` on the fields are extensions, spelled as vLLM spells them; ``stream_interval`` is
+    machd's own.
+    """
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stream_interval: StreamInterval | None = None
+    priority: PriorityName | PriorityNumber | None = None
+    cache_salt: CacheSalt | None = None
+
+    def shared_options(
+        self,
+        *,
+        max_tokens: int | None,
+        top_logprobs: int | None = None,
+        service_tier: str | None = None,
+    ) -> GenerationOptions:
+        """Read these fields, beside what the dialects spell differently.
+
+        ``top_p`` 0 leaves no mass at all, so that the likeliest token alone takes part; ``top_k`` -1
+        is off, as 0 is.
+        """
+        return GenerationOptions(
+            sampling=SamplingParams(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=self.top_p or 1.0,
+                top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
+                min_p=self.min_p or 0.0,
+                repetition_penalty=self.repetition_penalty or 1.0,
+                presence_penalty=self.presence_penalty or 0.0,
+                frequency_penalty=self.frequency_penalty or 0.0,
+                top_logprobs=top_logprobs,
+            ),
+            seed=self.seed,
+            max_tokens=max_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stream=bool(self.stream),
+            stream_interval=self.stream_interval,
+            priority=self._priority(service_tier),
+            cache_salt=self.cache_salt,
+        )
+
+    def _priority(self, service_tier: str | None) -> PriorityName:
+        if self.priority is None:
+            return _TIER_PRIORITIES.get(service_tier, "normal")
+        if isinstance(self.priority, str):
+            return self.priority
+        return "normal" if self.priority == 0 else "interactive" if self.priority < 0 else "batch"
+
+
+def agreed(asked: Mapping[str, _T | None]) -> _T | None:
+    """The one value that several spellings of a field have, if any.
+
+    Args:
+        asked: Field to its value; None where it is not given.
+
+    Raises:
+        InvalidRequestError: Two of them differ.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    first = next(iter(given), None)
+    for name, value in given.items():
+        if first is not None and value != given[first]:
+            raise InvalidRequestError(f"{first} and {name} contradict each other", param=name)
+    return None if first is None else given[first]
+
+
+def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | None:
+    """The number of tokens that a request asks for, whichever field says so.
+
+    Args:
+        asked: Field to its value, inside ``bounds.MaxTokens``.
+        least: The smallest number that makes sense here.
+
+    Raises:
+        InvalidRequestError: Two fields differ, or one is 0 where that makes no sense.
+    """
+    for name, value in asked.items():
+        if value is not None and value != WHOLE_ROOM and value < least:
+            raise InvalidRequestError(
+                f"{name}: expected at least {least}, or {WHOLE_ROOM} for all that fits", param=name
+            )
+    return agreed(asked)

@@ -1,0 +1,169 @@
+"""Parts of a body that stay JSON text until somebody needs them: schemas and arguments.
+
+msgspec skips such a part without looking whether it can be read (``1e999``, half a surrogate
+pair), so it is read here once, and what comes out is known to be an object. How deep and how
+branched it is, is counted in its text before: two megabytes of brackets would become a million
+objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, TypeAlias, cast
+
+import msgspec
+from msgspec import Meta, Raw, UnsetType
+
+from machd.dialects.wire.bounds import MAX_SCHEMA_BYTES
+from machd.errors import InvalidRequestError
+
+_NULL = b"null"
+
+_MAX_NESTING = 64
+"""Levels of a value that a template writes out or a compiler walks: more than any schema has."""
+
+_MAX_CONTAINERS = 20_000
+"""Objects and arrays of all parts that share an allowance."""
+
+_STRUCTURE = b'"[]{}'
+_NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+Schema: TypeAlias = Annotated[
+    Raw, Meta(description="A JSON schema.", extra_json_schema={"type": "object"})
+]
+"""A JSON schema that has to be there; kept as text."""
+
+OptionalSchema: TypeAlias = Annotated[
+    Raw | UnsetType,
+    Meta(description="A JSON schema, or null.", extra_json_schema={"type": ["object", "null"]}),
+]
+"""A JSON schema that may be null or left out; kept as text."""
+
+JsonObject: TypeAlias = Annotated[
+    Raw, Meta(description="A JSON object.", extra_json_schema={"type": "object"})
+]
+"""An object that has to be there; kept as text."""
+
+ObjectSource: TypeAlias = Annotated[
+    Raw | UnsetType,
+    Meta(
+        description="A JSON schema, as an object or as its JSON text.",
+        extra_json_schema={"type": ["object", "string", "null"]},
+    ),
+]
+"""A JSON schema as vLLM takes it."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What raw parts of one request may be together; each takes its share before it is decoded.
+
+    Attributes:
+        containers: Objects and arrays that are left.
+        length_bytes: Bytes of JSON that are left; None where another bound holds.
+    """
+
+    containers: int = _MAX_CONTAINERS
+    length_bytes: int | None = None
+
+    def take(self, raw: Raw | str, *, param: str) -> None:
+        """Take what a part needs.
+
+        Raises:
+            InvalidRequestError: There is not enough left, or it is nested more deeply than
+                templates and compilers can stand.
+        """
+        if self.length_bytes is not None:
+            self.length_bytes -= _length_bytes(raw)
+            if self.length_bytes < 0:
+                raise _beyond(param, "bytes of JSON")
+        brackets = _brackets(raw.encode("utf-8", "replace") if isinstance(raw, str) else bytes(raw))
+        self.containers -= brackets.count(b"[") + brackets.count(b"{")
+        if self.containers < 0:
+            raise _beyond(param, "objects and arrays")
+        if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > _MAX_NESTING:
+            raise InvalidRequestError(
+                f"{param}: nested more than {_MAX_NESTING} levels deep", param=param
+            )
+
+
+def is_given(raw: Raw | UnsetType) -> bool:
+    """Whether there is a value that is not null."""
+    return isinstance(raw, Raw) and bytes(raw) != _NULL
+
+
+def raw_object(
+    raw: Raw | str,
+    *,
+    param: str,
+    max_bytes: int | None = MAX_SCHEMA_BYTES,
+    allowance: Allowance | None = None,
+) -> dict[str, object]:
+    """The object that a piece of JSON text is.
+
+    Args:
+        raw: JSON text.
+        param: Where it stands in the request.
+        max_bytes: How long it may be; None where another bound holds.
+        allowance: What it shares with other parts; None for one of its own.
+
+    Raises:
+        InvalidRequestError: It is too long or branched, nested too deeply, or no JSON object.
+    """
+    if max_bytes is not None and _length_bytes(raw) > max_bytes:
+        raise InvalidRequestError(
+            f"{param}: longer than the {max_bytes} bytes that it may have", param=param
+        )
+    (allowance or Allowance()).take(raw, param=param)
+    decoded = _decoded(raw, param)
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError(f"{param}: expected a JSON object", param=param)
+    return cast("dict[str, object]", decoded)
+
+
+def raw_schema_text(raw: Raw, *, param: str) -> str:
+    """The text of a schema that comes as an object or, as in vLLM's API, as its JSON text.
+
+    Raises:
+        InvalidRequestError: As :func:`raw_object`.
+    """
+    text = bytes(raw).decode()
+    if text.startswith('"'):
+        inner = _decoded(raw, param)
+        assert isinstance(inner, str), "what begins with a quote and can be read is a string"
+        text = inner
+    raw_object(text, param=param)
+    return text
+
+
+def _beyond(param: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{param}: more {what} than one request may hold, counting the parts before it", param=param
+    )
+
+
+def _length_bytes(raw: Raw | str) -> int:
+    return memoryview(raw).nbytes if isinstance(raw, Raw) else len(raw.encode("utf-8", "replace"))
+
+
+def _decoded(raw: Raw | str, param: str) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        raise InvalidRequestError(f"{param}: not valid JSON", param=param) from None
+    except RecursionError:
+        raise InvalidRequestError(f"{param}: nested too deeply", param=param) from None
+
+
+def _brackets(text: bytes) -> bytes:
+    """The brackets of JSON text that stand in no string; of malformed text, up to its fault.
+
+    Made of a few searches that run in C, as the text may be megabytes.
+    """
+    # Backslashes pair up from the left of their run, so what is left before a quote escapes it.
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Quotes side by side change nothing: they hold no bracket, or none stands between two strings.
+    marks = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    return b"".join(marks.split(b'"')[::2])

@@ -1,1 +1,0 @@
-"""The admin API: another application, on a listener of its own."""

@@ -1,0 +1,94 @@
+"""A conversation to continue, whatever dialect it came in.
+
+Chat completions, responses and messages are three spellings of this. What follows from it (the
+prompt, the grammar, how the answer is read) is worked out once, in :mod:`machd.serving.conversation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from machd.request.constraint import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """A function that the model may ask for.
+
+    Attributes:
+        parameters: The JSON schema of its arguments; None where it takes any object.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, object] | None = None
+
+
+class ToolChoiceMode(StrEnum):
+    """Whether tools are called."""
+
+    NONE = "none"
+    """No call; the model is not even shown the tools."""
+
+    AUTO = "auto"
+    """The model decides."""
+
+    REQUIRED = "required"
+    """At least one call, and no text beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What is asked about calls.
+
+    Attributes:
+        name: With ``REQUIRED``, the one function that is to be called; None for any.
+        allows_parallel: Whether one answer may hold several calls.
+    """
+
+    mode: ToolChoiceMode = ToolChoiceMode.AUTO
+    name: str | None = None
+    allows_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A checked conversation.
+
+    Attributes:
+        messages: In the shape that chat templates read, which is that of OpenAI's chat messages:
+            ``role`` and ``content`` (a text); ``tool_calls`` of an assistant's message, each
+            ``{"id", "type": "function", "function": {"name", "arguments"}}`` with the arguments as
+            an object; ``tool_call_id`` and ``name`` of a tool's; ``reasoning_content`` of an
+            assistant's that thought.
+        messages_param: The request field that they came from, for errors about them.
+        tools: In the order in which the client named them; names are unique.
+        constraint: What the text of the answer has to look like; not the thoughts before it.
+        thinks: Whether the model is to think first; None leaves it to its template.
+        thinking_budget_tokens: Tokens after which thoughts are brought to an end.
+        template_variables: What else the template is given; from an allow-list.
+        max_prompt_tokens: Tokens that the prompt may have; the oldest turns of a longer one are left
+            out. None for no such bound, -1 for what the context holds.
+        prediction: A text that the answer may repeat: it changes no token, only how fast they come.
+        continues_final_message: The answer goes on where the last message, an assistant's, stops.
+    """
+
+    messages: list[dict[str, object]]
+    messages_param: str = "messages"
+    tools: tuple[FunctionTool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    constraint: Constraint | None = None
+    thinks: bool | None = None
+    thinking_budget_tokens: int | None = None
+    template_variables: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    continues_final_message: bool = False
+    max_prompt_tokens: int | None = None
+    prediction: str | None = None
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether something has to be compiled before the answer can begin."""
+        return self.constraint is not None or self.tool_choice.mode is ToolChoiceMode.REQUIRED

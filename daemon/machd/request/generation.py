@@ -1,0 +1,124 @@
+"""Options and sampling parameters of a request, whatever its dialect; imports nothing of machd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
+"""The order in which waiting requests are started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled grammar, shared by all rows that it constrains.
+
+    Attributes:
+        source: The compiler's own text, which decides alone whether two grammars are the same.
+        compiled: What the engine makes matchers from; opaque to everything else.
+        ignored_keywords: Keywords of a JSON schema that the grammar cannot express, sorted.
+    """
+
+    source: str
+    compiled: object = field(compare=False, repr=False)
+    ignored_keywords: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Markers around a completion's thoughts; no grammar holds inside of them.
+
+    Attributes:
+        start_token_ids: What opens them.
+        end_token_ids: What closes them; at least one token.
+        is_open: The prompt ends inside of them.
+        budget_tokens: Tokens of thought after which the engine itself closes them; None for never.
+    """
+
+    start_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    is_open: bool
+    budget_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of a completion; they hold whatever other rows share its batch.
+
+    The order is: penalties and ``logit_bias`` on the logits, then temperature, then ``top_k``,
+    ``top_p`` and ``min_p`` on the resulting distribution. Temperature 0 is greedy.
+
+    Attributes:
+        seed: With the token's position it alone decides the row's random draw.
+        logit_bias: Pairs of token id and addend; ids are inside the vocabulary.
+        top_logprobs: None for no log-probabilities, else how many alternatives (0 to 20).
+            They are of the model's own distribution, before penalties and temperature.
+        allowed_token_ids: The only tokens that may be chosen, by id; empty for all.
+        min_tokens: Tokens before which none of ``end_token_ids`` is chosen.
+        end_token_ids: Tokens that end the completion; empty unless ``min_tokens`` needs them.
+        predicted_token_ids: Tokens that the completion may repeat, for proposers; no token depends on
+            them.
+        prompt_logprobs: The same for the tokens of the prompt. Such a prompt is computed whole,
+            nothing of it is reused.
+        forced_token_ids: The completion's first tokens, whatever the model says; empty leaves the
+            choice to it.
+        grammar: What the completion may say after its thoughts; it ends with one of the model's
+            end tokens. Other rows are not touched by it.
+        thinking: None for a completion without thoughts.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    top_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    predicted_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    forced_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """A checked request without its prompt. Values are inside the bounds of ``dialects/wire/bounds.py``.
+
+    Attributes:
+        sampling: Reaches the rows as it is, but for the seed and what the model decides (grammar,
+            thinking, end tokens, predicted tokens).
+        seed: Seed of the first choice; None asks for a fresh one.
+        max_tokens: Tokens of completion; ``bounds.WHOLE_ROOM`` for all that fit, None leaves it to
+            ``limits.max_tokens_default``.
+        stop: Texts that end the completion.
+        shows_stop: Whether the text that ended the completion belongs to it.
+        stop_token_ids: Tokens that end the completion.
+        ignore_eos: Go on after the model's own end of text.
+        n: Completions for each prompt.
+        include_usage: Send a last event with the usage; only ever true with ``stream``.
+        stream_interval: Tokens in one event; None leaves it to ``streaming.interval``.
+        priority: Its place among the requests that wait.
+        cache_salt: Only requests with the same one find each other's prompts; a secret, so that it
+            stands in no repr.
+    """
+
+    sampling: SamplingParams = SamplingParams()
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    shows_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    stream_interval: int | None = None
+    priority: PriorityName = "normal"
+    cache_salt: str | None = field(default=None, repr=False)
