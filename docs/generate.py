@@ -22,8 +22,9 @@ from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.cli.commands import command_line
 from machd.cli.launchd_plists import agent_plist, daemon_plist
 from machd.cli.service_units import Installation, cuda_drop_in, system_units
-from machd.dialects.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.errors import MachdError
+from machd.http.endpoint import Endpoint
 from machd.settings.explain import settings_example, settings_markdown, settings_schema
 from machd.telemetry.dashboard import dashboard_json
 from machd.telemetry.log_events import log_events_markdown

@@ -131,7 +131,7 @@ class Parts:
                 clock=clock,
             ),
         )
-        self.served = ServedModel(self.loop, self.configuration, self.metrics, self.feed)
+        self.served = ServedModel(self.loop, self.configuration, self.metrics, self.feed.on_verdict)
         self.service = GenerationService(
             loop=self.loop,
             fanout=fanout,

@@ -23,10 +23,10 @@ from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
 
 from machd.admin.endpoints import ADMIN_ENDPOINTS
-from machd.dialects.endpoints import Endpoint
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError
+from machd.http.endpoint import Endpoint
 
 _KEY = "public-key-0123456789"
 _HEALTH = {"/health", "/health/live", "/health/ready"}

@@ -16,8 +16,9 @@ from running_daemon import RunningDaemon
 from scraping import scrape
 from step_gate import StepGate, at_decode
 
-from machd.dialects.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine
+from machd.http.endpoint import Endpoint
 
 _ALIASED = [one for one in PUBLIC_ENDPOINTS if one.aliases]
 _BODIES: dict[str, dict[str, object]] = {

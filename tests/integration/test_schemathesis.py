@@ -30,8 +30,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from machd.dialects.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine
+from machd.http.endpoint import EVENTS, JSON_LINES, Endpoint
 
 _MODEL = "fake"
 _LIMITS: dict[str, object] = {"limits.max_tokens_default": 4, "limits.max_n": 4}

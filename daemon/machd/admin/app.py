@@ -12,10 +12,11 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp
 
 from machd.admin.cache import clear_cache, warm_cache
+from machd.admin.cache_wire import MAX_WARM_BODY_BYTES
 from machd.admin.config import get_config, patch_config, reload, set_log_level
 from machd.admin.context import AdminContext
+from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.admin.events import watch_events
-from machd.admin.failures import ADMIN_EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from machd.admin.gate import AdminGate
 from machd.admin.mode import drain, probe, resume, set_mode
 from machd.admin.requests import abort_requests, list_requests
@@ -23,7 +24,13 @@ from machd.admin.status import get_status
 from machd.admin.token import AdminToken
 from machd.dialects.inspection import get_metrics
 from machd.http.authentication import PUBLIC
+from machd.http.failures import Failures
 from machd.http.health import get_live, get_ready
+
+_MAX_BODY_BYTES = 64 * 1024
+"""Longest body of an admin request: settings are small."""
+
+_MAX_BODY_BYTES_BY_PATH = {"/admin/cache/warm": MAX_WARM_BODY_BYTES}
 
 
 def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
@@ -54,14 +61,18 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
             "admin": Provide(lambda: context, sync_to_thread=False),
             "context": Provide(context.public, sync_to_thread=False),
         },
-        exception_handlers=ADMIN_EXCEPTION_HANDLERS,
+        exception_handlers=Failures(ADMIN_ENDPOINTS, _too_long).handlers,
         guards=[require_admin_token],
         state=State({"admin_token": token}),
-        request_max_body_size=MAX_BODY_BYTES,
+        request_max_body_size=_MAX_BODY_BYTES,
         openapi_config=None,
         logging_config=None,
     )
     return AdminGate(app, clock=context.clock)
+
+
+def _too_long(path: str) -> str:
+    return f"the body is longer than {_MAX_BODY_BYTES_BY_PATH.get(path, _MAX_BODY_BYTES)} bytes"
 
 
 async def require_admin_token(  # async so that the framework calls it here and not on a thread

@@ -10,8 +10,9 @@ from litestar.di import NamedDependency
 
 from machd.admin.config_wire import AdminConfig, ConfigChange, ConfigPatch, LogLevelRequest
 from machd.admin.context import AdminContext
+from machd.dialects.bodies import read_body
 from machd.dialects.wire.decoding import decode_body
-from machd.http.bodies import read_body, read_json
+from machd.http.bodies import read_json
 from machd.serving.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
 from machd.settings.keys import setting_keys

@@ -16,7 +16,7 @@ from machd.admin.status_wire import (
     ModeStatus,
     ProbeReport,
 )
-from machd.dialects.endpoints import EVENTS, METRICS_TEXT, Answer, Endpoint
+from machd.http.endpoint import EVENTS, METRICS_TEXT, Answer, Endpoint
 from machd.http.health_wire import Health
 
 

@@ -1,11 +1,21 @@
-"""How an operating error looks to an operator: OpenAI's envelope, and every detail beside it."""
+"""Errors of the admin API: OpenAI's envelope, with an operator's details beside it."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.wire.errors import ErrorDetail
-from machd.errors import MachdError, RestartRequiredError, SettingsError
+from machd.errors import (
+    MachdError,
+    NotFoundError,
+    RestartRequiredError,
+    SettingsError,
+    StartupError,
+)
+from machd.http.envelope import Envelope
 
 
 class AdminErrorDetail(ErrorDetail, frozen=True, kw_only=True):
@@ -40,3 +50,21 @@ def admin_error_body(error: MachdError) -> AdminErrorBody:
             keys=list(error.keys) if isinstance(error, RestartRequiredError) else UNSET,
         )
     )
+
+
+def _encode(error: MachdError, _request_id: str) -> bytes:
+    if isinstance(error, StartupError):
+        # Such as keys that are no longer there while other machines can reach the daemon.
+        error = SettingsError([error.message])
+    return msgspec.json.encode(admin_error_body(error))
+
+
+def _status(error: MachdError) -> int:
+    """Settings that cannot be are the caller's mistake here, not the daemon's."""
+    is_settings = isinstance(error, SettingsError | StartupError)
+    return HTTPStatus.BAD_REQUEST if is_settings else error.http_status
+
+
+ADMIN_ENVELOPE = Envelope(
+    _encode, lambda _path: NotFoundError("nothing is served at this path"), _status
+)

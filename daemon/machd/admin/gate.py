@@ -9,6 +9,7 @@ from __future__ import annotations
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from machd.admin.errors import ADMIN_ENVELOPE
 from machd.clock import Clock
 from machd.errors import (
     ForbiddenOriginError,
@@ -41,7 +42,7 @@ class AdminGate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        stamped = stamp(scope, arrived_s=self._clock.monotonic_s())
+        stamped = stamp(scope, ADMIN_ENVELOPE, arrived_s=self._clock.monotonic_s())
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":

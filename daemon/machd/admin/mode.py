@@ -20,8 +20,8 @@ from machd.admin.status_wire import (
     ProbeReport,
 )
 from machd.capabilities.wire import wire_capabilities
+from machd.dialects.bodies import read_body
 from machd.errors import ModeUnavailableError, NotReadyError
-from machd.http.bodies import read_body
 from machd.scheduler.events import DecodeMode
 from machd.settings.model import Settings
 

@@ -15,6 +15,8 @@ from machd.dialects.chat.handler import create_chat_completion
 from machd.dialects.chat.stored import delete_chat_completion, get_chat_completion
 from machd.dialects.completions.handler import create_completion
 from machd.dialects.embeddings import create_embeddings
+from machd.dialects.endpoints import PUBLIC_ROUTES
+from machd.dialects.envelopes import envelope_of
 from machd.dialects.infill import create_infill
 from machd.dialects.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
 from machd.dialects.models import get_model, list_models
@@ -31,7 +33,7 @@ from machd.dialects.server_info import get_properties, get_root, get_slots, get_
 from machd.dialects.tokens.handler import detokenize, get_tokenizer_info, tokenize
 from machd.http.authentication import ApiKeys, require_api_key
 from machd.http.context import ServerContext
-from machd.http.failures import EXCEPTION_HANDLERS
+from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
 from machd.http.health import get_live, get_ready
 
@@ -82,12 +84,17 @@ def create_app(
     ]
     if settings.metrics.public:
         handlers.append(get_metrics)
+    failures = Failures(
+        PUBLIC_ROUTES,
+        lambda _path: "the body is longer than limits.max_body_bytes",
+        context.metrics.count_rejection,
+    )
     app = Litestar(
         handlers,
         dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers=failures.handlers,
         guards=[require_api_key],
-        state=State({"api_keys": api_keys, "metrics": context.metrics}),
+        state=State({"api_keys": api_keys}),
         request_max_body_size=settings.limits.max_body_bytes,
         cors_config=_cors(settings.http.allowed_origins),
         openapi_config=None,
@@ -96,6 +103,7 @@ def create_app(
     return Gate(
         app,
         clock=context.clock,
+        envelope_of=envelope_of,
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
         max_in_flight=settings.limits.max_in_flight,

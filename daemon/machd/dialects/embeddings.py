@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 from litestar import Request, post
 from litestar.di import NamedDependency
 
+from machd.dialects.bodies import read_body
 from machd.dialects.embeddings_wire import EmbeddingsRequest
 from machd.errors import UnsupportedParameterError
-from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 
 

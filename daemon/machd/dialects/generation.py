@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from litestar import Request
 
 from machd.dialects.anthropic.request import CountTokensRequest
+from machd.dialects.bodies import read_body
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.errors import InvalidRequestError
 from machd.http.authentication import client_name
-from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy

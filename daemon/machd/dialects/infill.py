@@ -13,11 +13,11 @@ from litestar.types import ASGIApp
 
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.infill_wire import InfillAnswer, InfillRequest, StopType
+from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError
 from machd.http.context import ServerContext
-from machd.http.failures import error_json
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
 from machd.request.generation import GenerationOptions
 from machd.serving.generation import ChoiceDelta, GenerationUsage

@@ -9,10 +9,10 @@ from litestar import HttpMethod, Request, get, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
+from machd.dialects.envelopes import speaks_anthropic
 from machd.dialects.models_wire import AnthropicModel, AnthropicModelList, Model, ModelList
 from machd.engine.protocol.engine import ModelDescription
 from machd.http.context import ServerContext
-from machd.http.failures import speaks_anthropic
 
 
 @route(["/v1/models", "/models"], http_method=[HttpMethod.GET, HttpMethod.HEAD])

@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from machd.dialects.endpoints import EVENTS, JSON, PUBLIC_ENDPOINTS, Answer, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
+from machd.http.endpoint import EVENTS, JSON, Answer, Endpoint
 
 Json: TypeAlias = dict[str, object]
 _Type: TypeAlias = object

@@ -19,13 +19,12 @@ from machd.errors import (
     NotFoundError,
     TooManyInFlightError,
 )
-from machd.http.failures import always_answered, error_response, speaks_anthropic
+from machd.http.envelope import Envelope
+from machd.http.failures import always_answered, error_response
 from machd.http.hosts import host_name, needs_no_name_server, web_origin
 from machd.http.stamps import stamp
 from machd.serving.trace_context import TraceContext, read_trace
 
-_ID_HEADERS = (b"x-request-id",)
-_ANTHROPIC_ID_HEADERS = (*_ID_HEADERS, b"request-id")  # the one that Anthropic's clients read
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _MAX_PATH_CHARACTERS = 4096
 """Longer than any path that is served. The framework keeps the last 1,024 paths in each of two
@@ -48,6 +47,7 @@ class Gate:
         app: ASGIApp,
         *,
         clock: Clock,
+        envelope_of: Callable[[Scope], Envelope],
         allowed_hosts: Sequence[str],
         allowed_origins: Sequence[str],
         max_in_flight: int,
@@ -60,6 +60,7 @@ class Gate:
         Args:
             app: What answers once a request is through.
             clock: Reads the arrival time.
+            envelope_of: Chooses the envelope of a request's errors.
             allowed_hosts: Names that the Host header may carry besides IP addresses and loopback
                 names; ``*`` for all.
             allowed_origins: Origins of browser pages that may call; none by default.
@@ -71,6 +72,7 @@ class Gate:
         self._app = app
         self._answer = always_answered(app)
         self._clock = clock
+        self._envelope_of = envelope_of
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
         self._max_open, self._max_open_setting = min(
@@ -85,9 +87,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        stamped = stamp(scope, arrived_s=self._clock.monotonic_s(), trace=_trace(scope))
-        names = _ANTHROPIC_ID_HEADERS if speaks_anthropic(scope) else _ID_HEADERS
-        id_headers = [(name, stamped.encode()) for name in names]
+        envelope = self._envelope_of(scope)
+        arrived_s = self._clock.monotonic_s()
+        stamped = stamp(scope, envelope, arrived_s=arrived_s, trace=_trace(scope))
+        id_headers = [(name, stamped.encode()) for name in envelope.id_headers]
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":

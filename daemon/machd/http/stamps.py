@@ -1,4 +1,4 @@
-"""What the gate writes on every request, and whoever answers it reads: an id, an arrival, a trace."""
+"""Stamps of the gate on every request: an id, an arrival time, a trace, and the envelope of errors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import secrets
 
 from litestar.types import Scope
 
+from machd.http.envelope import Envelope
 from machd.serving.trace_context import TraceContext
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID_KEY = "machd_request_id"
 _ARRIVED_KEY = "machd_arrived_s"
 _TRACE_KEY = "machd_trace"
+_ENVELOPE_KEY = "machd_envelope"
 
 
-def stamp(scope: Scope, *, arrived_s: float, trace: TraceContext | None = None) -> str:
+def stamp(
+    scope: Scope, envelope: Envelope, *, arrived_s: float, trace: TraceContext | None = None
+) -> str:
     """Write them on a request; returns its id, which is the client's own if that looks like one."""
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
     stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
@@ -23,12 +27,20 @@ def stamp(scope: Scope, *, arrived_s: float, trace: TraceContext | None = None) 
     state[_REQUEST_ID_KEY] = stamped
     state[_ARRIVED_KEY] = arrived_s
     state[_TRACE_KEY] = trace
+    state[_ENVELOPE_KEY] = envelope
     return stamped
 
 
 def request_id(scope: Scope) -> str:
     """The id that the gate gave the request."""
     return str(scope["state"][_REQUEST_ID_KEY])
+
+
+def envelope(scope: Scope) -> Envelope:
+    """The envelope of errors that the gate chose."""
+    chosen = scope["state"][_ENVELOPE_KEY]
+    assert isinstance(chosen, Envelope), "the gate writes nothing else"
+    return chosen
 
 
 def arrived_s(scope: Scope) -> float:

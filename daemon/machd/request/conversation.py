@@ -27,6 +27,18 @@ class FunctionTool:
     parameters: Mapping[str, object] | None = None
 
 
+def template_tool(tool: FunctionTool) -> dict[str, object]:
+    """A tool as OpenAI's chat completions write it; templates expect every key."""
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": dict(tool.parameters or {"type": "object", "properties": {}}),
+        },
+    }
+
+
 class ToolChoiceMode(StrEnum):
     """Whether tools are called."""
 

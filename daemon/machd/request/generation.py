@@ -8,6 +8,9 @@ from typing import Literal, TypeAlias
 PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
 """The order in which waiting requests are started."""
 
+WHOLE_ROOM = -1
+"""As a number of completion tokens: as many as the context has room for; llama.cpp's spelling."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -95,7 +98,7 @@ class GenerationOptions:
         sampling: Reaches the rows as it is, but for the seed and what the model decides (grammar,
             thinking, end tokens, predicted tokens).
         seed: Seed of the first choice; None asks for a fresh one.
-        max_tokens: Tokens of completion; ``bounds.WHOLE_ROOM`` for all that fit, None leaves it to
+        max_tokens: Tokens of completion; ``WHOLE_ROOM`` for all that fit, None leaves it to
             ``limits.max_tokens_default``.
         stop: Texts that end the completion.
         shows_stop: Whether the text that ended the completion belongs to it.

@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from machd.dialects.wire.bounds import WHOLE_ROOM
-from machd.dialects.wire.tools import template_tool
 from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, TextState
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint
-from machd.request.conversation import Conversation, ToolChoiceMode
-from machd.request.generation import Grammar, Thinking
+from machd.request.conversation import Conversation, ToolChoiceMode, template_tool
+from machd.request.generation import WHOLE_ROOM, Grammar, Thinking
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from machd.clock import Clock
-from machd.dialects.wire.bounds import WHOLE_ROOM
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
@@ -27,7 +26,7 @@ from machd.errors import (
 )
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
-from machd.request.generation import GenerationOptions, Grammar, SamplingParams
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout

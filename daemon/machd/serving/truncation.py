@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from machd.dialects.wire.bounds import WHOLE_ROOM
+from machd.request.generation import WHOLE_ROOM
 
 _ANSWER_SHARE = 4
 """One token in so many of the context is kept for the answer of a shortened prompt."""

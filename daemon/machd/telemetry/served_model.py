@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 import structlog
 
-from machd.admin.event_feed import EventFeed
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
@@ -26,13 +26,17 @@ class ServedModel:
     """The verdicts on the model that the engine has loaded."""
 
     def __init__(
-        self, loop: EngineLoop, configuration: Configuration, metrics: Metrics, feed: EventFeed
+        self,
+        loop: EngineLoop,
+        configuration: Configuration,
+        metrics: Metrics,
+        on_verdict: Callable[[str, Verdict], None],
     ) -> None:
         """Judge the model of ``loop`` under the settings in force."""
         self._loop = loop
         self._configuration = configuration
         self._metrics = metrics
-        self._feed = feed
+        self._on_verdict = on_verdict
         self._announced: dict[str, Verdict] = {}
 
     @property
@@ -102,7 +106,7 @@ class ServedModel:
                     previous=before[feature].support.value,
                     reason=verdict.reason,
                 )
-                self._feed.on_verdict(feature, verdict)
+                self._on_verdict(feature, verdict)
         self.announce()
 
     def _export(self, verdicts: ModelVerdicts) -> None:

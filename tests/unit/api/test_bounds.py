@@ -10,8 +10,9 @@ from msgspec import inspect
 
 from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.dialects.chat.request import ChatCompletionRequest
-from machd.dialects.endpoints import PUBLIC_ENDPOINTS, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.dialects.wire.bounds import MAX_TOOLS
+from machd.http.endpoint import Endpoint
 
 REQUEST_TYPES = sorted(
     {one.request for one in PUBLIC_ENDPOINTS if one.request is not None},

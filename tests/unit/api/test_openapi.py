@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from machd.dialects.endpoints import EVENTS, JSON_LINES, PUBLIC_ENDPOINTS, PUBLIC_ROUTES, Endpoint
+from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.dialects.openapi import openapi_document
+from machd.http.endpoint import EVENTS, JSON_LINES, Endpoint
 
 DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi_document(version="1.2.3")))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from machd.errors import ContextLengthExceededError, FaultError, MachdError
@@ -70,6 +71,11 @@ def anthropic_error_body(error: MachdError, *, request_id: str | None) -> Anthro
         error=AnthropicErrorDetail(type=_type(error), message=_message(error)),
         request_id=request_id,
     )
+
+
+def anthropic_error_json(error: MachdError, *, request_id: str) -> bytes:
+    """Encode an error in Anthropic's envelope."""
+    return msgspec.json.encode(anthropic_error_body(error, request_id=request_id))
 
 
 def _message(error: MachdError) -> str:

@@ -19,8 +19,8 @@ from machd.dialects.anthropic.answer import (
     StreamEvent,
 )
 from machd.dialects.anthropic.blocks import BlockEvents, whole_blocks
+from machd.dialects.anthropic.errors import anthropic_error_json
 from machd.errors import MachdError
-from machd.http.failures import anthropic_error_json
 from machd.http.sse import EVENT_STREAM, event_frame
 from machd.serving.generation import (
     TOOL_CALLS,

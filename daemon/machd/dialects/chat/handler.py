@@ -32,11 +32,11 @@ from machd.dialects.logprobs import chat_logprobs, prompt_token_logprobs
 from machd.dialects.logprobs_wire import ChatLogprobs, PromptTokenLogprobs
 from machd.dialects.usage import chat_finish_reason, wire_usage
 from machd.dialects.usage_wire import Usage
+from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.http.context import ServerContext
-from machd.http.failures import error_json
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stream import Dialect
 from machd.request.generation import GenerationOptions

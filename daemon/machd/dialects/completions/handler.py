@@ -27,11 +27,11 @@ from machd.dialects.logprobs import (
 from machd.dialects.logprobs_wire import CompletionChoiceLogprobs, PromptTokenLogprobs
 from machd.dialects.usage import wire_finish_reason, wire_usage
 from machd.dialects.usage_wire import Usage
+from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError, MachdError
 from machd.http.context import ServerContext
-from machd.http.failures import error_json
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.guidance import NO_GUIDANCE, Guidance

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
 from msgspec import Struct
 
 from machd.errors import MachdError, NotFoundError
@@ -34,6 +35,11 @@ class OllamaErrorBody(Struct, frozen=True, kw_only=True):
 def ollama_error_body(error: MachdError) -> OllamaErrorBody:
     """The wire form of an operating error."""
     return OllamaErrorBody(error=error.message)
+
+
+def ollama_error_json(error: MachdError) -> bytes:
+    """Encode an error in Ollama's envelope."""
+    return msgspec.json.encode(ollama_error_body(error))
 
 
 def ollama_not_found(path: str) -> NotFoundError:

@@ -11,6 +11,7 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
+from machd.dialects.bodies import read_body
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.ollama.answer import (
     OllamaCapability,
@@ -31,7 +32,6 @@ from machd.dialects.ollama.request import (
 from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, OllamaGenerateDialect
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.http.bodies import read_body
 from machd.http.context import ServerContext
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance

@@ -21,11 +21,11 @@ from machd.dialects.ollama.answer import (
     OllamaGenerateLine,
     OllamaLine,
 )
+from machd.dialects.ollama.errors import ollama_error_json
 from machd.dialects.usage import wire_finish_reason
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
-from machd.http.failures import ollama_error_json
 from machd.http.sse import JSON_LINES
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.output import (

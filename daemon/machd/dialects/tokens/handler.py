@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Request, get, post
 from litestar.di import NamedDependency
 
+from machd.dialects.bodies import read_body
 from machd.dialects.logprobs import token_text
 from machd.dialects.tokens.request import (
     DetokenizeRequest,
@@ -16,11 +17,9 @@ from machd.dialects.tokens.request import (
     TokenizeResponse,
     TokenizerInfoResponse,
 )
-from machd.dialects.wire.tools import template_tool
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.http.bodies import read_body
 from machd.http.context import ServerContext
-from machd.request.conversation import Conversation
+from machd.request.conversation import Conversation, template_tool
 
 
 @post("/tokenize", status_code=200)

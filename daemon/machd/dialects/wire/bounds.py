@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from machd.request.generation import WHOLE_ROOM
 from machd.request.schema_bounds import MAX_CHOICES, MAX_LITERAL_CHARACTERS
 
 MAX_PROMPTS = 128
@@ -51,9 +52,6 @@ TokenId = Annotated[int, Meta(ge=0, le=_MAX_TOKEN_ID)]
 
 TokenIds = Annotated[list[TokenId], Meta(max_length=_MAX_PROMPT_TOKENS)]
 """A prompt that is already tokenised."""
-
-WHOLE_ROOM = -1
-"""As a number of completion tokens: as many as the context has room for; llama.cpp's spelling."""
 
 MaxTokens = Annotated[int, Meta(ge=WHOLE_ROOM, le=2**31 - 1)]
 """Tokens that a completion may have; ``WHOLE_ROOM`` for all that fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from machd.errors import MachdError
@@ -36,3 +37,8 @@ def error_body(error: MachdError) -> ErrorBody:
             message=error.message, type=error.error_type, param=error.param, code=error.code
         )
     )
+
+
+def error_json(error: MachdError) -> bytes:
+    """Encode an error in OpenAI's envelope."""
+    return msgspec.json.encode(error_body(error))

@@ -220,18 +220,6 @@ def past_arguments(
     return decoded if isinstance(decoded, dict) else {}
 
 
-def template_tool(tool: FunctionTool) -> dict[str, object]:
-    """A tool as OpenAI's chat completions write it; templates expect every key."""
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description or "",
-            "parameters": dict(tool.parameters or {"type": "object", "properties": {}}),
-        },
-    }
-
-
 def _allowed(allowed: AllowedTools, tools: tuple[FunctionTool, ...]) -> tuple[FunctionTool, ...]:
     by_name = {tool.name: tool for tool in tools}
     names = {one.function.name for one in allowed.tools}

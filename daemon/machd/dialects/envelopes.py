@@ -1,0 +1,62 @@
+"""Envelopes of errors: the dialect whose shapes a request's client reads.
+
+Anthropic's below ``/v1/messages``, with or without ``/v1``, and where a list of models is asked for with
+``anthropic-version``; Ollama's below ``/api``; OpenAI's everywhere else.
+"""
+
+from __future__ import annotations
+
+import re
+
+from litestar.types import Scope
+
+from machd.dialects.anthropic.errors import anthropic_error_json
+from machd.dialects.ollama.errors import ollama_error_json, ollama_not_found
+from machd.dialects.wire.errors import error_json
+from machd.errors import NotFoundError
+from machd.http.envelope import Envelope
+
+_VERSION_PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
+_DOUBLED_PREFIX = re.compile(r"/v1/v1(?=/|$)")
+_ANTHROPIC_HEADER = b"anthropic-version"
+_OLLAMA_PATH = "/api"
+
+
+def envelope_of(scope: Scope) -> Envelope:
+    """Return the envelope that a request's client reads."""
+    if speaks_anthropic(scope):
+        return _ANTHROPIC
+    return _OLLAMA if _is_at_or_below(scope["path"], _OLLAMA_PATH) else _OPENAI
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Return True if a request's client reads Anthropic's shapes."""
+    # With /v1 once, not at all, or twice by mistake.
+    path = _VERSION_PREFIX.sub("", scope["path"])
+    if _is_at_or_below(path, "/messages"):
+        return True
+    return _is_at_or_below(path, "/models") and any(
+        name == _ANTHROPIC_HEADER for name, _ in scope["headers"]
+    )
+
+
+def _is_at_or_below(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}/")
+
+
+def _not_found(path: str) -> NotFoundError:
+    if _DOUBLED_PREFIX.match(path):
+        return NotFoundError(
+            "the path begins with /v1 twice: the base URL ends in /v1, and the client adds its own; "
+            "write the base URL without it, such as http://127.0.0.1:8080"
+        )
+    return NotFoundError("nothing is served at this path")
+
+
+_OPENAI = Envelope(lambda error, _id: error_json(error), _not_found)
+_OLLAMA = Envelope(lambda error, _id: ollama_error_json(error), ollama_not_found)
+_ANTHROPIC = Envelope(
+    lambda error, request_id: anthropic_error_json(error, request_id=request_id),
+    _not_found,
+    id_headers=(b"x-request-id", b"request-id"),  # the second is read by Anthropic's clients
+)
