@@ -22,11 +22,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from machd.capabilities.document import Evidence, FeatureVerdict, ModelCapabilities, Versions
+from machd.capabilities.document import (
+    Evidence,
+    FeatureVerdict,
+    ModelCapabilities,
+    Versions,
+    wire_capabilities,
+)
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.verdicts import judge
-from machd.capabilities.wire import wire_capabilities
 from machd_probes.versions import ProbeBasis
 
 MLX_LM_PROBE = "mlx_lm_batch"

@@ -25,7 +25,7 @@ from raw_client import RawClient
 from running_daemon import RunningDaemon
 from step_gate import StepGate, at_decode
 
-from machd.admin.status_wire import AdminState, AdminStatus
+from machd.admin.status import AdminState, AdminStatus
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.engine import ModelDescription

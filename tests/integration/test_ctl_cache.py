@@ -15,7 +15,7 @@ from forked_commands import run_machd
 from polling import wait_until
 from structlog.testing import capture_logs
 
-from machd.admin.cache_wire import WarmPrompt
+from machd.admin.warming import WarmPrompt
 from machd.cli.ctl_cache import _groups
 from machd.engine.fake.blocks import FakeDisk
 from machd.engine.fake.engine import FakeEngine

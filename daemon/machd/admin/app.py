@@ -11,8 +11,7 @@ from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp
 
-from machd.admin.cache import clear_cache, warm_cache
-from machd.admin.cache_wire import MAX_WARM_BODY_BYTES
+from machd.admin.cache import clear_cache
 from machd.admin.config import get_config, patch_config, reload, set_log_level
 from machd.admin.context import AdminContext
 from machd.admin.endpoints import ADMIN_ENDPOINTS
@@ -22,6 +21,7 @@ from machd.admin.mode import drain, probe, resume, set_mode
 from machd.admin.requests import abort_requests, list_requests
 from machd.admin.status import get_status
 from machd.admin.token import AdminToken
+from machd.admin.warming import MAX_WARM_BODY_BYTES, warm_cache
 from machd.dialects.inspection import get_metrics
 from machd.http.authentication import PUBLIC
 from machd.http.failures import Failures

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from machd.admin.cache_wire import CacheCleared, CacheWarmed, WarmRequest
-from machd.admin.config_wire import AdminConfig, ConfigChange, ConfigPatch, LogLevelRequest
+from machd.admin.cache import CacheCleared
+from machd.admin.config import AdminConfig, ConfigChange, ConfigPatch, LogLevelRequest
 from machd.admin.errors import AdminErrorBody
-from machd.admin.events_wire import AdminEvent
-from machd.admin.requests_wire import AbortedRequests, OpenRequestList
-from machd.admin.status_wire import (
+from machd.admin.event_feed import AdminEvent
+from machd.admin.requests import AbortedRequests, OpenRequestList
+from machd.admin.status import (
     AdminState,
     AdminStatus,
     ModeRequest,
     ModeStatus,
     ProbeReport,
 )
+from machd.admin.warming import CacheWarmed, WarmRequest
 from machd.http.endpoint import EVENTS, METRICS_TEXT, Answer, Endpoint
-from machd.http.health_wire import Health
+from machd.http.health import Health
 
 
 def _answers(body: type[Struct], *errors: int) -> tuple[Answer, ...]:

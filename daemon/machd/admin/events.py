@@ -10,8 +10,7 @@ from litestar.di import NamedDependency
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from machd.admin.context import AdminContext
-from machd.admin.event_feed import EventFeed, Watcher
-from machd.admin.events_wire import AdminEvent, StateChanged
+from machd.admin.event_feed import AdminEvent, EventFeed, StateChanged, Watcher
 from machd.http.sse import COMMENT_KEEP_ALIVE, event_frame
 
 _HEADERS = [

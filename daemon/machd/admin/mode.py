@@ -12,14 +12,15 @@ from litestar.di import NamedDependency
 
 from machd.admin.config import body_timeout_s
 from machd.admin.context import AdminContext
-from machd.admin.status import admin_state, mode_status
-from machd.admin.status_wire import (
+from machd.admin.status import (
     AdminState,
     ModeRequest,
     ModeStatus,
     ProbeReport,
+    admin_state,
+    mode_status,
 )
-from machd.capabilities.wire import wire_capabilities
+from machd.capabilities.document import wire_capabilities
 from machd.dialects.bodies import read_body
 from machd.errors import ModeUnavailableError, NotReadyError
 from machd.scheduler.events import DecodeMode

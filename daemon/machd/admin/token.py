@@ -1,23 +1,173 @@
-"""Who may use the admin API: whoever has the token, or may open the Unix socket."""
+"""Where the admin token lies: in a file of the operator's, the service manager's, or the daemon's.
+
+``machd ctl`` looks where the daemon looks, so nothing has to be told to it on the same machine.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import os
+import secrets
 import socket
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from machd.admin.token_file import (
-    credential_path,
-    read_hidden_token,
-    read_token,
-    write_new_token,
-)
+from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import AuthenticationError, SettingsError
 from machd.http.own_files import OwnFile
+from machd.http.secret_files import is_there, read_secret
 from machd.http.sockets import Listener
+from machd.regular_files import RegularFile
 from machd.settings.model import Settings
+
+_SETTING = "auth.admin_token_file"
+_CREDENTIAL = "admin-token"
+_MIN_TOKEN_CHARACTERS = 16
+_TOKEN_BYTES = 32
+_MAX_FILE_BYTES = 4096
+_DEFAULT_HOST = "127.0.0.1"
+_SERVICE_DIRECTORY = Path("/run/machd")
+"""RuntimeDirectory of the systemd unit, for a client that systemd tells nothing."""
+
+_OTHERS_READ = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def read_token(path: Path, *, key: str = _SETTING) -> str:
+    """The token in a file.
+
+    Raises:
+        SettingsError: It cannot be read, is empty or too short. No token is ever quoted.
+    """
+    return _token(read_secret(path, key=key, max_bytes=_MAX_FILE_BYTES), path, key)
+
+
+def read_hidden_token(path: Path) -> str:
+    """The token in the operator's file, which nobody else can read.
+
+    Raises:
+        SettingsError: As for :func:`read_token`; or its mode lets others read it.
+    """
+    file = read_secret(path, key=_SETTING, max_bytes=_MAX_FILE_BYTES)
+    if file.mode & _OTHERS_READ:
+        raise SettingsError([f"{_SETTING}: others can read {path}; run chmod 600 on it"])
+    return _token(file, path, _SETTING)
+
+
+def credential_path(environ: Mapping[str, str]) -> Path | None:
+    """The service manager's credential; None where there is none.
+
+    Raises:
+        SettingsError: Nobody can tell.
+    """
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(directory, _CREDENTIAL) if directory else None
+    return path if path is not None and is_there(path, key=_SETTING) else None
+
+
+def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Path]:
+    """Where a daemon at that address may have left its own token, the likeliest place first.
+
+    Args:
+        environ: The process's variables.
+        host: A loopback address, or ``localhost``.
+        port: Where it answers.
+    """
+    places = [_own_directory(environ), _user_directory(environ), _SERVICE_DIRECTORY]
+    for directory in dict.fromkeys(places):
+        for address in _addresses(host, port):
+            yield directory / _file_name(address, port)
+
+
+def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[str, Path]:
+    """Make a token and leave it where only the daemon's user can read it.
+
+    Args:
+        environ: The process's variables.
+        host: The address that the daemon has, which is where others look for the token.
+        port: And its port.
+
+    Raises:
+        SettingsError: The directory is another user's, or others can write to it.
+    """
+    directory = _own_directory(environ)
+    path = directory / _file_name(host, port)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(directory)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        problem = f"admin.listen: cannot write a new token to {path}: {error.strerror}"
+        raise SettingsError([f"{problem}; set auth.admin_token_file"]) from None
+    return token, path
+
+
+def _check_owner(directory: Path) -> None:
+    """Refuse a directory in which somebody else could put a token of theirs.
+
+    Raises:
+        SettingsError: It belongs to another user, is a link, or others can write to it.
+    """
+    facts = directory.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        problem = "is no directory of the user that runs machd"
+    elif facts.st_mode & _OTHERS_WRITE:
+        problem = "can be written by others; run chmod 700 on it"
+    else:
+        return
+    raise SettingsError([f"admin.listen: the token would lie in {directory}, which {problem}"])
+
+
+def _own_directory(environ: Mapping[str, str]) -> Path:
+    """Where this process leaves its token: the service manager's directory or else the user's."""
+    # A unit may have several, with a colon between them.
+    runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(runtime) if runtime else _user_directory(environ)
+
+
+def _user_directory(environ: Mapping[str, str]) -> Path:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_absolute():
+        return Path(runtime, "machd")
+    return user_cache_directory(environ) / "machd" / "run"
+
+
+def _addresses(host: str, port: int) -> Iterator[str]:
+    """What a daemon that is told to listen on ``host`` has for an address."""
+    try:
+        yield ipaddress.ip_address(host).compressed
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        yield from (str(address[0]) for *_, address in found)
+
+
+def _file_name(host: str, port: int) -> str:
+    """A name of its own for each address, as several can have the same port."""
+    return f"admin-{port}.token" if host == _DEFAULT_HOST else f"admin-{host}-{port}.token"
+
+
+def _token(file: RegularFile, path: Path, key: str) -> str:
+    try:
+        token = file.content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise SettingsError([f"{key}: cannot read {path}: not ASCII"]) from None
+    if not token:
+        raise SettingsError([f"{key}: {path} is empty"])
+    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable():
+        raise SettingsError(
+            [
+                f"{key}: {path} does not hold one token of at least {_MIN_TOKEN_CHARACTERS} characters"
+            ]
+        )
+    return token
+
 
 _OPEN_SOCKET = (
     "admin.listen: every user of this machine can open the socket; set auth.admin_token_file, or "

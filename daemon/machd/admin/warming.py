@@ -1,23 +1,188 @@
-"""Computing prompts ahead, so that the requests that begin with them find them in the prefix cache."""
+"""Computing prompts ahead: requests that begin with them find them in the prefix cache."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
-from machd.admin.cache_wire import WarmPrompt
+import structlog
+from litestar import Request, post
+from litestar.di import NamedDependency
+from msgspec import Meta, Raw, Struct
+
+from machd.admin.config import body_timeout_s
+from machd.admin.context import AdminContext
 from machd.clock import Clock
-from machd.errors import ConflictError, InvalidRequestError, MachdError
+from machd.dialects.chat.messages import ChatMessageList
+from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.wire.bounds import CacheSalt, ContentText, ModelName
+from machd.dialects.wire.decoding import decode_body, unknown_fields
+from machd.dialects.wire.errors import ErrorDetail, error_body
+from machd.dialects.wire.reasoning import ReasoningEffort, TemplateVariables
+from machd.dialects.wire.tools import ChatToolList
+from machd.errors import (
+    ConflictError,
+    InvalidRequestError,
+    MachdError,
+    NotFoundError,
+)
+from machd.http.authentication import ANONYMOUS
+from machd.http.bodies import read_json
+from machd.http.departure import while_connected
+from machd.http.stamps import request_id
+from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions, SamplingParams
 from machd.serving.generation import GenerationIdentity, GenerationUsage
 from machd.serving.service import GenerationService
+
+MAX_WARM_PROMPTS = 64
+"""Prompts of one request."""
+
+MAX_WARM_BODY_BYTES = 8 * 1024 * 1024
+"""Of a request's body: prompts are what an operator sends that is not small."""
+
+_ClientName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 _ENDPOINT = "cache_warm"
 _MB = 1_000_000
 
 _IDLE_S = 60.0
 """How long a look at a generation waits for news; it looks again until the end."""
+
+
+class WarmPrompt(Struct, frozen=True, kw_only=True):
+    """A text, or the beginning of a conversation as chat completions take it.
+
+    A conversation is rendered as a chat completion's is, so that what is kept of it is what such a
+    request begins with.
+    """
+
+    prompt: ContentText | None = None
+    messages: ChatMessageList | None = None
+    tools: ChatToolList | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+    def check(self, where: str = "") -> None:
+        """Refuse what is neither a text nor a conversation, or both.
+
+        Args:
+            where: Path of the prompt in the request, such as ``prompts[2]``.
+
+        Raises:
+            InvalidRequestError: It is.
+        """
+        param = where or None
+        place = f"{where}: " if where else ""
+        if (self.prompt is None) is (self.messages is None):
+            raise InvalidRequestError(f"{place}send one of prompt and messages", param=param)
+        if self.prompt is None:
+            return
+        if any((self.tools, self.reasoning_effort, self.chat_template_kwargs)):
+            raise InvalidRequestError(
+                f"{place}tools, reasoning_effort and chat_template_kwargs go with messages only",
+                param=param,
+            )
+        if not self.prompt:
+            raise InvalidRequestError(f"{place}prompt is empty; send some text", param=param)
+
+    def conversation(self, model: ModelName) -> Conversation | None:
+        """What is to be rendered; None for a text.
+
+        Raises:
+            InvalidRequestError, UnsupportedParameterError: As for a chat completion.
+        """
+        if self.messages is None:
+            return None
+        request = ChatCompletionRequest(
+            model=model,
+            messages=self.messages,
+            tools=self.tools,
+            reasoning_effort=self.reasoning_effort,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        return request.checked().conversation()
+
+
+WARM_PROMPT_FIELDS = "prompt, or messages with tools, reasoning_effort and chat_template_kwargs where they are asked for"
+
+
+class _Prompts(Struct, frozen=True):
+    """The prompts of a request as they were sent."""
+
+    prompts: list[Raw]
+
+
+class WarmRequest(Struct, frozen=True, kw_only=True):
+    """Prompts to compute and keep.
+
+    Attributes:
+        client: Name of the API key whose requests find them; null where all find all, or there are
+            no keys.
+        cache_salt: What those requests send.
+    """
+
+    prompts: Annotated[list[WarmPrompt], Meta(min_length=1, max_length=MAX_WARM_PROMPTS)]
+    client: _ClientName | None = None
+    cache_salt: CacheSalt | None = None
+
+    @classmethod
+    def decoded(cls, body: bytes) -> Self:
+        """Read a request, in which every field counts: a salt that is misspelt would be none.
+
+        Raises:
+            InvalidRequestError: It is not what is expected, or has fields that mean nothing here.
+        """
+        request = decode_body(body, cls)
+        if names := unknown_fields(body, cls):
+            raise InvalidRequestError(
+                f"{', '.join(names)}: not known; send prompts, client and cache_salt",
+                param=names[0],
+            )
+        for index, prompt in enumerate(decode_body(body, _Prompts).prompts):
+            if names := unknown_fields(bytes(prompt), WarmPrompt):
+                raise InvalidRequestError(
+                    f"prompts[{index}]: {', '.join(names)}: not known; send {WARM_PROMPT_FIELDS}. "
+                    "client and cache_salt hold for all prompts and stand beside them",
+                    param=f"prompts[{index}].{names[0]}",
+                )
+        for index, one in enumerate(request.prompts):
+            one.check(f"prompts[{index}]")
+        return request
+
+
+class WarmedPrompt(Struct, frozen=True, kw_only=True):
+    """What came of one prompt.
+
+    Attributes:
+        prompt_tokens: How long it is; 0 where it failed.
+        cached_tokens: How much of it was kept already.
+        duration_s: From its turn to its end.
+        error: Why it failed; null where it did not.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    duration_s: float
+    error: ErrorDetail | None = None
+
+
+class CacheWarmed(Struct, frozen=True, kw_only=True):
+    """What came of all of them.
+
+    Attributes:
+        prompts: In the order in which they were sent.
+        prompt_tokens: Of those that did not fail.
+        failed: How many did.
+    """
+
+    prompts: list[WarmedPrompt]
+    prompt_tokens: int
+    cached_tokens: int
+    failed: int
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +292,109 @@ class Warmer:
         finally:
             generation.close()
         return generation.usage
+
+
+@post("/admin/cache/warm", status_code=200, request_max_body_size=MAX_WARM_BODY_BYTES)
+async def warm_cache(
+    request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
+) -> CacheWarmed:
+    """Compute prompts one after the other; a client that leaves ends it.
+
+    A prompt that fails says so in its place, and the others are computed all the same.
+    """
+    body = WarmRequest.decoded(await read_json(request, timeout_s=body_timeout_s(admin)))
+    admin.lifecycle.check_accepting()
+    _check_cache(admin)
+    warmer = Warmer(
+        admin.service,
+        admin.clock,
+        client=_client(admin, body.client),
+        salt=body.cache_salt,
+        request_id=request_id(request.scope),
+        limit_bytes=lambda: _limit_bytes(admin),
+    )
+    warmed = _wire(await while_connected(request.receive, _warm(warmer, body.prompts)))
+    structlog.get_logger("machd.admin").info(
+        "cache.warmed",
+        prompts=len(warmed.prompts),
+        failed=warmed.failed,
+        prompt_tokens=warmed.prompt_tokens,
+        cached_tokens=warmed.cached_tokens,
+        duration_s=warmed.duration_s,
+    )
+    return warmed
+
+
+def _check_cache(admin: AdminContext) -> None:
+    """Refuse where nothing would be kept.
+
+    Raises:
+        NotReadyError, EngineFaultError: There is no model to speak of.
+        ConflictError: There is no prefix cache, or no room in it; the message says why.
+    """
+    model = admin.service.model
+    if not admin.configuration.settings.cache.prefix:
+        raise ConflictError(
+            "cache.prefix is off, so that nothing would be kept; turn it on and restart the daemon"
+        )
+    if admin.loop.snapshot.prefix is None:
+        verdicts = admin.loop.judge(model)
+        raise ConflictError(
+            f"this model's prompts cannot be kept, so that there is no prefix cache: "
+            f"{verdicts.prefix_cache.reason}"
+        )
+    if _limit_bytes(admin) == 0:
+        raise ConflictError(
+            "the prefix cache may take no memory now, so that nothing would be kept: set "
+            "cache.memory_mb to more than 0, or free memory of the machine"
+        )
+
+
+def _limit_bytes(admin: AdminContext) -> int | None:
+    """What the prefix cache may take now; None where there is none, or only texts are limited."""
+    prefix = admin.loop.snapshot.prefix
+    return None if prefix is None else prefix.limit_bytes
+
+
+def _client(admin: AdminContext, asked: str | None) -> str:
+    """In whose name the prompts are computed.
+
+    Raises:
+        NotFoundError: No API key is called that.
+        ConflictError: Every key keeps its prompts to itself, and none is named.
+    """
+    names = admin.client_names() or frozenset({ANONYMOUS})
+    if asked is not None:
+        if asked not in names:
+            raise NotFoundError("client: no API key has this name", param="client")
+        return asked
+    is_shared = admin.configuration.settings.cache.namespace == "shared"
+    if is_shared or names == {ANONYMOUS}:
+        return ANONYMOUS
+    raise ConflictError(
+        "every API key keeps its prompts to itself (cache.namespace is key): name the key whose "
+        "requests are to find these as client",
+        param="client",
+    )
+
+
+async def _warm(warmer: Warmer, prompts: Sequence[WarmPrompt]) -> list[Warmed]:
+    return [await warmer.warm(prompt) for prompt in prompts]
+
+
+def _wire(warmed: Sequence[Warmed]) -> CacheWarmed:
+    return CacheWarmed(
+        prompts=[
+            WarmedPrompt(
+                prompt_tokens=one.prompt_tokens,
+                cached_tokens=one.cached_tokens,
+                duration_s=round(one.duration_s, 6),
+                error=None if one.error is None else error_body(one.error).error,
+            )
+            for one in warmed
+        ],
+        prompt_tokens=sum(one.prompt_tokens for one in warmed),
+        cached_tokens=sum(one.cached_tokens for one in warmed),
+        failed=sum(one.error is not None for one in warmed),
+        duration_s=round(sum(one.duration_s for one in warmed), 6),
+    )

@@ -101,7 +101,7 @@ def _check_files(settings: Settings, environ: Mapping[str, str]) -> None:
     Raises:
         SettingsError: The daemon would refuse one of them.
     """
-    from machd.admin.token_file import read_hidden_token  # noqa: PLC0415 - brings the framework
+    from machd.admin.token import read_hidden_token  # noqa: PLC0415 - brings the framework
     from machd.http.authentication import ApiKeys  # noqa: PLC0415 - the same
 
     ApiKeys.of(settings, environ)

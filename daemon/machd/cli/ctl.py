@@ -12,10 +12,10 @@ import click
 import msgspec
 from msgspec import Struct
 
-from machd.admin.config_wire import AdminConfig, ConfigChange, LogLevelRequest
-from machd.admin.events_wire import AdminEvent
-from machd.admin.requests_wire import AbortedRequests, OpenRequestList
-from machd.admin.status_wire import AdminState, AdminStatus, ModeStatus
+from machd.admin.config import AdminConfig, ConfigChange, LogLevelRequest
+from machd.admin.event_feed import AdminEvent
+from machd.admin.requests import AbortedRequests, OpenRequestList
+from machd.admin.status import AdminState, AdminStatus, ModeStatus
 from machd.cli.ctl_cache import cache
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_config import config

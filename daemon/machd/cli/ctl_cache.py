@@ -12,17 +12,17 @@ from typing import BinaryIO
 import click
 import msgspec
 
-from machd.admin.cache_wire import (
+from machd.admin.cache import CacheCleared
+from machd.admin.status import AdminStatus
+from machd.admin.warming import (
     MAX_WARM_BODY_BYTES,
     MAX_WARM_PROMPTS,
     WARM_PROMPT_FIELDS,
-    CacheCleared,
     CacheWarmed,
     WarmedPrompt,
     WarmPrompt,
     WarmRequest,
 )
-from machd.admin.status_wire import AdminStatus
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_tables import print_cache, print_warmed, shown_size
 from machd.cli.ctl_target import admin_client, target_options

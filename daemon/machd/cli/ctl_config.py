@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from machd.admin.config_wire import AdminConfig, ConfigChange
+from machd.admin.config import AdminConfig, ConfigChange
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import json_option, say, say_changed, say_json
 from machd.settings.explain import settings_toml

@@ -10,13 +10,13 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from machd.admin.cache_wire import WarmedPrompt
-from machd.admin.events_wire import AdminEvent
-from machd.admin.requests_wire import OpenRequest
-from machd.admin.status_wire import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
+from machd.admin.event_feed import AdminEvent
+from machd.admin.requests import OpenRequest
+from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
+from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
-from machd.serving.cache_stats_wire import CacheStats, DiskStats, KvStats, PrefixStats
+from machd.serving.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
 _WORDS = {"STATE", "MODE", "PROMPT"}

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from machd.admin.token_file import credential_path, read_token, token_paths
+from machd.admin.token import credential_path, read_token, token_paths
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.errors import NoDaemonError, SettingsError
 from machd.settings.layers import OriginKind

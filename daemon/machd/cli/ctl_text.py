@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from machd.admin.config_wire import ConfigChange
+from machd.admin.config import ConfigChange
 from machd.settings.problems import printable
 
 _S = TypeVar("_S", bound=Struct)

@@ -9,7 +9,7 @@ from typing import Self
 
 from rich.console import Console
 
-from machd.admin.status_wire import AdminStatus
+from machd.admin.status import AdminStatus
 from machd.bench.progress import CountingBar
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_text import plain, say

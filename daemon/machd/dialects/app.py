@@ -11,8 +11,11 @@ from litestar.di import Provide
 from litestar.types import ASGIApp
 
 from machd.dialects.anthropic.handler import count_message_tokens, create_message
-from machd.dialects.chat.handler import create_chat_completion
-from machd.dialects.chat.stored import delete_chat_completion, get_chat_completion
+from machd.dialects.chat.handler import (
+    create_chat_completion,
+    delete_chat_completion,
+    get_chat_completion,
+)
 from machd.dialects.completions.handler import create_completion
 from machd.dialects.embeddings import create_embeddings
 from machd.dialects.endpoints import PUBLIC_ROUTES

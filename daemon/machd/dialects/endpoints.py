@@ -18,27 +18,26 @@ from machd.dialects.chat.answer import (
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.completions.answer import Completion
 from machd.dialects.completions.request import CompletionRequest
-from machd.dialects.embeddings_wire import EmbeddingsRequest
-from machd.dialects.infill_wire import InfillAnswer, InfillRequest
-from machd.dialects.models_wire import AnthropicModel, AnthropicModelList, Model, ModelList
+from machd.dialects.embeddings import EmbeddingsRequest
+from machd.dialects.infill import InfillAnswer, InfillRequest
+from machd.dialects.models import AnthropicModel, AnthropicModelList, Model, ModelList
 from machd.dialects.ollama.answer import (
     OllamaChatLine,
+    OllamaErrorBody,
     OllamaGenerateLine,
     OllamaModelFacts,
     OllamaModelList,
     OllamaRunningModelList,
     OllamaVersion,
 )
-from machd.dialects.ollama.errors import OllamaErrorBody
 from machd.dialects.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from machd.dialects.responses.answer import DeletedResponse, Response
-from machd.dialects.responses.events import ResponseEvent
+from machd.dialects.responses.answer import DeletedResponse, Response, ResponseEvent
 from machd.dialects.responses.request import ResponsesRequest
-from machd.dialects.server_info_wire import ServerProperties, ServerVersion, Slot, Welcome
+from machd.dialects.server_info import ServerProperties, ServerVersion, Slot, Welcome
 from machd.dialects.tokens.request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -48,8 +47,8 @@ from machd.dialects.tokens.request import (
 )
 from machd.dialects.wire.errors import ErrorBody
 from machd.http.endpoint import EVENTS, JSON_LINES, METRICS_TEXT, Answer, Endpoint
-from machd.http.health_wire import Health
-from machd.serving.cache_stats_wire import CacheStats
+from machd.http.health import Health
+from machd.serving.cache_stats import CacheStats
 
 
 def _errors(*statuses: int) -> tuple[Answer, ...]:

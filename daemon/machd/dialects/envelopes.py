@@ -11,7 +11,7 @@ import re
 from litestar.types import Scope
 
 from machd.dialects.anthropic.errors import anthropic_error_json
-from machd.dialects.ollama.errors import ollama_error_json, ollama_not_found
+from machd.dialects.ollama.answer import ollama_error_json, ollama_not_found
 from machd.dialects.wire.errors import error_json
 from machd.errors import NotFoundError
 from machd.http.envelope import Envelope

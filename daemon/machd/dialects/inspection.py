@@ -17,15 +17,14 @@ from machd.capabilities.document import (
     PrefixCacheReport,
     SpeculationInForce,
     SpeculationReport,
+    wire_capabilities,
 )
-from machd.capabilities.wire import wire_capabilities
 from machd.dialects.openapi import openapi_document
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
 from machd.scheduler.draft_reading import DraftReading
-from machd.serving.cache_stats import cache_stats
-from machd.serving.cache_stats_wire import CacheStats
+from machd.serving.cache_stats import CacheStats, cache_stats
 from machd.serving.decode_mode import decide_decode_mode
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
 from machd.telemetry.metrics import CONTENT_TYPE

@@ -1,18 +1,62 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``, in OpenAI's shape and in Anthropic's."""
+"""What ``GET /v1/models`` and ``GET /v1/models/{id}`` answer, in OpenAI's shape and in Anthropic's."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from litestar import HttpMethod, Request, get, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
+from msgspec import Meta, Struct
 
 from machd.dialects.envelopes import speaks_anthropic
-from machd.dialects.models_wire import AnthropicModel, AnthropicModelList, Model, ModelList
 from machd.engine.protocol.engine import ModelDescription
 from machd.http.context import ServerContext
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """A model that is served.
+
+    Attributes:
+        created: When its weights were written, in seconds since 1970.
+        max_model_len: Positions that prompt and completion share, in tokens; spelled as other
+            servers spell this extension.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "machd"
+    max_model_len: int
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """Every model that is served."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class AnthropicModel(Struct, frozen=True, kw_only=True, tag="model", tag_field="type"):
+    """A model that is served, as Anthropic's clients read it.
+
+    Attributes:
+        created_at: When its weights were written.
+    """
+
+    id: str
+    display_name: str
+    created_at: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class AnthropicModelList(Struct, frozen=True, kw_only=True):
+    """Every model that is served, on one page."""
+
+    data: list[AnthropicModel]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
 
 
 @route(["/v1/models", "/models"], http_method=[HttpMethod.GET, HttpMethod.HEAD])

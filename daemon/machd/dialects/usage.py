@@ -1,10 +1,69 @@
-"""Usage and finish reasons as the wire spells them."""
+"""How many tokens an answer took."""
 
 from __future__ import annotations
 
+from typing import Literal, Self, TypeAlias
+
+from msgspec import Struct
+
 from machd.dialects.chat.answer import ChatFinishReason
-from machd.dialects.usage_wire import FinishReason, Usage
 from machd.serving.generation import TOOL_CALLS, GenerationUsage
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+"""``stop``: the model's end of text or a stop; ``length``: ``max_tokens`` or the context."""
+
+
+class PromptTokensDetails(Struct, frozen=True, kw_only=True):
+    """Part of the prompt's tokens.
+
+    Attributes:
+        cached_tokens: Taken from the prefix cache instead of computed.
+    """
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
+    """Part of the completion's tokens.
+
+    Attributes:
+        reasoning_tokens: Generated as reasoning, what marks its begin and end included.
+        accepted_prediction_tokens: Zero; tokens of a ``prediction`` are not told apart.
+        rejected_prediction_tokens: Zero; the same.
+    """
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens of a request, summed over its choices; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int = 0,
+        reasoning_tokens: int = 0,
+    ) -> Self:
+        """The usage with its total."""
+        assert 0 <= cached_tokens <= prompt_tokens, "cached tokens are tokens of the prompt"
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
+        )
 
 
 def wire_usage(usage: GenerationUsage) -> Usage:

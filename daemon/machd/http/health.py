@@ -1,16 +1,33 @@
-"""``GET`` and ``HEAD`` of ``/health``, ``/health/live`` and ``/health/ready``."""
+"""What the health endpoints answer."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 from litestar import HttpMethod, Response, route
 from litestar.di import NamedDependency
+from msgspec import Struct
 
 from machd.errors import MachdError
 from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
-from machd.http.health_wire import Health
 from machd.serving.lifecycle import State
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Whether the daemon lives, or whether it takes work.
+
+    Attributes:
+        status: ``ok`` goes with 200, ``unavailable`` with 503.
+        state: The daemon's state, such as ``ready`` or ``draining``.
+        reason: Why it is unavailable; null while it is not.
+    """
+
+    status: Literal["ok", "unavailable"]
+    state: str
+    reason: str | None = None
+
 
 _METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 

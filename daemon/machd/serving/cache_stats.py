@@ -1,16 +1,108 @@
-"""What the caches hold, read from the engine thread's snapshots."""
+"""What ``GET /v1/cache/stats`` answers."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from machd.engine.protocol.engine import DiskReading, ModelDescription
 from machd.scheduler.events import DecodeMode
-from machd.serving.cache_stats_wire import CacheStats, DiskStats, KvStats, PrefixStats
 from machd.serving.kv_memory import kv_memory
 from machd.serving.loop import EngineLoop
 from machd.settings.model import Settings
+
+
+class KvStats(Struct, frozen=True, kw_only=True):
+    """The KV budget of running sequences, what is promised out of it, and what lies there.
+
+    The blocks of the prefix cache are not in it: those are in ``prefix.bytes``, each once however
+    many sequences begin with it.
+    """
+
+    budget_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+
+
+class PrefixStats(Struct, frozen=True, kw_only=True):
+    """The prefix cache: counts since the start, and what it holds now.
+
+    Attributes:
+        queries: Prompts that were looked up; each is a hit, a prefix hit or a miss.
+        hits: Queries that found a whole prompt, but for its last token.
+        prefix_hits: Queries that found the beginning of a prompt.
+        entries: Texts that are kept.
+        blocks: Blocks in memory.
+        shared_blocks: Blocks that more than one entry begins with.
+        pinned_blocks: Blocks that running sequences began with, which stay.
+        bytes: What the blocks take in memory, each counted once.
+        pinned_bytes: What the pinned ones take.
+        bytes_saved: What would be taken besides if nothing were shared.
+        limit_bytes: What the blocks may take now; null where only their number is limited.
+        evictions: Blocks that made room for others.
+        saved_blocks: Blocks in the disk tier.
+        saved_bytes: What those would take in memory.
+    """
+
+    queries: int
+    hits: int
+    prefix_hits: int
+    misses: int
+    entries: int
+    blocks: int
+    shared_blocks: int
+    pinned_blocks: int
+    bytes: int
+    pinned_bytes: int
+    bytes_saved: int
+    limit_bytes: int | None
+    evictions: int
+    saved_blocks: int
+    saved_bytes: int
+
+
+class DiskStats(Struct, frozen=True, kw_only=True):
+    """The disk tier; counts are since the start.
+
+    Attributes:
+        bytes: What its files take.
+        budget_bytes: What they may take.
+        written: Blocks that were written.
+        loaded: Blocks that were read back.
+        damaged: Files that were not what they should be, and were deleted.
+        dropped: Blocks that were not written, because writing could not keep up or failed.
+    """
+
+    bytes: int
+    budget_bytes: int
+    written: int
+    loaded: int
+    damaged: int
+    dropped: int
+
+
+class CacheStats(Struct, frozen=True, kw_only=True):
+    """The caches at one moment.
+
+    Attributes:
+        status: ``stale_generation_in_flight`` in single-flight mode while a generation runs:
+            the numbers are those of the last idle moment.
+        as_of: When the numbers were read (RFC 3339).
+        prefix: Null where there is no prefix cache.
+        disk: The disk tier; null where there is none.
+        expert_bank: Resident experts of a streamed model; null while there is none.
+    """
+
+    status: Literal["ok", "stale_generation_in_flight"]
+    as_of: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+    kv: KvStats
+    prefix: PrefixStats | None = None
+    disk: DiskStats | None = None
+    expert_bank: None = None
+
 
 _GB = 1_000_000_000
 

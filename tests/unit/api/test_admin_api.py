@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.admin.config_wire import ConfigPatch, LogLevelRequest
+from machd.admin.config import ConfigPatch, LogLevelRequest
 from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.admin.errors import AdminErrorBody, admin_error_body
-from machd.admin.status_wire import ModeRequest
+from machd.admin.status import ModeRequest
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.dialects.wire.decoding import decode_body
 from machd.errors import (

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.dialects.anthropic.content import SystemContent
-from machd.dialects.anthropic.turns import AnthropicMessageList, Turns, read_turns
+from machd.dialects.anthropic.turns import AnthropicMessageList, SystemContent, Turns, read_turns
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 _CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Paris"}}

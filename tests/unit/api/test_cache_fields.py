@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from machd.admin.cache_wire import MAX_WARM_PROMPTS, WarmPrompt, WarmRequest
+from machd.admin.warming import MAX_WARM_PROMPTS, WarmPrompt, WarmRequest
 from machd.dialects.anthropic.request import MessagesRequest
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.completions.request import CompletionRequest

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.completions.request import CompletionRequest
 from machd.dialects.tokens.request import DetokenizeRequest, TokenizeRequest
-from machd.dialects.wire.decoding import decode_body, unknown_fields
-from machd.dialects.wire.expected import expected_values
+from machd.dialects.wire.decoding import decode_body, expected_values, unknown_fields
 from machd.errors import InvalidRequestError, RequestError
 
 _MESSAGES = [{"role": "user", "content": "hi"}]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from machd.dialects.infill_wire import InfillFile, InfillRequest
+from machd.dialects.infill import InfillFile, InfillRequest
 from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 

@@ -24,7 +24,7 @@ from machd.dialects.chat.answer import (
     ChatResponseMessage,
 )
 from machd.dialects.completions.answer import Completion, CompletionChoice
-from machd.dialects.logprobs_wire import (
+from machd.dialects.logprobs import (
     LOGPROB_FLOOR,
     ChatLogprobs,
     ChatTokenLogprob,
@@ -32,8 +32,8 @@ from machd.dialects.logprobs_wire import (
     CompletionChoiceLogprobs,
     wire_logprob,
 )
-from machd.dialects.models_wire import Model, ModelList
-from machd.dialects.usage_wire import Usage
+from machd.dialects.models import Model, ModelList
+from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_body
 from machd.errors import InvalidRequestError, ModelNotServedError, QueueFullError
 

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.dialects.responses.chain import ItemChain, item_chain
-from machd.dialects.responses.items import InputItem
-from machd.dialects.responses.messages import item_messages
+from machd.dialects.responses.items import InputItem, ItemChain, item_chain, item_messages
 from machd.errors import InvalidRequestError
 
 _USER = {"role": "user", "content": "add"}

@@ -20,9 +20,9 @@ from machd.capabilities.document import (
     Versions,
 )
 from machd.engine.protocol.engine import DiskReading
-from machd.http.health_wire import Health
+from machd.http.health import Health
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.serving.cache_stats_wire import CacheStats, DiskStats, KvStats, PrefixStats
+from machd.serving.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
 
 
 def _wire(value: object) -> Any:

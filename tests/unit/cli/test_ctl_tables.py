@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from machd.admin.events_wire import ModeChanged, StepComputed
-from machd.admin.status_wire import (
+from machd.admin.event_feed import ModeChanged, StepComputed
+from machd.admin.status import (
     AdminStatus,
     ConfigStatus,
     Faults,

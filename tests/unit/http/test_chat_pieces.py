@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from openai.lib.streaming._deltas import accumulate_delta
 
-from machd.dialects.chat.pieces import ContentGaps, chat_deltas, chat_message
+from machd.dialects.chat.answer import ContentGaps, chat_deltas, chat_message
 from machd.serving.output import (
     Content,
     OutputPiece,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from machd.admin.token_file import token_paths, write_new_token
+from machd.admin.token import token_paths, write_new_token
 from machd.entrance import Entrance
 from machd.errors import ListenError, MachdError, SettingsError
 from machd.settings.model import Settings

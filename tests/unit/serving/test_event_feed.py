@@ -9,8 +9,16 @@ import pytest
 from manual_clock import ManualClock
 from serving_parts import admitted, finished, tokens
 
-from machd.admin.event_feed import MAX_UNREAD_EVENTS, MAX_WATCHERS, EventFeed, Watcher
-from machd.admin.events_wire import AdminEvent, CapabilityChanged, EventsDropped, StateChanged
+from machd.admin.event_feed import (
+    MAX_UNREAD_EVENTS,
+    MAX_WATCHERS,
+    AdminEvent,
+    CapabilityChanged,
+    EventFeed,
+    EventsDropped,
+    StateChanged,
+    Watcher,
+)
 from machd.capabilities.verdict import Support, Verdict
 from machd.errors import RowFaultError, TooManyInFlightError
 from machd.scheduler.events import (

@@ -8,14 +8,13 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.dialects.anthropic.content import SystemContent
 from machd.dialects.anthropic.tools import (
     AnthropicToolChoice,
     AnthropicToolList,
     anthropic_tool_choice,
     anthropic_tools,
 )
-from machd.dialects.anthropic.turns import AnthropicMessageList, read_turns
+from machd.dialects.anthropic.turns import AnthropicMessageList, SystemContent, read_turns
 from machd.dialects.wire.bounds import CacheSalt, Label, StopText, TopP
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
 from machd.dialects.wire.raw_json import Schema

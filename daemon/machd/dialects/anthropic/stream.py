@@ -1,13 +1,23 @@
-"""A generation in Anthropic's words, whole and in events."""
+"""Pieces of an answer as the blocks of Anthropic's content, whole and in events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
+from msgspec import Raw
 
 from machd.dialects.anthropic.answer import (
     AnswerBlock,
+    AnswerText,
+    AnswerThinking,
+    AnswerToolUse,
+    BlockDelta,
+    BlockDeltaEvent,
+    BlockStartEvent,
+    BlockStopEvent,
+    InputJsonDelta,
     Message,
     MessageDelta,
     MessageDeltaEvent,
@@ -15,10 +25,12 @@ from machd.dialects.anthropic.answer import (
     MessageStopEvent,
     MessageUsage,
     PingEvent,
+    SignatureDelta,
     StopReason,
     StreamEvent,
+    TextDelta,
+    ThinkingDelta,
 )
-from machd.dialects.anthropic.blocks import BlockEvents, whole_blocks
 from machd.dialects.anthropic.errors import anthropic_error_json
 from machd.errors import MachdError
 from machd.http.sse import EVENT_STREAM, event_frame
@@ -28,6 +40,123 @@ from machd.serving.generation import (
     GenerationIdentity,
     GenerationUsage,
 )
+from machd.serving.output import (
+    Content,
+    OutputPiece,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+_NO_INPUT = Raw(b"{}")
+
+
+class BlockEvents:
+    """Pieces as the events of blocks, one block after the other."""
+
+    def __init__(self, *, shows_thoughts: bool) -> None:
+        """Begin without a block; where thoughts are not told, an empty block stands for them."""
+        self._shows_thoughts = shows_thoughts
+        self._index = -1
+        self._open: type[AnswerBlock] | None = None
+
+    def read(self, pieces: Iterable[OutputPiece]) -> Iterator[StreamEvent]:
+        """What new pieces make of the blocks."""
+        for piece in pieces:
+            if isinstance(piece, ToolCallEnd):
+                yield from self.finish()
+                continue
+            if (block := self._opened_by(piece)) is not None:
+                yield from self._start(block)
+            if (delta := self._grown_by(piece)) is not None:
+                yield BlockDeltaEvent(index=self._index, delta=delta)
+
+    def finish(self) -> Iterator[StreamEvent]:
+        """End the block that is open, if one is."""
+        if self._open is AnswerThinking:
+            yield BlockDeltaEvent(index=self._index, delta=SignatureDelta())
+        if self._open is not None:
+            yield BlockStopEvent(index=self._index)
+        self._open = None
+
+    def _start(self, block: AnswerBlock) -> Iterator[StreamEvent]:
+        yield from self.finish()
+        self._index += 1
+        self._open = type(block)
+        yield BlockStartEvent(index=self._index, content_block=block)
+
+    def _opened_by(self, piece: OutputPiece) -> AnswerBlock | None:
+        """The block that has to be there first, if it is not open."""
+        match piece:
+            case Reasoning() if self._open is not AnswerThinking:
+                return AnswerThinking(thinking="")
+            case Content() if self._open is not AnswerText:
+                return AnswerText(text="")
+            case ToolCallStart(_, call_id, name):
+                return AnswerToolUse(id=_tool_use_id(call_id), name=name, input=_NO_INPUT)
+            case _:
+                return None
+
+    def _grown_by(self, piece: OutputPiece) -> BlockDelta | None:
+        match piece:
+            case Reasoning(text) if self._shows_thoughts:
+                return ThinkingDelta(thinking=text)
+            case Content(text):
+                return TextDelta(text=text)
+            case ToolCallArguments(_, text):
+                return InputJsonDelta(partial_json=text)
+            case _:
+                return None
+
+
+@dataclass(slots=True)
+class _WholeBlock:
+    """Pieces of one block; ``start`` is the first of them, the rest have texts."""
+
+    start: OutputPiece
+    texts: list[str]
+
+    def on_wire(self, *, shows_thoughts: bool) -> AnswerBlock:
+        text = "".join(self.texts)
+        match self.start:
+            case Reasoning():
+                return AnswerThinking(thinking=text if shows_thoughts else "")
+            case ToolCallStart(_, call_id, name):
+                return AnswerToolUse(id=_tool_use_id(call_id), name=name, input=_input(text))
+            case _:
+                return AnswerText(text=text)
+
+
+def whole_blocks(pieces: Iterable[OutputPiece], *, shows_thoughts: bool) -> list[AnswerBlock]:
+    """All pieces of an answer as its blocks."""
+    blocks: list[_WholeBlock] = []
+    for piece in pieces:
+        match piece:
+            case ToolCallStart():
+                blocks.append(_WholeBlock(piece, []))
+            case ToolCallArguments(_, text):
+                blocks[-1].texts.append(text)
+            case Reasoning(text) | Content(text):
+                if not blocks or type(blocks[-1].start) is not type(piece):
+                    blocks.append(_WholeBlock(piece, []))
+                blocks[-1].texts.append(text)
+            case ToolCallEnd():
+                pass
+    return [block.on_wire(shows_thoughts=shows_thoughts) for block in blocks]
+
+
+def _input(text: str) -> Raw:
+    """A call's arguments as the model wrote them, if that is an object."""
+    try:
+        msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return _NO_INPUT  # max_tokens cut them short
+    return Raw(text.encode())
+
+
+def _tool_use_id(call_id: str) -> str:
+    return f"toolu_{call_id.removeprefix('call_')}"
 
 
 class AnthropicDialect:

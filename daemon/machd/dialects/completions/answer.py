@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from machd.dialects.logprobs_wire import CompletionChoiceLogprobs, PromptTokenLogprobs
-from machd.dialects.usage_wire import FinishReason, Usage
+from machd.dialects.logprobs import CompletionChoiceLogprobs, PromptTokenLogprobs
+from machd.dialects.usage import FinishReason, Usage
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):

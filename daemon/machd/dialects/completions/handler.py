@@ -18,15 +18,15 @@ from machd.dialects.fingerprint import system_fingerprint
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.infill import fill_format, with_fill_ends
 from machd.dialects.logprobs import (
+    CompletionChoiceLogprobs,
+    PromptTokenLogprobs,
     TextOffsets,
     completion_logprobs,
     joined_columns,
     prompt_columns,
     prompt_token_logprobs,
 )
-from machd.dialects.logprobs_wire import CompletionChoiceLogprobs, PromptTokenLogprobs
-from machd.dialects.usage import wire_finish_reason, wire_usage
-from machd.dialects.usage_wire import Usage
+from machd.dialects.usage import Usage, wire_finish_reason, wire_usage
 from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.tokenizer import Tokenizer

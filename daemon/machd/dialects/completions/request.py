@@ -15,11 +15,10 @@ from machd.dialects.wire.bounds import (
     TokenId,
     TokenIds,
 )
-from machd.dialects.wire.generation_request import agreed_tokens
+from machd.dialects.wire.generation_request import agreed_tokens, check_token_ids
 from machd.dialects.wire.other_servers import TrueOnly
 from machd.dialects.wire.refusal import neutral_values, refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
-from machd.dialects.wire.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.generation import GenerationOptions
 

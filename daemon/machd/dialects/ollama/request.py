@@ -1,33 +1,245 @@
-"""What ``POST /api/chat`` and ``POST /api/generate`` take: Ollama's fields.
-
-A field that would change the answer is done or refused by name. How long
-Ollama would keep the model (``keep_alive``) changes no answer and is ignored.
-"""
+"""The messages of Ollama's chats, as clients send them and as a chat template sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.dialects.ollama.messages import OllamaMessageList, ollama_template_messages
-from machd.dialects.ollama.options import OllamaOptions
 from machd.dialects.wire.bounds import (
+    MAX_TOOLS,
+    WHOLE_ROOM,
+    CallId,
     ContentText,
+    Label,
+    MinP,
     ModelName,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
     TopLogprobs,
+    TopP,
 )
-from machd.dialects.wire.generation_request import GenerationRequest
-from machd.dialects.wire.other_servers import FalseOnly, ZeroOnly
+from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
+from machd.dialects.wire.other_servers import FalseOnly, OneOnly, TrueOnly, ZeroOnly
+from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.reasoning import ReasoningOptions, reasoning_options
 from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.dialects.wire.response_format import ollama_constraint
 from machd.dialects.wire.tools import ChatToolList, chat_tools
-from machd.errors import InvalidRequestError
+from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
+
+
+class OllamaCalledFunction(Struct, frozen=True, kw_only=True):
+    """The function of a call, with its arguments as an object.
+
+    Attributes:
+        index: Ignored; calls count in their order.
+    """
+
+    name: CallId
+    arguments: JsonObject
+    index: Ignored = UNSET
+
+
+class OllamaToolCall(Struct, frozen=True, kw_only=True):
+    """A call that the model made; Ollama's older clients drop its id."""
+
+    function: OllamaCalledFunction
+    id: CallId | None = None
+
+
+class OllamaMessage(Struct, frozen=True, kw_only=True):
+    """One turn.
+
+    Attributes:
+        thinking: What the assistant thought.
+        tool_name: Of a tool's message, the function that it answers for.
+        tool_call_id: Of a tool's message, the call that it answers.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: ContentText | None = None
+    thinking: ContentText | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_name: Label | None = None
+    tool_call_id: Label | None = None
+    images: Refused = UNSET
+
+    @property
+    def text(self) -> str:
+        """Its content; none is empty."""
+        return self.content or ""
+
+
+OllamaMessageList: TypeAlias = Annotated[list[OllamaMessage], Meta(max_length=8192)]
+"""A conversation, oldest message first; none at all asks whether the model is loaded."""
+
+_NEUTRAL = neutral_values(OllamaMessage)
+
+
+def ollama_template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, object]]:
+    """Messages as :class:`machd.request.conversation.Conversation` has them.
+
+    Calls without an id get one, and a result without the id of its call answers the oldest open
+    call of its function, or else the oldest open call.
+
+    Raises:
+        UnsupportedParameterError: A message holds images.
+        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts.
+    """
+    seen = []
+    open_calls: dict[str, str] = {}
+    allowance = Allowance()
+    for index, message in enumerate(messages):
+        refuse_unsupported(message, _NEUTRAL, where=f"messages[{index}].")
+        one: dict[str, object] = {"role": message.role, "content": message.text}
+        if message.role == "assistant":
+            one |= _assistant_fields(message, open_calls, allowance, position=index)
+        elif message.role == "tool":
+            one |= _result_fields(message, open_calls)
+        seen.append(one)
+    return seen
+
+
+def _assistant_fields(
+    message: OllamaMessage, open_calls: dict[str, str], allowance: Allowance, *, position: int
+) -> dict[str, object]:
+    """What an assistant's message holds beside its text; its calls become open."""
+    fields: dict[str, object] = {}
+    if message.thinking:
+        fields["reasoning_content"] = message.thinking
+    calls = []
+    for index, call in enumerate(message.tool_calls or ()):
+        call_id = call.id or f"call_{position}_{index}"
+        open_calls[call_id] = call.function.name
+        arguments = raw_object(
+            call.function.arguments,
+            param=f"messages[{position}].tool_calls[{index}].function.arguments",
+            max_bytes=None,
+            allowance=allowance,
+        )
+        function = {"name": call.function.name, "arguments": arguments}
+        calls.append({"id": call_id, "type": "function", "function": function})
+    if calls:
+        fields["tool_calls"] = calls
+    return fields
+
+
+def _result_fields(message: OllamaMessage, open_calls: dict[str, str]) -> dict[str, object]:
+    """The call that a tool's message answers, which is open no longer, and its function's name."""
+    named = [call for call, name in open_calls.items() if name == message.tool_name]
+    call_id = message.tool_call_id or next(iter(named or open_calls), "")
+    name = message.tool_name or open_calls.get(call_id)
+    open_calls.pop(call_id, None)
+    return {"tool_call_id": call_id, **({"name": name} if name else {})}
+
+
+_TEMPERATURE = 0.8
+_TOP_P = 0.9
+_TOP_K = 40
+"""Ollama's documented defaults, on which a client that names no number counts."""
+
+_FRESH_SEED = -1
+_WHOLE_TEXT = -1
+
+_Tokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
+_LastTokens: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+
+
+class OllamaOptions(Struct, frozen=True, kw_only=True):
+    """How to sample. Null means the default.
+
+    Attributes:
+        num_predict: Tokens of completion; -1 and -2 for all that fit, 0 names no number.
+        repeat_last_n: Tokens over which penalties look. machd's look at the whole text (-1); 0
+            switches penalties off.
+        num_ctx: Ignored, as the context is always as long as the model's.
+    """
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    num_predict: _Tokens | None = None
+    stop: Stop | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: _LastTokens | None = None
+
+    typical_p: OneOnly = UNSET
+    tfs_z: OneOnly = UNSET
+    mirostat: ZeroOnly = UNSET
+    penalize_newline: TrueOnly = UNSET
+
+    mirostat_tau: Ignored = UNSET
+    mirostat_eta: Ignored = UNSET
+    num_ctx: Ignored = UNSET
+    num_keep: Ignored = UNSET
+    num_batch: Ignored = UNSET
+    num_gpu: Ignored = UNSET
+    main_gpu: Ignored = UNSET
+    num_thread: Ignored = UNSET
+    numa: Ignored = UNSET
+    low_vram: Ignored = UNSET
+    f16_kv: Ignored = UNSET
+    use_mmap: Ignored = UNSET
+    use_mlock: Ignored = UNSET
+    logits_all: Ignored = UNSET
+    vocab_only: Ignored = UNSET
+    embedding_only: Ignored = UNSET
+
+    def check(self) -> None:
+        """Refuse options that machd cannot follow.
+
+        Raises:
+            UnsupportedParameterError: One of them asks for what machd does not do.
+        """
+        refuse_unsupported(self, _NEUTRAL_OPTIONS, where="options.")
+        penalises = (
+            self.repeat_penalty not in (None, 1.0)
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+        if penalises and self.repeat_last_n not in (None, _WHOLE_TEXT, 0):
+            raise UnsupportedParameterError(
+                "options.repeat_last_n: penalties look at the whole text; leave it out, or send -1",
+                param="options.repeat_last_n",
+            )
+
+    def generation_options(self, *, top_logprobs: int | None, stream: bool) -> GenerationOptions:
+        """What is asked of the generation, free of this dialect."""
+        asked_tokens = self.num_predict or None
+        looks_back = self.repeat_last_n != 0
+        shared = SamplingFields(
+            temperature=_TEMPERATURE if self.temperature is None else self.temperature,
+            top_p=_TOP_P if self.top_p is None else self.top_p,
+            top_k=_TOP_K if self.top_k is None else self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty if looks_back else None,
+            presence_penalty=self.presence_penalty if looks_back else None,
+            frequency_penalty=self.frequency_penalty if looks_back else None,
+            seed=None if self.seed == _FRESH_SEED else self.seed,
+            stop=self.stop,
+            stream=stream,
+        )
+        return shared.shared_options(
+            max_tokens=None if asked_tokens is None else max(asked_tokens, WHOLE_ROOM),
+            top_logprobs=top_logprobs,
+        )
+
+
+_NEUTRAL_OPTIONS = neutral_values(OllamaOptions)
+
 
 _EmptyTextOnly: TypeAlias = Annotated[Raw | UnsetType, only("")]
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from machd.dialects.chat.pieces import ContentGaps
-from machd.dialects.logprobs import chat_logprobs
-from machd.dialects.logprobs_wire import ChatTokenLogprob
+from machd.dialects.chat.answer import ContentGaps
+from machd.dialects.logprobs import ChatTokenLogprob, chat_logprobs
 from machd.dialects.ollama.answer import (
     DoneReason,
     OllamaAnswerMessage,
@@ -20,8 +19,8 @@ from machd.dialects.ollama.answer import (
     OllamaFunctionCall,
     OllamaGenerateLine,
     OllamaLine,
+    ollama_error_json,
 )
-from machd.dialects.ollama.errors import ollama_error_json
 from machd.dialects.usage import wire_finish_reason
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from litestar.types import ASGIApp
 
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.responses.answer import DeletedResponse, OutputItem
-from machd.dialects.responses.chain import ItemChain
+from machd.dialects.responses.items import ItemChain
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.stream import KeepResponse, ResponsesDialect, opened_response
 from machd.errors import NotFoundError, UnsupportedParameterError

@@ -1,16 +1,18 @@
-"""The items of ``/v1/responses``, as a client sends them and as they are stored.
-
-An item is a message, a tool's call, its output, or thoughts.
-"""
+"""The items of a conversation: as clients send them, in a chain over several responses, and as messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
+from machd.dialects.responses.tools import CUSTOM_INPUT
 from machd.dialects.wire.bounds import CallId, ContentText, Label
+from machd.dialects.wire.raw_json import Allowance
+from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 
 
@@ -172,3 +174,269 @@ def _part_text(part: _Part) -> str:
             return part.refusal
         case _:
             return ""
+
+
+_MAX_ITEMS = 8192
+"""Items of a conversation; as many as one request may bring."""
+
+_MAX_STORED_BYTES = 8 * 1024 * 1024
+"""What a short body may bring in of what is stored: an earlier conversation, and references."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """A checked item, and the place in the request that errors about it name."""
+
+    item: InputItem
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChain:
+    """A conversation's items, oldest first.
+
+    Attributes:
+        added: Those that the request adds to the conversation before it, as JSON.
+    """
+
+    items: tuple[PlacedItem, ...]
+    added: tuple[bytes, ...]
+
+
+def item_chain(
+    given: str | Sequence[InputItem],
+    *,
+    previous: Sequence[bytes] = (),
+    referenced: Mapping[str, bytes] | None = None,
+) -> ItemChain:
+    """The items of a request, after those of the responses before it.
+
+    Args:
+        given: ``input``, its items checked.
+        previous: Items of the chain that ``previous_response_id`` ends, as JSON.
+        referenced: Items that ``given`` refers to, by id, as far as they are stored.
+
+    Raises:
+        InvalidRequestError: An item refers to nothing that is stored, or there are too many items
+            or too many bytes of them.
+    """
+    room_bytes = _MAX_STORED_BYTES - sum(map(len, previous))
+    if room_bytes < 0:
+        raise _too_long(f"{_MAX_STORED_BYTES} bytes")
+    items = [PlacedItem(_decoded(one), "previous_response_id") for one in previous]
+    added: list[bytes] = []
+    seen = {one.item.id for one in items}
+    for placed, data in _resolved(given, referenced or {}, room_bytes):
+        # What a chain holds already is not said twice, though clients do name it again.
+        if data is not None and placed.item.id in seen:
+            continue
+        seen.add(placed.item.id)
+        items.append(placed)
+        added.append(data or msgspec.json.encode(placed.item))
+    if len(items) > _MAX_ITEMS:
+        raise _too_long(f"{_MAX_ITEMS} items")
+    return ItemChain(tuple(items), tuple(added))
+
+
+def _resolved(
+    given: str | Sequence[InputItem], referenced: Mapping[str, bytes], room_bytes: int
+) -> Iterator[tuple[PlacedItem, bytes | None]]:
+    """Each item that is worth keeping; those behind references with their bytes."""
+    if isinstance(given, str):
+        yield PlacedItem(InputItem(type="message", role="user", content=given), "input"), None
+        return
+    for index, item in enumerate(given):
+        place = f"input[{index}]"
+        if item.type == "item_reference":
+            data = _stored(item, referenced, place)
+            room_bytes -= len(data)
+            if room_bytes < 0:
+                raise InvalidRequestError(
+                    f"{place}: what is stored may bring in {_MAX_STORED_BYTES} bytes, and the "
+                    "references bring in more",
+                    param=place,
+                )
+            yield PlacedItem(_decoded(data), place), data
+        elif item.type != "reasoning" or item.text:
+            kept = msgspec.structs.replace(item, summary=None, encrypted_content=None)
+            yield PlacedItem(kept, place), None
+
+
+def _stored(item: InputItem, referenced: Mapping[str, bytes], place: str) -> bytes:
+    data = referenced.get(item.id or "")
+    if data is None:
+        raise InvalidRequestError(
+            f"{place}.id: no such item is stored here; it may belong to a response with "
+            "store: false or to one that was dropped",
+            param=f"{place}.id",
+        )
+    return data
+
+
+def _too_long(limit: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"previous_response_id: a conversation may have {limit}, and this one has more; start a "
+        "new one with what matters of it",
+        param="previous_response_id",
+    )
+
+
+def _decoded(data: bytes) -> InputItem:
+    return msgspec.json.decode(data, type=InputItem)
+
+
+_SYSTEM = "system"
+_ASSISTANT = "assistant"
+
+
+def item_messages(
+    items: Iterable[PlacedItem], *, instructions: str | None
+) -> list[dict[str, object]]:
+    """The conversation as :class:`machd.request.conversation.Conversation` has it.
+
+    Args:
+        items: Checked items, oldest first.
+        instructions: What the operator says before all of them.
+
+    Raises:
+        InvalidRequestError: A call has no output, an output has no call, or a call's arguments
+            are nested too deeply.
+    """
+    messages = _Messages()
+    if instructions:
+        messages.say(_SYSTEM, instructions)
+    for placed in items:
+        messages.add(placed.item, placed.place)
+    return messages.finished()
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What the assistant does in one go."""
+
+    # Texts stay apart until the end: joining them one by one takes the square of their length.
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, object]] = field(default_factory=list)
+
+    def message(self) -> dict[str, object]:
+        message: dict[str, object] = {"role": _ASSISTANT, "content": "".join(self.texts)}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class _Messages:
+    """Messages as they grow."""
+
+    def __init__(self) -> None:
+        self._opening_words: list[str] = []
+        self._messages: list[dict[str, object] | _Turn] = []
+        self._open: _Turn | None = None
+        self._functions: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
+        self._allowance = Allowance()
+
+    def add(self, item: InputItem, place: str) -> None:
+        match item.type:
+            case "function_call" | "custom_tool_call":
+                self._call(item, place)
+            case "function_call_output" | "custom_tool_call_output":
+                self._answer(item, place)
+            case "reasoning":
+                self._turn(may_have_text=False).thoughts.append(item.text)
+            case _:
+                self._say_checked(item, place)
+
+    def say(self, role: str, text: str) -> None:
+        """Add a text; the operator's first words are one message, as templates take one alone."""
+        self._open = None
+        if role == _SYSTEM and not self._messages:
+            self._opening_words.append(text)
+        else:
+            self._messages.append({"role": role, "content": text})
+
+    def finished(self) -> list[dict[str, object]]:
+        self._check_answered("input")
+        messages = [one.message() if isinstance(one, _Turn) else one for one in self._messages]
+        if not self._opening_words:
+            return messages
+        opening: dict[str, object] = {"role": _SYSTEM, "content": "\n\n".join(self._opening_words)}
+        return [opening, *messages]
+
+    def _say_checked(self, item: InputItem, place: str) -> None:
+        if item.role == _ASSISTANT:
+            self._turn(may_have_text=False).texts.append(item.text)
+            return
+        self._check_answered(place)
+        self.say("user" if item.role == "user" else _SYSTEM, item.text)
+
+    def _call(self, item: InputItem, place: str) -> None:
+        if item.status == "incomplete":
+            return  # cut short: there is nothing that could be called, and no output of it
+        assert item.call_id is not None, "checked before"
+        if item.call_id in self._functions:
+            param = f"{place}.call_id"
+            raise InvalidRequestError(f"{param}: an earlier call has the same id", param=param)
+        self._turn(may_have_text=True).calls.append(
+            {
+                "id": item.call_id,
+                "type": "function",
+                "function": {
+                    "name": item.name,
+                    "arguments": _arguments(item, self._allowance, place),
+                },
+            }
+        )
+        self._functions[item.call_id] = item.name or ""
+        self._unanswered[item.call_id] = place
+
+    def _answer(self, item: InputItem, place: str) -> None:
+        assert item.call_id is not None, "checked before"
+        if self._unanswered.pop(item.call_id, None) is None:
+            param = f"{place}.call_id"
+            raise InvalidRequestError(
+                f"{param}: no call before it waits for this output", param=param
+            )
+        if not self._unanswered:
+            self._open = None
+        self._messages.append(
+            {
+                "role": "tool",
+                "content": item.text,
+                "tool_call_id": item.call_id,
+                "name": self._functions[item.call_id],
+            }
+        )
+
+    def _turn(self, *, may_have_text: bool) -> _Turn:
+        """The assistant's turn to add to: the open one, or a new one.
+
+        A turn whose calls wait stays open whatever is added: models write text and thoughts
+        between calls, and outputs come after all of it.
+        """
+        if self._open is None or not (
+            may_have_text or self._unanswered or not any(self._open.texts)
+        ):
+            self._open = _Turn()
+            self._messages.append(self._open)
+        return self._open
+
+    def _check_answered(self, place: str) -> None:
+        """Refuse to go on while a call waits for its output."""
+        if self._unanswered:
+            call = next(iter(self._unanswered.values()))
+            raise InvalidRequestError(
+                f"{call}: a function_call has no function_call_output after it; send one before "
+                "anybody else says something",
+                param=place,
+            )
+
+
+def _arguments(item: InputItem, allowance: Allowance, place: str) -> dict[str, object]:
+    if item.type == "custom_tool_call":
+        return {CUSTOM_INPUT: item.input}
+    assert item.arguments is not None, "checked before"
+    return past_arguments(item.arguments, param=f"{place}.arguments", allowance=allowance)

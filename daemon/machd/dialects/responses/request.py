@@ -7,9 +7,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.chat.request import ServiceTier
-from machd.dialects.responses.chain import ItemChain, item_chain
-from machd.dialects.responses.items import InputItem
-from machd.dialects.responses.messages import item_messages
+from machd.dialects.responses.items import InputItem, ItemChain, item_chain, item_messages
 from machd.dialects.responses.tools import (
     ResponsesToolChoice,
     ResponsesToolList,

@@ -21,20 +21,17 @@ from machd.dialects.responses.answer import (
     OutputTopLogprob,
     ReasoningEcho,
     Response,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
     ResponseFailure,
+    ResponseIncomplete,
+    ResponseInProgress,
     ResponseUsage,
     TextEcho,
     ToolChoiceEcho,
 )
-from machd.dialects.responses.events import (
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseFailed,
-    ResponseIncomplete,
-    ResponseInProgress,
-)
-from machd.dialects.responses.growing import EventFrames
-from machd.dialects.responses.output import ResponseOutput
+from machd.dialects.responses.output import EventFrames, ResponseOutput
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.tools import (
     ResponsesTool,

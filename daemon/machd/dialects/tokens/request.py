@@ -13,8 +13,8 @@ from machd.dialects.chat.messages import (
     template_messages,
 )
 from machd.dialects.wire.bounds import ContentText, ModelName, TokenIds
+from machd.dialects.wire.generation_request import check_token_ids
 from machd.dialects.wire.reasoning import TemplateVariables, reasoning_options
-from machd.dialects.wire.token_ids import check_token_ids
 from machd.dialects.wire.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError
 from machd.request.conversation import Conversation

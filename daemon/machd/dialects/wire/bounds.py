@@ -48,7 +48,7 @@ UnusedLabel = Annotated[
 """A short text that a client notes for itself, such as ``user``."""
 
 TokenId = Annotated[int, Meta(ge=0, le=_MAX_TOKEN_ID)]
-"""A token id of any vocabulary; :mod:`machd.dialects.wire.token_ids` checks it against the model's own."""
+"""A token id of any vocabulary; :mod:`machd.dialects.wire.generation_request` checks it against the model's own."""
 
 TokenIds = Annotated[list[TokenId], Meta(max_length=_MAX_PROMPT_TOKENS)]
 """A prompt that is already tokenised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Self, TypeVar
 
@@ -155,3 +155,23 @@ def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | N
                 f"{name}: expected at least {least}, or {WHOLE_ROOM} for all that fits", param=name
             )
     return agreed(asked)
+
+
+def check_token_ids(token_ids: Iterable[int], *, vocabulary_tokens: int, param: str) -> None:
+    """Refuse ids that the model does not have.
+
+    Args:
+        token_ids: Ids as the client sent them, already inside ``bounds.TokenId``.
+        vocabulary_tokens: Width of the model's logits; ids count from 0.
+        param: The request field that holds them.
+
+    Raises:
+        InvalidRequestError: One of them is outside; the message names the first.
+    """
+    for token_id in token_ids:
+        if not 0 <= token_id < vocabulary_tokens:
+            raise InvalidRequestError(
+                f"{param}: token id {token_id} is not in the model's vocabulary "
+                f"(0 to {vocabulary_tokens - 1})",
+                param=param,
+            )

@@ -24,7 +24,7 @@ from machd.dialects.wire.bounds import (
     TruncatedTokens,
     UnusedLabel,
 )
-from machd.dialects.wire.generation_request import agreed, agreed_tokens
+from machd.dialects.wire.generation_request import agreed, agreed_tokens, check_token_ids
 from machd.dialects.wire.other_servers import OtherServersFields
 from machd.dialects.wire.raw_json import ObjectSource
 from machd.dialects.wire.refusal import Ignored, Refused
@@ -38,7 +38,6 @@ from machd.dialects.wire.response_format import (
     schema_constraints,
     source_constraints,
 )
-from machd.dialects.wire.token_ids import check_token_ids
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint
 from machd.request.generation import GenerationOptions
