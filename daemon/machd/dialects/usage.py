@@ -6,8 +6,7 @@ from typing import Literal, Self, TypeAlias
 
 from msgspec import Struct
 
-from machd.dialects.chat.answer import ChatFinishReason
-from machd.serving.generation import TOOL_CALLS, GenerationUsage
+from machd.serving.generation import GenerationUsage
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """``stop``: the model's end of text or a stop; ``length``: ``max_tokens`` or the context."""
@@ -47,33 +46,17 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(
-        cls,
-        *,
-        prompt_tokens: int,
-        completion_tokens: int,
-        cached_tokens: int = 0,
-        reasoning_tokens: int = 0,
-    ) -> Self:
-        """The usage with its total."""
-        assert 0 <= cached_tokens <= prompt_tokens, "cached tokens are tokens of the prompt"
+    def of(cls, usage: GenerationUsage) -> Self:
+        """Return the usage of a generation, with its total."""
         return cls(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=usage.reasoning_tokens
+            ),
         )
-
-
-def wire_usage(usage: GenerationUsage) -> Usage:
-    """Tokens of a generation."""
-    return Usage.of(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-    )
 
 
 def wire_finish_reason(reason: str | None) -> FinishReason | None:
@@ -85,8 +68,3 @@ def wire_finish_reason(reason: str | None) -> FinishReason | None:
             return "length"
         case _:
             return "stop"
-
-
-def chat_finish_reason(reason: str | None) -> ChatFinishReason | None:
-    """Of a chat completion's choice, which may end with calls; None while it goes on."""
-    return "tool_calls" if reason == TOOL_CALLS else wire_finish_reason(reason)

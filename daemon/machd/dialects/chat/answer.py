@@ -10,7 +10,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.chat.messages import gap_between
 from machd.dialects.logprobs import ChatLogprobs, PromptTokenLogprobs
-from machd.dialects.usage import FinishReason, Usage
+from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
+from machd.dialects.wire.generation_request import UsedTier
+from machd.serving.generation import TOOL_CALLS
 from machd.serving.output import (
     Content,
     OutputPiece,
@@ -23,9 +25,6 @@ from machd.serving.output import (
 ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls", "function_call"]
 """``tool_calls``: the answer ended by itself and called something; ``function_call`` says the same where
 the request has ``functions``."""
-
-UsedTier: TypeAlias = Literal["default", "flex", "scale", "priority"]
-"""The service tier that a request asked for; ``auto`` is ``default``."""
 
 
 class CallFunction(Struct, frozen=True, kw_only=True):
@@ -287,3 +286,8 @@ def legacy_delta(delta: ChatDelta) -> ChatDelta:
 def legacy_finish_reason(reason: ChatFinishReason | None) -> ChatFinishReason | None:
     """The finish reason in the words of that time."""
     return "function_call" if reason == "tool_calls" else reason
+
+
+def chat_finish_reason(reason: str | None) -> ChatFinishReason | None:
+    """Of a chat completion's choice, which may end with calls; None while it goes on."""
+    return "tool_calls" if reason == TOOL_CALLS else wire_finish_reason(reason)

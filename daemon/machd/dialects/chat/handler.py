@@ -23,8 +23,8 @@ from machd.dialects.chat.answer import (
     ChatResponseMessage,
     ContentGaps,
     DeletedChatCompletion,
-    UsedTier,
     chat_deltas,
+    chat_finish_reason,
     chat_message,
     legacy_delta,
     legacy_finish_reason,
@@ -39,8 +39,9 @@ from machd.dialects.logprobs import (
     chat_logprobs,
     prompt_token_logprobs,
 )
-from machd.dialects.usage import Usage, chat_finish_reason, wire_usage
+from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_json
+from machd.dialects.wire.generation_request import UsedTier
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError, NotFoundError
@@ -156,7 +157,7 @@ class _ChatDialect:
         )
 
     def closing(self, usage: GenerationUsage) -> bytes:
-        last = self._chunk([], wire_usage(usage)) if self._options.include_usage else b""
+        last = self._chunk([], Usage.of(usage)) if self._options.include_usage else b""
         return last + DONE
 
     def failure(self, error: MachdError) -> bytes:
@@ -178,7 +179,7 @@ class _ChatDialect:
                 created=self._identity.created_unix_s,
                 model=self._signature.model,
                 choices=choices,
-                usage=wire_usage(usage),
+                usage=Usage.of(usage),
                 service_tier=self._signature.service_tier,
                 metadata=self._signature.metadata,
                 system_fingerprint=self._signature.system_fingerprint,

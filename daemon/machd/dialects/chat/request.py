@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.dialects.chat.answer import UsedTier
 from machd.dialects.chat.messages import (
     ChatMessageList,
     TextPart,
@@ -23,6 +22,7 @@ from machd.dialects.wire.bounds import (
     TopLogprobs,
     UnusedLabel,
 )
+from machd.dialects.wire.generation_request import ServiceTier, UsedTier
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly
 from machd.dialects.wire.reasoning import (
     ReasoningEffort,
@@ -44,9 +44,6 @@ from machd.dialects.wire.tools import (
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
 from machd.request.generation import GenerationOptions
-
-ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
-"""OpenAI's word for who goes first."""
 
 Verbosity: TypeAlias = Annotated[
     Literal["low", "medium", "high"],

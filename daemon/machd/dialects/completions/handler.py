@@ -26,7 +26,7 @@ from machd.dialects.logprobs import (
     prompt_columns,
     prompt_token_logprobs,
 )
-from machd.dialects.usage import Usage, wire_finish_reason, wire_usage
+from machd.dialects.usage import Usage, wire_finish_reason
 from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -168,7 +168,7 @@ class _CompletionDialect:
         return self._object([self._choice(delta, echo + delta.text)])
 
     def closing(self, usage: GenerationUsage) -> bytes:
-        last = self._object([], wire_usage(usage)) if self._options.include_usage else b""
+        last = self._object([], Usage.of(usage)) if self._options.include_usage else b""
         return last + DONE
 
     def failure(self, error: MachdError) -> bytes:
@@ -179,7 +179,7 @@ class _CompletionDialect:
             self._choice(delta, self._prompts.echo_of_choice(delta.index) + delta.text)
             for delta in deltas
         ]
-        return self._encoder.encode(self._completion(choices, wire_usage(usage)))
+        return self._encoder.encode(self._completion(choices, Usage.of(usage)))
 
     def _choice(self, delta: ChoiceDelta, text: str) -> CompletionChoice:
         return CompletionChoice(

@@ -8,6 +8,7 @@ from msgspec import Meta, Raw, Struct
 
 from machd.dialects.responses.tools import CustomInputFormat, SchemaTextFormat
 from machd.dialects.wire.response_format import JsonObjectFormat, TextFormat
+from machd.serving.generation import GenerationUsage
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -132,23 +133,14 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
     total_tokens: int
 
     @classmethod
-    def of(
-        cls,
-        *,
-        input_tokens: int,
-        output_tokens: int,
-        cached_tokens: int = 0,
-        reasoning_tokens: int = 0,
-    ) -> Self:
-        """The usage with its total."""
-        assert 0 <= cached_tokens <= input_tokens, "cached tokens are tokens of the input"
-        assert 0 <= reasoning_tokens <= output_tokens, "thoughts are part of the output"
+    def of(cls, usage: GenerationUsage) -> Self:
+        """Return the usage of a generation, with its total."""
         return cls(
-            input_tokens=input_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=cached_tokens),
-            output_tokens=output_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
-            total_tokens=input_tokens + output_tokens,
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.dialects.chat.request import ServiceTier
 from machd.dialects.responses.items import InputItem, ItemChain, item_chain, item_messages
 from machd.dialects.responses.tools import (
     ResponsesToolChoice,
@@ -25,7 +24,7 @@ from machd.dialects.wire.bounds import (
     TopLogprobs,
     UnusedLabel,
 )
-from machd.dialects.wire.generation_request import SamplingFields, agreed_tokens
+from machd.dialects.wire.generation_request import SamplingFields, ServiceTier, agreed_tokens
 from machd.dialects.wire.reasoning import ReasoningEffort, reasoning_options
 from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
 from machd.dialects.wire.response_format import (

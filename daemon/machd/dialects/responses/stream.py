@@ -126,12 +126,7 @@ class ResponsesDialect:
             completed_at=None if self._is_cut_short else int(self._clock.unix_s()),
             incomplete_details=IncompleteDetails() if self._is_cut_short else None,
             output=self._output.items,
-            usage=ResponseUsage.of(
-                input_tokens=usage.prompt_tokens,
-                output_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                reasoning_tokens=usage.reasoning_tokens,
-            ),
+            usage=ResponseUsage.of(usage),
         )
 
     def _logprobs(self, delta: ChoiceDelta) -> list[OutputTokenLogprob]:

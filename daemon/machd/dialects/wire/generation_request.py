@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,12 @@ from machd.errors import InvalidRequestError
 from machd.request.generation import GenerationOptions, PriorityName, SamplingParams
 
 _T = TypeVar("_T")
+
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
+"""OpenAI's word for who goes first."""
+
+UsedTier: TypeAlias = Literal["default", "flex", "scale", "priority"]
+"""The service tier that a request asked for; ``auto`` is ``default``."""
 
 _TIER_PRIORITIES: Mapping[str | None, PriorityName] = MappingProxyType(
     {"flex": "batch", "priority": "interactive"}

@@ -36,8 +36,9 @@ from machd.dialects.models import Model, ModelList
 from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_body
 from machd.errors import InvalidRequestError, ModelNotServedError, QueueFullError
+from machd.serving.generation import GenerationUsage
 
-_USAGE = Usage.of(prompt_tokens=5, completion_tokens=2, cached_tokens=4)
+_USAGE = Usage.of(GenerationUsage(prompt_tokens=5, cached_tokens=4, completion_tokens=2))
 _CHAT_LOGPROBS = ChatLogprobs(
     content=[
         ChatTokenLogprob(
@@ -218,7 +219,9 @@ def test_answers_read_back_as_they_were(text: str, prompt: int, completion: int)
         choices=[
             ChatChoice(index=0, message=ChatResponseMessage(content=text), finish_reason="stop")
         ],
-        usage=Usage.of(prompt_tokens=prompt, completion_tokens=completion),
+        usage=Usage.of(
+            GenerationUsage(prompt_tokens=prompt, cached_tokens=0, completion_tokens=completion)
+        ),
     )
     assert msgspec.json.decode(msgspec.json.encode(answer), type=ChatCompletion) == answer
     assert answer.usage.total_tokens == prompt + completion
