@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from machd.dialects.chat.request import ChatCompletionRequest
-from machd.dialects.wire.bounds import WHOLE_ROOM
 from machd.dialects.wire.decoding import decode_body
 from machd.dialects.wire.refusal import neutral_values
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
-from machd.request.generation import GenerationOptions, SamplingParams
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, SamplingParams
 
 _MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 

@@ -10,11 +10,11 @@ import pytest
 from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
 
 from machd.dialects.ollama.request import OllamaChatRequest, OllamaGenerateRequest
-from machd.dialects.wire.bounds import WHOLE_ROOM
 from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.conversation import Conversation
+from machd.request.generation import WHOLE_ROOM
 
 _HI: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 

@@ -18,10 +18,9 @@ from machd.dialects.wire.tools import (
     chat_tool_choice,
     chat_tools,
     past_arguments,
-    template_tool,
 )
 from machd.errors import InvalidRequestError
-from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode, template_tool
 
 _ADD = FunctionTool("add")
 _SAY = FunctionTool("say")

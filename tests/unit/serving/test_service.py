@@ -12,7 +12,6 @@ from manual_clock import ManualClock
 from sequence_samples import LIMITS
 from serving_parts import admitted, finished, identity_of, token, tokens
 
-from machd.dialects.wire.bounds import WHOLE_ROOM
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.errors import (
@@ -26,7 +25,7 @@ from machd.errors import (
     NotReadyError,
     QueueFullError,
 )
-from machd.request.generation import GenerationOptions, SamplingParams
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, SamplingParams
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
 from machd.scheduler.scheduler import Scheduler

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.dialects.wire.bounds import WHOLE_ROOM
+from machd.request.generation import WHOLE_ROOM
 from machd.serving.truncation import kept_messages, max_prompt_tokens
 
 _roles = st.lists(st.sampled_from(["user", "assistant", "tool", "system"]), max_size=12)

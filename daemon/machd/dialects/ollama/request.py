@@ -9,7 +9,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.wire.bounds import (
     MAX_TOOLS,
-    WHOLE_ROOM,
     CallId,
     ContentText,
     Label,
@@ -34,7 +33,7 @@ from machd.dialects.wire.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
-from machd.request.generation import GenerationOptions
+from machd.request.generation import WHOLE_ROOM, GenerationOptions
 
 
 class OllamaCalledFunction(Struct, frozen=True, kw_only=True):

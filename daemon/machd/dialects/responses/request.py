@@ -16,7 +16,6 @@ from machd.dialects.responses.tools import (
     responses_tools,
 )
 from machd.dialects.wire.bounds import (
-    WHOLE_ROOM,
     ContentText,
     Label,
     MaxTokens,
@@ -35,7 +34,7 @@ from machd.dialects.wire.response_format import (
 )
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
-from machd.request.generation import GenerationOptions
+from machd.request.generation import WHOLE_ROOM, GenerationOptions
 
 _FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]

@@ -9,7 +9,6 @@ from typing import Literal, Self, TypeAlias, TypeVar
 from msgspec import Struct
 
 from machd.dialects.wire.bounds import (
-    WHOLE_ROOM,
     CacheSalt,
     MinP,
     ModelName,
@@ -24,7 +23,7 @@ from machd.dialects.wire.bounds import (
     TopP,
 )
 from machd.errors import InvalidRequestError
-from machd.request.generation import GenerationOptions, PriorityName, SamplingParams
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, PriorityName, SamplingParams
 
 _T = TypeVar("_T")
 
