@@ -15,8 +15,8 @@ from machd.admin.app import create_admin_app
 from machd.admin.context import AdminContext
 from machd.admin.event_feed import EventFeed
 from machd.admin.token import AdminToken
-from machd.capabilities.document import Versions
 from machd.capabilities.verdict import Support
+from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.dialects.app import create_app
 from machd.engine.protocol.engine import Engine, ModelDescription
@@ -279,8 +279,6 @@ class Parts:
     def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
         context = ServerContext(
             service=self.service,
-            loop=self.loop,
-            metrics=self.metrics,
             clock=self._clock,
             settings=settings,
             versions=installed_versions(),
@@ -289,6 +287,8 @@ class Parts:
         )
         return create_app(
             context,
+            self.loop,
+            self.metrics,
             api_keys,
             open_requests=self._open_requests,
             max_connections=max_connections,

@@ -26,12 +26,12 @@ from machd.capabilities.document import (
     Evidence,
     FeatureVerdict,
     ModelCapabilities,
-    Versions,
     wire_capabilities,
 )
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.verdicts import judge
+from machd.capabilities.versions import Versions
 from machd_probes.versions import ProbeBasis
 
 MLX_LM_PROBE = "mlx_lm_batch"

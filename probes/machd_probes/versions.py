@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 import machd
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 from machd.installed import installed_version
 
 PROBE_DTYPE = "float32"

@@ -110,14 +110,19 @@ def _routes() -> list[tuple[str, set[str]]]:
     """Every path that the application has, parameters filled in, and its methods."""
     context = ServerContext(
         service=cast("Any", None),
-        loop=cast("Any", None),
-        metrics=Metrics(),
         clock=SystemClock(),
         settings=Settings(),
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
     )
-    gate = create_app(context, ApiKeys.none(), open_requests=OpenRequests(), max_connections=100)
+    gate = create_app(
+        context,
+        cast("Any", None),
+        Metrics(),
+        ApiKeys.none(),
+        open_requests=OpenRequests(),
+        max_connections=100,
+    )
     assert isinstance(gate, Gate)
     app = gate._app
     assert isinstance(app, Litestar)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from machd.admin.event_feed import EventFeed
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.http.context import ServerContext
 from machd.serving.configuration import Configuration
@@ -52,8 +52,6 @@ class AdminContext:
         """What the endpoints are given that both listeners have, with the settings of now."""
         return ServerContext(
             service=self.service,
-            loop=self.loop,
-            metrics=self.metrics,
             clock=self.clock,
             settings=self.configuration.settings,
             versions=self.versions,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from machd.capabilities.document import Capabilities, Versions
+from machd.capabilities.document import Capabilities
+from machd.capabilities.versions import Versions
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

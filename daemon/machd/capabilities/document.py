@@ -11,6 +11,7 @@ from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
+from machd.capabilities.versions import Versions
 
 DecodeMode: TypeAlias = Literal["single", "speculative", "batched"]
 """The values of ``X-Decode-Mode``."""
@@ -142,16 +143,6 @@ class CacheDetails(Struct, frozen=True, kw_only=True):
     mergeable: bool
     bytes_per_token: int
     bytes_per_sequence: int
-
-
-class Versions(Struct, frozen=True, kw_only=True):
-    """What the verdicts hold for. Null where nothing is loaded that could tell."""
-
-    machd: str
-    mlx: str | None = None
-    mlx_lm: str | None = None
-    backend: str | None = None
-    dtype: str | None = None
 
 
 class ModelCapabilities(Struct, frozen=True, kw_only=True):

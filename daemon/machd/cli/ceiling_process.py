@@ -29,7 +29,7 @@ from machd.bench.ceiling import (
     StaticQuery,
 )
 from machd.bench.model_facts import ModelFacts
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.engine.backend.blas import choose_blas, measure_blas
 from machd.engine.backend.mlx_lm_import import import_mlx_lm

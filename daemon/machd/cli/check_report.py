@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import machd
-from machd.capabilities.document import Device, Versions, wire_capabilities
+from machd.capabilities.document import Device, wire_capabilities
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.fit import MemoryNeeds, judge_fit
 from machd.capabilities.verdicts import judge
+from machd.capabilities.versions import Versions
 from machd.cli.check_document import ChatTemplateReport, MemoryFit, ModelCheck, QuantizationReport
 from machd.engine.loading.inspection import ModelInspection
 from machd.engine.loading.template_abilities import TemplateAbilities

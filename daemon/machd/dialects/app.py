@@ -39,12 +39,16 @@ from machd.http.context import ServerContext
 from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
 from machd.http.health import get_live, get_ready
+from machd.serving.loop import EngineLoop
+from machd.telemetry.metrics import Metrics
 
 _CORS_MAX_AGE_S = 600
 
 
 def create_app(
     context: ServerContext,
+    loop: EngineLoop,
+    metrics: Metrics,
     api_keys: ApiKeys,
     *,
     open_requests: OpenRequests,
@@ -90,11 +94,15 @@ def create_app(
     failures = Failures(
         PUBLIC_ROUTES,
         lambda _path: "the body is longer than limits.max_body_bytes",
-        context.metrics.count_rejection,
+        metrics.count_rejection,
     )
     app = Litestar(
         handlers,
-        dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
+        dependencies={
+            "context": Provide(lambda: context, sync_to_thread=False),
+            "loop": Provide(lambda: loop, sync_to_thread=False),
+            "metrics": Provide(lambda: metrics, sync_to_thread=False),
+        },
         exception_handlers=failures.handlers,
         guards=[require_api_key],
         state=State({"api_keys": api_keys}),
@@ -112,7 +120,7 @@ def create_app(
         max_in_flight=settings.limits.max_in_flight,
         max_connections=max_connections,
         open_requests=open_requests,
-        on_refusal=context.metrics.count_rejection,
+        on_refusal=metrics.count_rejection,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 from machd.engine.protocol.engine import ModelDescription
 
 _HASH_BYTES = 8

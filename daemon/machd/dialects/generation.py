@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 from litestar import Request
 
-from machd.dialects.anthropic.request import CountTokensRequest
 from machd.dialects.bodies import read_body
-from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.errors import InvalidRequestError
@@ -25,7 +23,6 @@ from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.trace_context import new_trace
 
 _R = TypeVar("_R", bound=GenerationRequest)
-_C = TypeVar("_C", bound=ChatCompletionRequest | CountTokensRequest)
 _T = TypeVar("_T")
 
 
@@ -42,10 +39,18 @@ async def read_generation(
 
 
 async def read_conversation(
-    request: Request[Any, Any, Any], context: ServerContext, type_: type[_C]
-) -> tuple[_C, Conversation]:
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    type_: type[_R],
+    conversation_of: Callable[[_R], Conversation],
+) -> tuple[_R, Conversation]:
     """Read a request that holds its whole conversation, as :func:`read_generation`."""
-    return await _read(request, context, type_, _checked_conversation)
+
+    def check(body: _R, vocabulary_tokens: int) -> tuple[_R, Conversation]:
+        checked = _checked(body, vocabulary_tokens)
+        return checked, conversation_of(checked)
+
+    return await _read(request, context, type_, check)
 
 
 def identify(
@@ -160,7 +165,7 @@ async def _read(
     service = context.service
     service.lifecycle.check_accepting()
     context.check_model(body.model)
-    if type_ is not CountTokensRequest:
+    if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
     return await service.in_worker(check, body, service.model.vocabulary_tokens)
@@ -170,8 +175,3 @@ def _checked(body: _R, vocabulary_tokens: int) -> _R:
     checked = body.checked()
     checked.check_vocabulary(vocabulary_tokens)
     return checked
-
-
-def _checked_conversation(body: _C, vocabulary_tokens: int) -> tuple[_C, Conversation]:
-    checked = _checked(body, vocabulary_tokens)
-    return checked, checked.conversation()

@@ -26,16 +26,19 @@ from machd.http.context import ServerContext
 from machd.scheduler.draft_reading import DraftReading
 from machd.serving.cache_stats import CacheStats, cache_stats
 from machd.serving.decode_mode import decide_decode_mode
+from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
-from machd.telemetry.metrics import CONTENT_TYPE
+from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 
 @get("/v1/capabilities")
-async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:
+async def get_capabilities(
+    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
+) -> Capabilities:
     """What the loaded model can do here, and why."""
     service = context.service
     model = service.model
-    verdicts = context.loop.judge(model)
+    verdicts = loop.judge(model)
     decision = decide_decode_mode(
         is_batching_asked=context.settings.continuous_batching.enabled,
         verdict=verdicts.continuous_batching,
@@ -43,20 +46,20 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
     speculation = decide_speculation(context.settings.speculation, model, verdicts)
     versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
     row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
-    row = _with_gain(row, speculation, context.loop.snapshot.drafts)
+    row = _with_gain(row, speculation, loop.snapshot.drafts)
     return Capabilities(
         **msgspec.structs.asdict(row)
         | {
-            "speculation": _speculation(row, speculation, context.loop.snapshot.drafts),
+            "speculation": _speculation(row, speculation, loop.snapshot.drafts),
             "kv_quantization": _kv_quantization(row, context),
-            "prefix_cache": _prefix_cache(row, context),
+            "prefix_cache": _prefix_cache(row, loop),
         },
         decode_mode=DecodeModeReport(
             requested=decision.requested.value,
-            active=context.loop.snapshot.mode.value,
+            active=loop.snapshot.mode.value,
             reason=decision.reason,
         ),
-        max_b=context.loop.snapshot.slot_count,
+        max_b=loop.snapshot.slot_count,
         model=ModelSummary(
             id=model.model_id,
             context_tokens=model.context_tokens,
@@ -76,18 +79,20 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
 
 
 @get("/v1/cache/stats")
-async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats:
+async def get_cache_stats(
+    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
+) -> CacheStats:
     """What the caches hold.
 
     One generation at a time: while one runs, what they held at the last idle moment.
     """
-    return cache_stats(context.loop, context.service.model, context.settings)
+    return cache_stats(loop, context.service.model, context.settings)
 
 
 @route("/metrics", http_method=[HttpMethod.GET, HttpMethod.HEAD])
-async def get_metrics(context: NamedDependency[ServerContext]) -> Response[bytes]:
+async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     """Prometheus' text format."""
-    return Response(context.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @get("/openapi.json")
@@ -118,9 +123,9 @@ def _kv_quantization(row: ModelCapabilities, context: ServerContext) -> KvQuanti
     return KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
 
 
-def _prefix_cache(row: ModelCapabilities, context: ServerContext) -> PrefixCacheReport:
+def _prefix_cache(row: ModelCapabilities, loop: EngineLoop) -> PrefixCacheReport:
     """The verdict, and whether prompts are kept, in memory and on disk."""
-    verdict, snapshot = row.prefix_cache, context.loop.snapshot
+    verdict, snapshot = row.prefix_cache, loop.snapshot
     assert verdict is not None, "every model is judged"
     return PrefixCacheReport(
         **msgspec.structs.asdict(verdict),

@@ -18,6 +18,7 @@ from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
 from machd.request.generation import GenerationOptions, SamplingParams
+from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import decide_speculation
 
 
@@ -122,7 +123,9 @@ async def get_version(context: NamedDependency[ServerContext]) -> ServerVersion:
 
 
 @get("/props")
-async def get_properties(context: NamedDependency[ServerContext]) -> ServerProperties:
+async def get_properties(
+    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
+) -> ServerProperties:
     """The daemon and its model, in llama.cpp's shape."""
     service = context.service
     model = service.model
@@ -130,10 +133,10 @@ async def get_properties(context: NamedDependency[ServerContext]) -> ServerPrope
     properties = ServerProperties(
         default_generation_settings=GenerationDefaults(
             n_ctx=model.context_tokens,
-            speculative=_is_speculative(context),
+            speculative=_is_speculative(context, loop),
             params=_sampling_defaults(context.settings.limits.max_tokens_default),
         ),
-        total_slots=context.loop.snapshot.slot_count,
+        total_slots=loop.snapshot.slot_count,
         model_alias=model.model_id,
         model_path=model.model_id,
         modalities=Modalities(),
@@ -146,7 +149,9 @@ async def get_properties(context: NamedDependency[ServerContext]) -> ServerPrope
 
 @get("/slots")
 async def get_slots(
-    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+    request: Request[Any, Any, Any],
+    context: NamedDependency[ServerContext],
+    loop: NamedDependency[EngineLoop],
 ) -> list[Slot] | Response[bytes]:
     """Every slot and whether it is at work; nothing of what is said there.
 
@@ -154,13 +159,13 @@ async def get_slots(
     a request for a generation, and is not counted as one.
     """
     model = context.service.model
-    snapshot = context.loop.snapshot
+    snapshot = loop.snapshot
     if (
         request.query_params.get("fail_on_no_slot")
         and snapshot.running_count >= snapshot.slot_count
     ):
         return error_answer(request, UnavailableError("every slot is at work; try again later"))
-    is_speculative = _is_speculative(context)
+    is_speculative = _is_speculative(context, loop)
     return [
         Slot(
             id=index,
@@ -172,9 +177,9 @@ async def get_slots(
     ]
 
 
-def _is_speculative(context: ServerContext) -> bool:
+def _is_speculative(context: ServerContext, loop: EngineLoop) -> bool:
     model = context.service.model
-    verdicts = context.loop.judge(model)
+    verdicts = loop.judge(model)
     decision = decide_speculation(context.settings.speculation, model, verdicts)
     return decision.active is not ProposerKind.OFF
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.http.model_names import ModelNames
-from machd.serving.loop import EngineLoop
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationService
 from machd.settings.model import Settings
-from machd.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +17,6 @@ class ServerContext:
     """Made once by ``compose.Parts``, read by every handler."""
 
     service: GenerationService
-    loop: EngineLoop
-    metrics: Metrics
     clock: Clock
     settings: Settings
     versions: Versions

@@ -13,6 +13,7 @@ from machd.errors import MachdError
 from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
 from machd.serving.lifecycle import State
+from machd.serving.loop import EngineLoop
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -33,12 +34,13 @@ _METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 
 
 @route(["/health", "/health/live"], http_method=_METHODS, opt={PUBLIC: True})
-async def get_live(context: NamedDependency[ServerContext]) -> Response[bytes]:
+async def get_live(
+    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
+) -> Response[bytes]:
     """Whether the engine's heartbeat is fresh; a model that is still loading is alive."""
     state = context.service.lifecycle.state
     if state is State.FAILED:
         return _answer(state, "the engine has stopped")
-    loop = context.loop
     stall_timeout_s = context.settings.engine.stall_timeout_s
     if state is not State.LOADING and loop.heartbeat_age_s > stall_timeout_s:
         return _answer(state, f"the engine has not moved for {loop.heartbeat_age_s:.0f} s")

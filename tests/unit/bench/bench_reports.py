@@ -26,7 +26,7 @@ from machd.bench.staggered import Arrivals, StaggeredFigures, StaggeredTimings, 
 from machd.bench.statistics import Distribution
 from machd.bench.structured import StructuredFigures, StructuredRound
 from machd.bench.timing import RequestTiming
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 
 
 def made_timing(sent_s: float, *, first_s: float, gap_s: float, tokens: int) -> RequestTiming:

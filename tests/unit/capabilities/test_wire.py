@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.capabilities.document import ModelCapabilities, Versions, wire_capabilities
+from machd.capabilities.document import ModelCapabilities, wire_capabilities
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
+from machd.capabilities.versions import Versions
 
 KV = LayerCacheFacts("KVCache")
 ROTATING = LayerCacheFacts("RotatingKVCache", window_tokens=8)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from machd.capabilities.document import (
-    ModelCapabilities,
-    SpeculationReport,
-    Versions,
-    wire_capabilities,
-)
+from machd.capabilities.document import ModelCapabilities, SpeculationReport, wire_capabilities
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdicts import judge
+from machd.capabilities.versions import Versions
 from machd.dialects.inspection import _with_gain
 from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.draft_reading import DraftReading

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from machd.capabilities.document import Versions
+from machd.capabilities.versions import Versions
 from machd.dialects.fingerprint import system_fingerprint
 from machd.engine.fake.engine import FakeEngine
 

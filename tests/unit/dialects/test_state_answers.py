@@ -17,8 +17,8 @@ from machd.capabilities.document import (
     ModelCapabilities,
     ModelSummary,
     SpeculationInForce,
-    Versions,
 )
+from machd.capabilities.versions import Versions
 from machd.engine.protocol.engine import DiskReading
 from machd.http.health import Health
 from machd.scheduler.prefix_limits import PrefixReading

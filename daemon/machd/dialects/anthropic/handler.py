@@ -20,7 +20,9 @@ async def create_message(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation, in Anthropic's words."""
-    body, conversation = await read_conversation(request, context, MessagesRequest)
+    body, conversation = await read_conversation(
+        request, context, MessagesRequest, MessagesRequest.conversation
+    )
     service = context.service
     prepared = await service.prepare(conversation)
     identity = identify(request, context, endpoint="messages", prefix="msg_")
@@ -45,7 +47,9 @@ async def count_message_tokens(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenCount:
     """Tokens of the prompt that a conversation would have."""
-    _, conversation = await read_conversation(request, context, CountTokensRequest)
+    _, conversation = await read_conversation(
+        request, context, CountTokensRequest, CountTokensRequest.conversation
+    )
     service = context.service
     prepared = await service.prepare(conversation)
     return TokenCount(input_tokens=len(prepared.prompt))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -94,6 +94,8 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
         output_format: What ``output_config.format`` was called before.
         context_management: Accepted only where it asks for no change.
     """
+
+    uses_tokens: ClassVar[bool] = False
 
     messages: AnthropicMessageList
     system: SystemContent | None = None

@@ -60,7 +60,9 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
-    body, conversation = await read_conversation(request, context, ChatCompletionRequest)
+    body, conversation = await read_conversation(
+        request, context, ChatCompletionRequest, ChatCompletionRequest.conversation
+    )
     service = context.service
     options = body.options()
     prepared = await service.prepare(conversation)

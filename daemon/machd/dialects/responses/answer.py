@@ -186,7 +186,7 @@ class ForcedCustomTool(Struct, frozen=True, kw_only=True, tag="custom", tag_fiel
     name: str
 
 
-class AllowedTools(Struct, frozen=True, kw_only=True, tag="allowed_tools", tag_field="type"):
+class AllowedToolsEcho(Struct, frozen=True, kw_only=True, tag="allowed_tools", tag_field="type"):
     """The tools that may be called, as if there were no others."""
 
     mode: Literal["auto", "required"]
@@ -194,7 +194,7 @@ class AllowedTools(Struct, frozen=True, kw_only=True, tag="allowed_tools", tag_f
 
 
 ToolChoiceEcho: TypeAlias = (
-    Literal["none", "auto", "required"] | ForcedFunction | ForcedCustomTool | AllowedTools
+    Literal["none", "auto", "required"] | ForcedFunction | ForcedCustomTool | AllowedToolsEcho
 )
 
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 from machd.clock import Clock
 from machd.dialects.logprobs import chat_logprobs
 from machd.dialects.responses.answer import (
-    AllowedTools,
+    AllowedToolsEcho,
     CustomToolEcho,
     ForcedCustomTool,
     ForcedFunction,
@@ -222,7 +222,7 @@ def _tool_choice(choice: ResponsesToolChoice | None) -> ToolChoiceEcho:
         return choice
     if choice.type == "allowed_tools":
         named = [_forced(one.type, one.name) for one in choice.tools or () if one.is_served]
-        return AllowedTools(mode=choice.mode or "auto", tools=named)
+        return AllowedToolsEcho(mode=choice.mode or "auto", tools=named)
     return _forced(choice.type, choice.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Literal, Self, TypeAlias, TypeVar
+from typing import ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -43,8 +43,11 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     """A request for a generation; dialects derive theirs from it.
 
     Attributes:
+        uses_tokens: False if only the prompt is looked at, so that a client's limit on tokens does not count.
         model: May be left out where every name is accepted.
     """
+
+    uses_tokens: ClassVar[bool] = True
 
     model: ModelName | None = None
 
