@@ -20,7 +20,6 @@ from machd.scheduler.config import single_flight
 from machd.scheduler.events import Event, SequenceFinished
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
-from machd.serving.inbox import Abort, Submit
 from machd.serving.loop import EngineLoop
 from machd.serving.startup_guard import Probe
 
@@ -88,11 +87,11 @@ class Thread:
 
     def submit(self, *requests: SequenceRequest) -> None:
         """One request."""
-        self.loop.inbox.put(Submit(requests))
+        self.loop.submit(requests)
 
     def abort(self, *sequence_ids: str, error: MachdError | None = None) -> None:
         """End sequences."""
-        self.loop.inbox.put(Abort(sequence_ids, error))
+        self.loop.abort(sequence_ids, error)
 
     def fault(self) -> BaseException | None:
         """Why the thread ended, once it has."""

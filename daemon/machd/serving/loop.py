@@ -28,6 +28,7 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import Scheduler
+from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
 from machd.serving.config_change import ConfigChange
@@ -140,6 +141,24 @@ class EngineLoop:
     def snapshot(self) -> LoopSnapshot:
         """The newest counts; memory at most a second old."""
         return self._snapshots.newest
+
+    @property
+    def slot_count(self) -> int:
+        """Sequences that can run at once."""
+        return self.snapshot.slot_count
+
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """Bytes of keys and values that may be promised to sequences; None for no cap."""
+        return self.snapshot.kv_budget_bytes
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start the sequences of one request."""
+        self.inbox.put(Submit(requests))
+
+    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        """End sequences; ``error`` is None if their client simply has enough."""
+        self.inbox.put(Abort(sequence_ids, error))
 
     @property
     def idle_snapshot(self) -> LoopSnapshot:

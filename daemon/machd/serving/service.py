@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
@@ -32,10 +32,8 @@ from machd.serving.conversation import PreparedConversation, prepare_conversatio
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
-from machd.serving.inbox import Abort, Submit
 from machd.serving.key_limits import KeyLimits
 from machd.serving.lifecycle import Lifecycle
-from machd.serving.loop import EngineLoop
 from machd.serving.namespaces import cache_namespace, decode_namespace
 from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
@@ -48,6 +46,33 @@ _PREPARATION_LIMIT_S = 60.0
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class EngineThread(Protocol):
+    """The engine thread as generations use it; :class:`machd.serving.loop.EngineLoop` is one."""
+
+    @property
+    def loaded(self) -> Future[Engine]:
+        """The engine, once it is loaded."""
+        ...
+
+    @property
+    def slot_count(self) -> int:
+        """Sequences that can run at once."""
+        ...
+
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """Bytes of keys and values that may be promised to sequences; None for no cap."""
+        ...
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start the sequences of one request."""
+        ...
+
+    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        """End sequences; ``error`` is None if their client simply has enough."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,7 @@ class GenerationService:
     def __init__(
         self,
         *,
-        loop: EngineLoop,
+        loop: EngineThread,
         fanout: Fanout,
         lifecycle: Lifecycle,
         limits: GenerationLimits,
@@ -267,7 +292,7 @@ class GenerationService:
             self._key_limits.enter(identity.client)
         self._open[identity.generation_id] = generation
         self._all_closed.clear()
-        self._loop.inbox.put(Submit(tuple(requests)))
+        self._loop.submit(tuple(requests))
         return generation
 
     async def drain(self, timeout_s: float) -> bool:
@@ -309,7 +334,7 @@ class GenerationService:
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
         """Refuse for good what could not be queued on an idle daemon either."""
-        max_sequences = self._limits.max_queue + self._loop.snapshot.slot_count
+        max_sequences = self._limits.max_queue + self._loop.slot_count
         if prompts * n > max_sequences:
             raise InvalidRequestError(
                 f"{prompts} prompts with n {n} make {prompts * n} completions, and "
@@ -380,7 +405,7 @@ class GenerationService:
 
         Where it cannot hold the prompt itself, that is admission's to refuse.
         """
-        budget_bytes = self._loop.snapshot.kv_budget_bytes
+        budget_bytes = self._loop.kv_budget_bytes
         cache = self.model.cache
         if budget_bytes is None or not cache.bytes_per_token:
             return self.model.context_tokens
@@ -388,7 +413,7 @@ class GenerationService:
         return max(1, tokens - prompt_tokens)
 
     def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
-        self._loop.inbox.put(Abort(sequence_ids, error))
+        self._loop.abort(sequence_ids, error)
 
     def _spend(self, identity: GenerationIdentity, tokens: int) -> None:
         if identity.is_limited:
