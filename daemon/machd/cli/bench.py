@@ -51,8 +51,7 @@ from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
 from machd.settings.keys import setting_keys
-from machd.settings.layers import OriginKind
-from machd.settings.sources import LoadedSettings, process_environ
+from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 
 _NO_SERVER = 69
 _GOAL_MISSED = 1

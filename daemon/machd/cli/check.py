@@ -18,8 +18,7 @@ from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
-from machd.settings.layers import OriginKind
-from machd.settings.sources import LoadedSettings, process_environ
+from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 
 _HOLDS = 0
 _HOLDS_NOT = 1

@@ -13,10 +13,9 @@ from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import json_option, say, say_changed, say_json
 from machd.settings.explain import settings_toml
 from machd.settings.keys import setting_keys
-from machd.settings.layers import Origin, OriginKind
 from machd.settings.model import Settings
 from machd.settings.problems import nearest
-from machd.settings.sources import LoadedSettings
+from machd.settings.sources import LoadedSettings, Origin, OriginKind
 
 
 @click.group()

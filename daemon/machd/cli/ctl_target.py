@@ -17,8 +17,7 @@ import click
 from machd.admin.token import credential_path, read_token, token_paths
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.errors import NoDaemonError, SettingsError
-from machd.settings.layers import OriginKind
-from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
+from machd.settings.sources import LoadedSettings, OriginKind, SettingsSources, process_environ
 
 _KEY = "machd.ctl."
 _SERVICE_SOCKET = Path("/run/machd/admin.sock")

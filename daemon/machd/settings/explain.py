@@ -12,10 +12,9 @@ from typing import cast
 import tomlkit
 
 from machd.settings.keys import SettingKey, setting_keys, setting_sections
-from machd.settings.layers import Origin, OriginKind
 from machd.settings.model import Settings
 from machd.settings.problems import printable
-from machd.settings.sources import LoadedSettings
+from machd.settings.sources import LoadedSettings, Origin, OriginKind
 
 MASK = "********"
 _WIDTH_CHARS = 80

@@ -7,14 +7,12 @@ further ones stand in :data:`ALIASES`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import NoneType, UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from functools import cache
+from typing import Any
 
-from annotated_types import Ge, Le
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from machd.settings.model import Settings
@@ -46,13 +44,13 @@ ALIASES = (
 
 
 class ValueKind(StrEnum):
-    """What a key takes."""
+    """Types of values, in JSON schema's words."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
     NUMBER = "number"
-    TEXT = "text"
-    LIST = "list"
+    TEXT = "string"
+    LIST = "array"
     """Of texts; separated by commas in a variable or a flag."""
 
 
@@ -124,6 +122,7 @@ class SettingSection:
     keys: tuple[SettingKey, ...]
 
 
+@cache
 def setting_sections(model: type[Settings] = Settings) -> tuple[SettingSection, ...]:
     """Every section of ``model``, in the order of the class."""
     sections: list[SettingSection] = []
@@ -131,7 +130,10 @@ def setting_sections(model: type[Settings] = Settings) -> tuple[SettingSection, 
         section = field.annotation
         assert isinstance(section, type), f"{name} is not a section"
         assert issubclass(section, SettingsSection), f"{name} is not a section"
-        keys = tuple(_key(name, key, info) for key, info in section.model_fields.items())
+        schemas = section.model_json_schema()["properties"]
+        keys = tuple(
+            _key(name, key, info, schemas[key]) for key, info in section.model_fields.items()
+        )
         sections.append(SettingSection(name, section.__doc__ or "", keys))
     return tuple(sections)
 
@@ -146,22 +148,15 @@ def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
     return tuple(key for key in setting_keys(type(new)) if key.value_in(old) != key.value_in(new))
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What a field's type says: the kind of value, the words, and the marks on both."""
-
-    kind: ValueKind
-    choices: tuple[str, ...]
-    words: tuple[str, ...]
-    is_optional: bool
-    is_secret: bool
-    marks: tuple[object, ...]
-
-
-def _key(section: str, name: str, field: FieldInfo) -> SettingKey:
+def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -> SettingKey:
+    """Describe a field by its JSON schema, which is that of one type, perhaps beside words or null."""
     aliases = [alias for alias in ALIASES if alias.dotted == f"{section}.{name}"]
-    taken = _taken(field)
-    assert field.default is None or not taken.is_secret, "a secret with a default is none"
+    forms: list[Mapping[str, Any]] = schema.get("anyOf", [schema])
+    plain = [one for one in forms if "const" not in one and one.get("type") != "null"]
+    assert len(plain) == 1, f"a setting has one type, and perhaps words or None: {schema}"
+    (form,) = plain
+    is_secret = Mark.SECRET in field.metadata or form.get("format") == "password"
+    assert field.default is None or not is_secret, "a secret with a default is none"
     return SettingKey(
         section=section,
         name=name,
@@ -173,55 +168,24 @@ def _key(section: str, name: str, field: FieldInfo) -> SettingKey:
             f"--{section}-{name}".replace("_", "-"),
             *(alias.flag for alias in aliases if alias.flag),
         ),
-        kind=taken.kind,
+        kind=ValueKind(form["type"]),
         default=field.default,
         description=field.description or "",
-        choices=taken.choices,
-        words=taken.words,
-        least=_least(taken.marks),
-        most=_most(taken.marks),
+        choices=tuple(form.get("enum", ())),
+        words=tuple(one["const"] for one in forms if "const" in one),
+        least=form.get("minimum"),
+        most=form.get("maximum"),
         example=_example(field),
-        is_optional=taken.is_optional,
-        is_secret=taken.is_secret,
+        is_optional=len(forms) > len(plain) and {"type": "null"} in forms,
+        is_secret=is_secret,
         is_live=Mark.RESTART not in field.metadata,
     )
 
 
 def _example(field: FieldInfo) -> object:
-    """The first example; a tuple where TOML and JSON have a list."""
+    """Return the first example; a tuple where TOML and JSON have a list."""
     example = next(iter(field.examples or ()), None)
     return tuple(example) if isinstance(example, list) else example
-
-
-def _taken(field: FieldInfo) -> _Taken:
-    """Read a type: one, perhaps beside a ``Literal`` of words, perhaps beside None."""
-    annotation = field.annotation
-    is_union = get_origin(annotation) in {Union, UnionType}
-    members = get_args(annotation) if is_union else (annotation,)
-    types = [member for member in members if member is not NoneType]
-    literals = [one for one in types if get_origin(one) is Literal] if len(types) > 1 else []
-    plain = [one for one in types if one not in literals]
-    assert len(plain) == 1, f"a setting has one type, and perhaps words or None: {annotation}"
-    bare, marks = _bare(plain[0])
-    kind, choices = _kind(bare)
-    assert not literals or kind in {ValueKind.INTEGER, ValueKind.NUMBER}, "words go with numbers"
-    return _Taken(
-        kind=kind,
-        choices=choices,
-        words=tuple(str(word) for literal in literals for word in get_args(literal)),
-        is_optional=len(types) < len(members),
-        is_secret=Mark.SECRET in field.metadata or bare is SecretStr,
-        marks=(*field.metadata, *marks),
-    )
-
-
-def _bare(annotation: object) -> tuple[object, tuple[object, ...]]:
-    """A type without ``Annotated``, and what that said of it, bounds in a ``Field`` included."""
-    if get_origin(annotation) is not Annotated:
-        return annotation, ()
-    bare, *notes = get_args(annotation)
-    fields = [note for note in notes if isinstance(note, FieldInfo)]
-    return bare, (*notes, *(mark for one in fields for mark in one.metadata))
 
 
 def _bounds_text(least: float | None, most: float | None) -> str:
@@ -230,35 +194,3 @@ def _bounds_text(least: float | None, most: float | None) -> str:
     if least is not None:
         return f"at least {least:.15g}"
     return "" if most is None else f"at most {most:.15g}"
-
-
-def _kind(annotation: object) -> tuple[ValueKind, tuple[str, ...]]:
-    """What a type takes, and its words if it is a ``Literal``."""
-    if get_origin(annotation) is Literal:
-        return ValueKind.TEXT, tuple(str(choice) for choice in get_args(annotation))
-    if get_origin(annotation) is tuple:
-        return ValueKind.LIST, ()
-    kinds: dict[object, ValueKind] = {
-        bool: ValueKind.BOOLEAN,
-        int: ValueKind.INTEGER,
-        float: ValueKind.NUMBER,
-        str: ValueKind.TEXT,
-        SecretStr: ValueKind.TEXT,
-    }
-    assert annotation in kinds, f"a setting cannot be of the type {annotation}"
-    return kinds[annotation], ()
-
-
-def _least(metadata: Iterable[object]) -> float | None:
-    """The ``ge`` bound, if there is one."""
-    return next((_bound(mark.ge) for mark in metadata if isinstance(mark, Ge)), None)
-
-
-def _most(metadata: Iterable[object]) -> float | None:
-    """The ``le`` bound, if there is one."""
-    return next((_bound(mark.le) for mark in metadata if isinstance(mark, Le)), None)
-
-
-def _bound(limit: object) -> float:
-    assert isinstance(limit, int | float), f"a bound is a number: {limit}"
-    return float(limit)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
@@ -342,8 +343,12 @@ class ProbeSettings(SettingsSection):
     )
 
 
-class Settings(SettingsSection):
+class Settings(BaseSettings):
     """Everything that can be set. Every key is optional."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -383,3 +388,14 @@ class Settings(SettingsSection):
                 "the admin API another address, or set admin.listen to off"
             )
         return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's
+        init_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_named: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what is passed and nothing else; :mod:`machd.settings.sources` reads files and variables."""
+        return (init_settings,)

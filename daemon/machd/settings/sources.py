@@ -1,39 +1,75 @@
-"""Settings put together: a TOML file, ``LME_*`` variables and flags, in rising order.
+"""Settings out of their sources: a TOML file, ``LME_*`` variables and flags, in rising order.
 
 While the daemon runs, what an operator changes over the admin API stands above all of them.
 
-Every value is checked where it was given, even if a stronger source overrides it, and every
-problem of every source is reported in one :class:`~machd.errors.SettingsError`.
+pydantic-settings merges what the sources give. Every value is checked where it was given, even if a stronger
+source overrides it, and every problem of every source is reported in one
+:class:`~machd.errors.SettingsError`: see docs/decisions/0044-settings-on-pydantic-settings.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import InitSettingsSource, PydanticBaseSettingsSource
 
 from machd.errors import SettingsError
-from machd.settings.file import find_settings_file
-from machd.settings.keys import SettingKey, setting_keys
-from machd.settings.layers import (
-    Given,
-    Origin,
-    OriginKind,
-    given_by_environment,
-    given_by_file,
-    given_by_flags,
-    given_by_operator,
+from machd.settings.file import (
+    CONFIG_VARIABLE,
+    SettingsFile,
+    find_settings_file,
+    read_settings_file,
 )
+from machd.settings.keys import ENVIRONMENT_PREFIX, SettingKey, setting_keys
 from machd.settings.model import Settings
-from machd.settings.problems import printable, value_problem
+from machd.settings.problems import nearest, printable, shortened, value_problem
+
+Keys = Mapping[str, SettingKey]
+"""The settings table by dotted key."""
+
+
+class OriginKind(StrEnum):
+    """The sources, weakest first."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+    ADMIN = "admin"
+
 
 _TYPED = frozenset({OriginKind.FILE, OriginKind.ADMIN})
 """Origins that have types of their own: TOML, JSON. The others have text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value came from.
+
+    Attributes:
+        detail: The file's path, the variable's name, the flag, or ``the admin API``; empty for a
+            default.
+    """
+
+    kind: OriginKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that one source gives for one key, not yet checked."""
+
+    key: SettingKey
+    value: object
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +109,39 @@ class SettingsSources:
         return load_settings(config_path=self.config_path, environ=self.environ, flags=self.flags)
 
 
-def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSettings:
-    """Settings with others above them, in tables like a file's; no source is read again.
+class GivenSource(PydanticBaseSettingsSource):
+    """The values of one source, each checked by itself.
 
-    Raises:
-        SettingsError: Something in ``overrides`` is wrong; there is a line for each problem.
+    Attributes:
+        origins: Origin of each value, by dotted key.
+        problems: A line for each value, name or file that is wrong.
     """
-    model = type(base.settings)
-    values = {section: dict(getattr(base.settings, section)) for section in model.model_fields}
-    layers = _Layers(model, values, dict(base.origins))
-    layers.lay(given_by_operator(overrides, layers.keys))
-    return layers.loaded(base.config_file)
 
+    def __init__(self, model: type[Settings], given: Iterable[Given | str]) -> None:
+        """Check everything that the source gives."""
+        super().__init__(model)
+        self.origins: dict[str, Origin] = {}
+        self.problems: list[str] = []
+        self._values: dict[str, dict[str, object]] = {}
+        for one in given:
+            if isinstance(one, str):
+                self.problems.append(one)
+                continue
+            try:
+                value = _checked(one, model)
+            except ValidationError as error:
+                self.problems += _value_problems(one, error)
+            else:
+                self._values.setdefault(one.key.section, {})[one.key.name] = value
+            self.origins[one.key.dotted] = one.origin
 
-def name_problems(tables: Mapping[str, object], model: type[Settings] = Settings) -> list[str]:
-    """A line for each section or key in tables like a file's that does not exist."""
-    keys = {key.dotted: key for key in setting_keys(model)}
-    given = given_by_operator(tables, keys)
-    return [printable(one) for one in given if isinstance(one, str)]
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002 - the library's
+        """Return a section's values."""
+        return self._values.get(field_name), field_name, True
 
-
-def process_environ() -> dict[str, str]:
-    """A copy of this process's environment. Everything else is handed one."""
-    return dict(os.environ)  # noqa: TID251 - the one place that reads it
+    def __call__(self) -> dict[str, Any]:
+        """Return the values by section and key."""
+        return dict(self._values)
 
 
 def load_settings(
@@ -109,63 +155,152 @@ def load_settings(
 
     Args:
         config_path: The file that ``--config`` names; None to look in the usual places.
-        environ: Variables; those that do not start with ``LME_`` are none of ours.
+        environ: Variables; those that do not start with ``LME_`` are none of machd's.
         flags: Values by dotted key, only for the flags that were given.
         model: The class to fill; tests bring their own.
 
     Raises:
         SettingsError: Something is wrong; there is a line for each problem of each source.
     """
-    layers = _Layers(model, {}, {})
+    keys = _keys_of(model)
     file = find_settings_file(config_path, environ)
-    layers.lay(given_by_file(file, layers.keys))
-    layers.lay(given_by_environment(environ, layers.keys))
-    layers.lay(given_by_flags(flags, layers.keys))
-    return layers.loaded(None if file is None else file.path)
+    given = (_by_flags(flags, keys), _by_environment(environ, keys), _by_file(file, keys))
+    sources = [GivenSource(model, one) for one in given]
+    default = Origin(OriginKind.DEFAULT)
+    return _merged(
+        model, sources, (), dict.fromkeys(keys, default), None if file is None else file.path
+    )
 
 
-class _Layers:
-    """Values laid one source above the other, each checked where it was given."""
+def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSettings:
+    """Lay other values above settings, in tables like a file's; no source is read again.
 
-    def __init__(
-        self,
-        model: type[Settings],
-        values: dict[str, dict[str, object]],
-        origins: dict[str, Origin],
-    ) -> None:
-        self.keys = {key.dotted: key for key in setting_keys(model)}
-        self._model = model
-        self._values = values
-        self._origins = dict.fromkeys(self.keys, Origin(OriginKind.DEFAULT)) | origins
-        self._problems: list[str] = []
+    Raises:
+        SettingsError: Something in ``overrides`` is wrong; there is a line for each problem.
+    """
+    model = type(base.settings)
+    source = GivenSource(model, _by_operator(overrides, _keys_of(model)))
+    below = {section: dict(getattr(base.settings, section)) for section in model.model_fields}
+    return _merged(
+        model, [source], (InitSettingsSource(model, below),), base.origins, base.config_file
+    )
 
-    def lay(self, source: Iterator[Given | str]) -> None:
-        """Lay what a source gives above what is there."""
-        for given in source:
-            if isinstance(given, str):
-                self._problems.append(given)
-                continue
-            try:
-                value = _checked(given, self._model)
-            except ValidationError as error:
-                self._problems.extend(_value_problems(given, error))
-            else:
-                self._values.setdefault(given.key.section, {})[given.key.name] = value
-            self._origins[given.key.dotted] = given.origin
 
-    def loaded(self, config_file: Path | None) -> LoadedSettings:
-        """What it all comes to.
+def _keys_of(model: type[Settings]) -> Keys:
+    return {key.dotted: key for key in setting_keys(model)}
 
-        Raises:
-            SettingsError: Something was wrong.
-        """
-        if self._problems:
-            raise SettingsError([printable(problem) for problem in self._problems])
-        return LoadedSettings(
-            settings=_assembled(self._model, self._values),
-            origins=MappingProxyType(self._origins),
-            config_file=config_file,
-        )
+
+def _merged(
+    model: type[Settings],
+    sources: list[GivenSource],
+    below: tuple[PydanticBaseSettingsSource, ...],
+    origins: Mapping[str, Origin],
+    config_file: Path | None,
+) -> LoadedSettings:
+    """Merge sources, the strongest first, above others that are known to be right.
+
+    Raises:
+        SettingsError: Something is wrong with a source, or between keys of several.
+    """
+    if problems := [problem for source in reversed(sources) for problem in source.problems]:
+        raise SettingsError([printable(problem) for problem in problems])
+    for source in reversed(sources):
+        origins = {**origins, **source.origins}
+    build: dict[str, Any] = {
+        "_build_sources": ((*sources, *below), {})
+    }  # unknown to the mypy plugin
+    try:
+        settings = model(**build)
+    except ValidationError as error:
+        lines = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
+        raise SettingsError(lines) from None
+    return LoadedSettings(settings, MappingProxyType(dict(origins)), config_file)
+
+
+def name_problems(tables: Mapping[str, object], model: type[Settings] = Settings) -> list[str]:
+    """A line for each section or key in tables like a file's that does not exist."""
+    keys = {key.dotted: key for key in setting_keys(model)}
+    given = _by_operator(tables, keys)
+    return [printable(one) for one in given if isinstance(one, str)]
+
+
+def process_environ() -> dict[str, str]:
+    """A copy of this process's environment. Everything else is handed one."""
+    return dict(os.environ)  # noqa: TID251 - the one place that reads it
+
+
+def _by_file(file: SettingsFile | None, keys: Keys) -> Iterator[Given | str]:
+    """What the file's sections say; an unreadable file is its problems."""
+    if file is None:
+        return
+    try:
+        tables = read_settings_file(file)
+    except SettingsError as error:
+        yield from error.problems
+        return
+    yield from _by_tables(tables, Origin(OriginKind.FILE, str(file.path)), keys)
+
+
+def _by_operator(tables: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
+    """What an operator has changed while the daemon runs, in tables like a file's."""
+    yield from _by_tables(tables, Origin(OriginKind.ADMIN, "the admin API"), keys)
+
+
+def _by_tables(tables: Mapping[str, object], origin: Origin, keys: Keys) -> Iterator[Given | str]:
+    sections = {key.section for key in keys.values()}
+    for section, table in tables.items():
+        if section not in sections:
+            near = _nearest_section(section, keys)
+            shown = shortened(section)
+            yield f"{shown}: no such section; did you mean {near}? ({origin.detail})"
+        elif not isinstance(table, dict):
+            yield f"{section}: is a section; write [{section}] ({origin.detail})"
+        else:
+            for name, value in table.items():
+                yield _given(f"{section}.{name}", value, origin, keys)
+
+
+def _by_environment(environ: Mapping[str, str], keys: Keys) -> Iterator[Given | str]:
+    """What the ``LME_*`` variables say; two spellings of one key have to agree."""
+    key_of = {name: key for key in keys.values() for name in key.environment_names}
+    ours = {name for name in environ if name.startswith(ENVIRONMENT_PREFIX)} - {CONFIG_VARIABLE}
+    for name in sorted(ours - key_of.keys()):
+        near = nearest(name, (*key_of, CONFIG_VARIABLE))
+        yield f"{shortened(name)}: no such variable; did you mean {near}?"
+    for key in keys.values():
+        names = [name for name in key.environment_names if name in ours]
+        if len({environ[name] for name in names}) > 1:
+            yield f"{key.dotted}: given twice, and not the same; keep one ({', '.join(names)})"
+        for name in names:
+            yield Given(key, environ[name], Origin(OriginKind.ENVIRONMENT, name))
+
+
+def _by_flags(flags: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
+    """What the flags say, by dotted key."""
+    for dotted, value in flags.items():
+        flag = keys[dotted].flag_names[0] if dotted in keys else "flag"
+        yield _given(dotted, value, Origin(OriginKind.FLAG, flag), keys)
+
+
+def _given(dotted: str, value: object, origin: Origin, keys: Keys) -> Given | str:
+    """The value, or the problem that there is no such key."""
+    if dotted in keys:
+        return Given(keys[dotted], value, origin)
+    near = _nearest_key(dotted, keys)
+    return f"{shortened(dotted)}: no such setting; did you mean {near}? ({origin.detail})"
+
+
+def _nearest_key(dotted: str, keys: Keys) -> str:
+    """The same name in another section, or else the most alike."""
+    name = dotted.rpartition(".")[2]
+    namesakes = [key.dotted for key in keys.values() if key.name == name]
+    return nearest(dotted, namesakes or keys)
+
+
+def _nearest_section(section: str, keys: Keys) -> str:
+    """A key written outside its section, or else the section most alike."""
+    namesakes = [key.dotted for key in keys.values() if key.name == section]
+    return nearest(section, namesakes or [f"[{key.section}]" for key in keys.values()])
 
 
 def _checked(given: Given, model: type[Settings]) -> object:
@@ -201,12 +336,3 @@ def _value_problems(given: Given, error: ValidationError) -> Iterator[str]:
     for detail in details:
         what = value_problem(given.key, detail, is_toml=is_toml)
         yield f"{given.key.dotted}: {what} ({given.origin.detail})"
-
-
-def _assembled(model: type[Settings], values: Mapping[str, Mapping[str, object]]) -> Settings:
-    """The settings of checked values; what is left to go wrong lies between keys."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        lines = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
-        raise SettingsError(lines) from None

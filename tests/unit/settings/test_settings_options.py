@@ -12,8 +12,7 @@ from unit.settings.setting_values import KEYS
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.errors import SettingsError
 from machd.settings.keys import SettingKey, ValueKind
-from machd.settings.layers import OriginKind
-from machd.settings.sources import LoadedSettings
+from machd.settings.sources import LoadedSettings, OriginKind
 
 each_key = pytest.mark.parametrize("key", KEYS, ids=[key.dotted for key in KEYS])
 

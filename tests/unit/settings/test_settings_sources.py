@@ -13,9 +13,14 @@ from unit.settings.setting_values import KEYS, as_toml, as_variable, as_variable
 
 from machd.errors import SettingsError
 from machd.settings.keys import SettingKey
-from machd.settings.layers import Origin, OriginKind
 from machd.settings.model import Settings
-from machd.settings.sources import LoadedSettings, load_settings, process_environ
+from machd.settings.sources import (
+    LoadedSettings,
+    Origin,
+    OriginKind,
+    load_settings,
+    process_environ,
+)
 
 each_key = pytest.mark.parametrize("key", KEYS, ids=[key.dotted for key in KEYS])
 
