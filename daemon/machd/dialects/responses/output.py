@@ -1,10 +1,13 @@
-"""One output item of a response while it grows, and the events that tell of it."""
+"""The output items of a response as they grow, and the events that tell of them.
+
+A whole answer is made by the same code as a stream, with the events thrown away, so that the two cannot differ.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias, TypedDict
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -46,37 +49,27 @@ from machd.serving.output import (
 
 
 class EventFrames:
-    """Writes events, and knows the number of the next one."""
+    """Writes the events of one response and counts them."""
 
     def __init__(self) -> None:
         """Start at 0."""
         self._encoder = msgspec.json.Encoder()
         self._next_number = 0
 
-    def number(self) -> int:
-        """The next ``sequence_number``; each is given out once."""
-        number, self._next_number = self._next_number, self._next_number + 1
-        return number
-
-    def frame(self, event: ResponseEvent) -> bytes:
-        """One event."""
+    def frame(self, kind: Callable[..., ResponseEvent], **fields: object) -> bytes:
+        """Encode the next event; ``fields`` are those of ``kind`` but ``sequence_number``."""
+        event = kind(sequence_number=self._next_number, **fields)
+        self._next_number += 1
         return event_frame(str(event.__struct_config__.tag), self._encoder.encode(event))
 
 
-class _Place(TypedDict):
-    """Fields of every event about one item."""
-
-    sequence_number: int
-    output_index: int
-    item_id: str
-
-
-class _Growing:
-    """An item with an id, a place and text."""
+class GrowingItem(ABC):
+    """An output item with an id, an index and text."""
 
     prefix = ""
 
     def __init__(self, frames: EventFrames, index: int) -> None:
+        """Begin the item at ``index`` of the output."""
         self._frames = frames
         self.index = index
         self.id = f"{self.prefix}_{secrets.token_hex(14)}"
@@ -84,30 +77,30 @@ class _Growing:
 
     @property
     def text(self) -> str:
+        """All of the text so far."""
         return "".join(self._texts)
 
-    def _place(self) -> _Place:
-        """Return the fields of the next event."""
-        return _Place(
-            sequence_number=self._frames.number(), output_index=self.index, item_id=self.id
-        )
+    @abstractmethod
+    def open(self) -> bytes:
+        """Frame the events that begin the item, which is empty."""
+
+    @abstractmethod
+    def close(self) -> bytes:
+        """Frame the events that end the text; the item comes next."""
+
+    @abstractmethod
+    def item(self, status: ItemStatus) -> OutputItem:
+        """Return the item with its text so far."""
 
     def _added(self, item: OutputItem) -> bytes:
-        return self._frames.frame(
-            OutputItemAdded(
-                sequence_number=self._frames.number(), output_index=self.index, item=item
-            )
-        )
+        return self._frames.frame(OutputItemAdded, output_index=self.index, item=item)
 
-    def _part_added(self, part: OutputText | ReasoningText) -> bytes:
-        return self._frames.frame(ContentPartAdded(**self._place(), part=part))
-
-    def _part_done(self, part: OutputText | ReasoningText) -> bytes:
-        return self._frames.frame(ContentPartDone(**self._place(), part=part))
+    def _frame(self, kind: Callable[..., ResponseEvent], **fields: object) -> bytes:
+        return self._frames.frame(kind, output_index=self.index, item_id=self.id, **fields)
 
 
-class GrowingMessage(_Growing):
-    """A message: one part, its text."""
+class GrowingMessage(GrowingItem):
+    """A message with one part, its text."""
 
     prefix = "msg"
 
@@ -116,56 +109,56 @@ class GrowingMessage(_Growing):
         self._logprobs: list[OutputTokenLogprob] = []
 
     def open(self) -> bytes:
-        """The item begins, empty."""
+        """Frame the empty item."""
         item = MessageItem(id=self.id, status="in_progress", content=[])
-        return self._added(item) + self._part_added(OutputText(text=""))
+        return self._added(item) + self._frame(ContentPartAdded, part=OutputText(text=""))
 
     def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> bytes:
-        """Some more text."""
+        """Append text."""
         self._texts.append(text)
         self._logprobs += logprobs
-        return self._frames.frame(OutputTextDelta(**self._place(), delta=text, logprobs=logprobs))
+        return self._frame(OutputTextDelta, delta=text, logprobs=logprobs)
 
     def close(self) -> bytes:
-        """The text is whole; the item comes next."""
-        done = OutputTextDone(**self._place(), text=self.text, logprobs=self._logprobs)
-        return self._frames.frame(done) + self._part_done(self._part())
+        """Frame the whole text."""
+        done = self._frame(OutputTextDone, text=self.text, logprobs=self._logprobs)
+        return done + self._frame(ContentPartDone, part=self._part())
 
     def item(self, status: ItemStatus) -> MessageItem:
-        """What it has become."""
+        """Return the item with its text so far."""
         return MessageItem(id=self.id, status=status, content=[self._part()])
 
     def _part(self) -> OutputText:
         return OutputText(text=self.text, logprobs=self._logprobs)
 
 
-class GrowingThoughts(_Growing):
-    """Thoughts: one part, their text."""
+class GrowingThoughts(GrowingItem):
+    """Thoughts with one part, their text."""
 
     prefix = "rs"
 
     def open(self) -> bytes:
-        """The item begins, empty."""
+        """Frame the empty item."""
         item = ReasoningItem(id=self.id, status="in_progress", content=[])
-        return self._added(item) + self._part_added(ReasoningText(text=""))
+        return self._added(item) + self._frame(ContentPartAdded, part=ReasoningText(text=""))
 
     def add(self, text: str) -> bytes:
-        """Some more text."""
+        """Append text."""
         self._texts.append(text)
-        return self._frames.frame(ReasoningTextDelta(**self._place(), delta=text))
+        return self._frame(ReasoningTextDelta, delta=text)
 
     def close(self) -> bytes:
-        """The text is whole; the item comes next."""
-        done = ReasoningTextDone(**self._place(), text=self.text)
-        return self._frames.frame(done) + self._part_done(ReasoningText(text=self.text))
+        """Frame the whole text."""
+        done = self._frame(ReasoningTextDone, text=self.text)
+        return done + self._frame(ContentPartDone, part=ReasoningText(text=self.text))
 
     def item(self, status: ItemStatus) -> ReasoningItem:
-        """What it has become."""
+        """Return the item with its text so far."""
         return ReasoningItem(id=self.id, status=status, content=[ReasoningText(text=self.text)])
 
 
-class GrowingCall(_Growing):
-    """A call: no parts, but arguments."""
+class GrowingCall(GrowingItem):
+    """A call of a function, with arguments in place of parts."""
 
     prefix = "fc"
 
@@ -175,55 +168,46 @@ class GrowingCall(_Growing):
         self._name = name
 
     def open(self) -> bytes:
-        """The item begins, empty."""
+        """Frame the empty item."""
         return self._added(self.item("in_progress"))
 
     def add(self, text: str) -> bytes:
-        """Some more text."""
+        """Append to the arguments."""
         self._texts.append(text)
-        return self._frames.frame(ArgumentsDelta(**self._place(), delta=text))
+        return self._frame(ArgumentsDelta, delta=text)
 
     def close(self) -> bytes:
-        """The text is whole; the item comes next."""
-        return self._frames.frame(
-            ArgumentsDone(**self._place(), name=self._name, arguments=self.text)
-        )
+        """Frame the whole text."""
+        return self._frame(ArgumentsDone, name=self._name, arguments=self.text)
 
-    def item(self, status: ItemStatus) -> FunctionCallItem:
-        """What it has become."""
+    def item(self, status: ItemStatus) -> OutputItem:
+        """Return the item with its text so far."""
         return FunctionCallItem(
-            id=self.id, call_id=self._call_id, name=self._name, arguments=self.text, status=status
+            id=self.id,
+            call_id=self._call_id,
+            name=self._name,
+            arguments=self.text,
+            status=status,
         )
 
 
-class GrowingCustomCall(_Growing):
-    """A custom tool's call: no parts, but a text, which is known when its JSON is whole."""
+class GrowingCustomCall(GrowingCall):
+    """A custom tool's call: its arguments are JSON around the input, known when that is whole."""
 
     prefix = "ctc"
 
-    def __init__(self, frames: EventFrames, index: int, call_id: str, name: str) -> None:
-        super().__init__(frames, index)
-        self._call_id = call_id
-        self._name = name
-
-    def open(self) -> bytes:
-        """The item begins, empty."""
-        return self._added(self.item("in_progress"))
-
     def add(self, text: str) -> bytes:
-        """Some more of the JSON around the text; nothing to tell yet."""
+        """Append to the JSON around the input; no event yet."""
         self._texts.append(text)
         return b""
 
     def close(self) -> bytes:
-        """The text, all at once; the item comes next."""
+        """Frame the whole text."""
         text = custom_input(self.text)
-        delta = CustomInputDelta(**self._place(), delta=text)
-        done = CustomInputDone(**self._place(), input=text)
-        return self._frames.frame(delta) + self._frames.frame(done)
+        return self._frame(CustomInputDelta, delta=text) + self._frame(CustomInputDone, input=text)
 
-    def item(self, status: ItemStatus) -> CustomToolCallItem:
-        """What it has become."""
+    def item(self, status: ItemStatus) -> OutputItem:
+        """Return the item with its text so far."""
         return CustomToolCallItem(
             id=self.id,
             call_id=self._call_id,
@@ -231,9 +215,6 @@ class GrowingCustomCall(_Growing):
             input=custom_input(self.text),
             status=status,
         )
-
-
-GrowingItem: TypeAlias = GrowingMessage | GrowingThoughts | GrowingCall | GrowingCustomCall
 
 
 class ResponseOutput:
@@ -281,9 +262,7 @@ class ResponseOutput:
                 kind = GrowingCustomCall if name in self._custom_tools else GrowingCall
                 return closing + self._begin(kind(self._frames, len(self._done), call_id, name))
             case ToolCallArguments(_, text):
-                assert isinstance(self._open, GrowingCall | GrowingCustomCall), (
-                    "arguments follow a call's start"
-                )
+                assert isinstance(self._open, GrowingCall), "arguments follow a call's start"
                 return self._open.add(text)
             case ToolCallEnd():
                 return self._close("completed", is_whole=True)
@@ -315,13 +294,11 @@ class ResponseOutput:
         """End the open item; a call without its end is incomplete, whatever ended it."""
         if self._open is None:
             return b""
-        if isinstance(self._open, GrowingCall | GrowingCustomCall) and not is_whole:
+        if isinstance(self._open, GrowingCall) and not is_whole:
             status = "incomplete"
         closing = self._open.close()
         item = self._open.item(status)
-        done = OutputItemDone(
-            sequence_number=self._frames.number(), output_index=self._open.index, item=item
-        )
+        done = self._frames.frame(OutputItemDone, output_index=self._open.index, item=item)
         self._done.append(item)
         self._open = None
-        return closing + self._frames.frame(done)
+        return closing + done

@@ -81,10 +81,10 @@ class ResponsesDialect:
 
     def opening(self, _usage: GenerationUsage) -> bytes:
         """The response without any item, twice, as OpenAI's clients want it."""
-        frames = self._frames
-        created = ResponseCreated(sequence_number=frames.number(), response=self._opened)
-        in_progress = ResponseInProgress(sequence_number=frames.number(), response=self._opened)
-        return frames.frame(created) + frames.frame(in_progress)
+        return b"".join(
+            self._frames.frame(kind, response=self._opened)
+            for kind in (ResponseCreated, ResponseInProgress)
+        )
 
     def event(self, delta: ChoiceDelta) -> bytes:
         """What the items gained; with the last delta, the end of the last item."""
@@ -99,16 +99,14 @@ class ResponsesDialect:
         response = self._finished(usage)
         self._keep(msgspec.json.encode(response), response.output)
         last = ResponseIncomplete if self._is_cut_short else ResponseCompleted
-        return self._frames.frame(last(sequence_number=self._frames.number(), response=response))
+        return self._frames.frame(last, response=response)
 
     def failure(self, error: MachdError) -> bytes:
         """The response as far as its items are done."""
         response = msgspec.structs.replace(
             self._opened, status="failed", error=_failure(error), output=self._output.items
         )
-        return self._frames.frame(
-            ResponseFailed(sequence_number=self._frames.number(), response=response)
-        )
+        return self._frames.frame(ResponseFailed, response=response)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
         """What the last event of a stream holds."""
