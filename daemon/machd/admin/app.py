@@ -11,21 +11,13 @@ from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp
 
-from machd.admin.cache import clear_cache
-from machd.admin.config import get_config, patch_config, reload, set_log_level
 from machd.admin.context import AdminContext
-from machd.admin.endpoints import ADMIN_ENDPOINTS
-from machd.admin.events import watch_events
+from machd.admin.endpoints import ADMIN_ENDPOINTS, ADMIN_HANDLERS
 from machd.admin.gate import AdminGate
-from machd.admin.mode import drain, probe, resume, set_mode
-from machd.admin.requests import abort_requests, list_requests
-from machd.admin.status import get_status
 from machd.admin.token import AdminToken
-from machd.admin.warming import MAX_WARM_BODY_BYTES, warm_cache
-from machd.dialects.inspection import get_metrics
-from machd.http.authentication import PUBLIC
+from machd.admin.warming import MAX_WARM_BODY_BYTES
+from machd.http.endpoint import PUBLIC
 from machd.http.failures import Failures
-from machd.http.health import get_live, get_ready
 
 _MAX_BODY_BYTES = 64 * 1024
 """Longest body of an admin request: settings are small."""
@@ -38,25 +30,7 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     context.lifecycle.watch(context.feed.on_state)
     context.configuration.watch(context.feed.on_settings)
     app = Litestar(
-        [
-            get_status,
-            get_config,
-            patch_config,
-            reload,
-            drain,
-            resume,
-            set_mode,
-            list_requests,
-            abort_requests,
-            clear_cache,
-            warm_cache,
-            probe,
-            set_log_level,
-            watch_events,
-            get_metrics,
-            get_live,
-            get_ready,
-        ],
+        list(ADMIN_HANDLERS),
         dependencies={
             "admin": Provide(lambda: context, sync_to_thread=False),
             "context": Provide(context.public, sync_to_thread=False),

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from msgspec import Struct
 
 from machd.admin.context import AdminContext
+from machd.admin.endpoint import endpoint
 from machd.admin.status import StoredResponses, stored_responses
 from machd.engine.protocol.engine import MemoryReading
 from machd.errors import ConflictError, InvalidRequestError, UnavailableError
@@ -48,11 +49,11 @@ _POLL_S = 0.02
 _FLAGS = {"true": True, "false": False}
 
 
-@post("/admin/cache/clear", status_code=200)
+@endpoint("POST /admin/cache/clear", CacheCleared, also=(400, 409))
 async def clear_cache(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> CacheCleared:
-    """Forget the stored responses and the prefix cache; what is on disk only with ``disk=true``."""
+    """Forget the stored responses and the prefix cache, with disk=true also on disk."""
     is_disk_included = _FLAGS.get(request.query_params.get("disk", "false"))
     if is_disk_included is None:
         raise InvalidRequestError("disk: send true or false, or leave it out", param="disk")

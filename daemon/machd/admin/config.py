@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
-from litestar import Request, Response, get, patch, post, put
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from msgspec import Meta, Struct
 
 from machd.admin.context import AdminContext
+from machd.admin.endpoint import endpoint
 from machd.dialects.bodies import read_body
 from machd.dialects.wire.decoding import decode_body
 from machd.http.bodies import read_json
@@ -85,9 +86,9 @@ class LogLevelRequest(Struct, frozen=True, kw_only=True):
 _Sections = dict[str, dict[str, object]]
 
 
-@get("/admin/config")
+@endpoint("GET /admin/config", AdminConfig)
 async def get_config(admin: NamedDependency[AdminContext]) -> Response[bytes]:
-    """The settings in force, under the ETag that a change has to name."""
+    """The settings in force with their origins; secrets masked; the ETag names them."""
     configuration = admin.configuration
     shown = settings_json(configuration.loaded, origins=True)
     live_keys = [key.dotted for key in setting_keys() if key.is_live]
@@ -99,28 +100,31 @@ async def get_config(admin: NamedDependency[AdminContext]) -> Response[bytes]:
     )
 
 
-@patch("/admin/config")
+@endpoint("PATCH /admin/config", ConfigChange, takes=ConfigPatch, also=(409, 412))
 async def patch_config(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> Response[bytes]:
-    """Lay values above every source until the next reload; null takes one away again."""
+    """Change settings until the next reload; with If-Match, only those that were read.
+
+    Values lie above every source; null takes one away again.
+    """
     body = await read_json(request, timeout_s=body_timeout_s(admin))
     changes = decode_body(body, cast("type[_Sections]", ConfigPatch))
     change = await admin.configuration.patch(changes, if_match=request.headers.get("if-match"))
     return _changed(admin.configuration, change)
 
 
-@post("/admin/reload", status_code=200)
+@endpoint("POST /admin/reload", ConfigChange, also=(400, 409))
 async def reload(admin: NamedDependency[AdminContext]) -> Response[bytes]:
-    """Read every source again."""
+    """Read every source of settings again, as SIGHUP does."""
     return _changed(admin.configuration, await admin.configuration.reload())
 
 
-@put("/admin/log-level")
+@endpoint("PUT /admin/log-level", ConfigChange, takes=LogLevelRequest, also=(409,))
 async def set_log_level(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> Response[bytes]:
-    """Change ``logging.level`` until the next reload."""
+    """Log more or less until the next reload."""
     body = await read_body(request, LogLevelRequest, timeout_s=body_timeout_s(admin))
     change = await admin.configuration.patch({"logging": {"level": body.level}})
     return _changed(admin.configuration, change)

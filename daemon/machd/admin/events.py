@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from litestar import get
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from machd.admin.context import AdminContext
+from machd.admin.errors import AdminErrorBody
 from machd.admin.event_feed import AdminEvent, EventFeed, StateChanged, Watcher
+from machd.http.endpoint import EVENTS, Answer, served
 from machd.http.sse import COMMENT_KEEP_ALIVE, event_frame
 
 _HEADERS = [
@@ -19,9 +20,18 @@ _HEADERS = [
 ]
 
 
-@get("/admin/events")
+@served(
+    "GET /admin/events",
+    (
+        Answer(200, AdminEvent, EVENTS),
+        *(Answer(status, AdminErrorBody) for status in (401, 403, 421, 503)),
+    ),
+)
 async def watch_events(admin: NamedDependency[AdminContext]) -> ASGIApp:
-    """The state now, then every event."""
+    """What happens, as it happens, without any text or tokens.
+
+    The state comes first.
+    """
     watcher = admin.feed.open()
     watcher.push(StateChanged(at=admin.clock.unix_s(), state=admin.lifecycle.state.value))
     keepalive_s = admin.configuration.settings.streaming.keepalive_s

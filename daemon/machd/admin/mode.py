@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 import structlog
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 
 from machd.admin.config import body_timeout_s
 from machd.admin.context import AdminContext
+from machd.admin.endpoint import endpoint
 from machd.admin.status import (
     AdminState,
     ModeRequest,
@@ -29,27 +30,29 @@ from machd.settings.model import Settings
 _LOAD_RETRY_S = 5
 
 
-@post("/admin/drain", status_code=200)
+@endpoint("POST /admin/drain", AdminState, also=(409,))
 async def drain(admin: NamedDependency[AdminContext]) -> AdminState:
-    """Take nothing new; what runs and what waits is finished, and the process stays."""
+    """Take nothing new and finish what there is; the process stays."""
     admin.lifecycle.hold()
     structlog.get_logger("machd.admin").info("daemon.held", open_requests=admin.service.open_count)
     return admin_state(admin)
 
 
-@post("/admin/resume", status_code=200)
+@endpoint("POST /admin/resume", AdminState, also=(409,))
 async def resume(admin: NamedDependency[AdminContext]) -> AdminState:
-    """Take new work again."""
+    """Take new work again after a drain."""
     admin.lifecycle.resume()
     structlog.get_logger("machd.admin").info("daemon.resumed")
     return admin_state(admin)
 
 
-@post("/admin/mode", status_code=200)
+@endpoint("POST /admin/mode", ModeStatus, takes=ModeRequest, also=(409,))
 async def set_mode(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> ModeStatus:
-    """Change ``continuous_batching.enabled`` until the next reload.
+    """Decode one at a time or in batches, once what runs is finished.
+
+    Changes ``continuous_batching.enabled`` until the next reload.
 
     The switch itself happens when what runs is finished; who waits goes on waiting.
     """
@@ -64,9 +67,9 @@ async def set_mode(
     return _mode(admin)
 
 
-@post("/admin/probe", status_code=200)
+@endpoint("POST /admin/probe", ProbeReport, also=(409,))
 async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
-    """Measure the model at the next idle moment, and answer with what came of it.
+    """Measure the model at the next idle moment; answers when that is done.
 
     Nobody is admitted until then; who waits is turned away no later than without it. A daemon that
     leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import structlog
-from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import Struct
 
 from machd.admin.context import AdminContext
+from machd.admin.endpoint import endpoint
 from machd.capabilities.document import DecodeMode
 from machd.errors import NotFoundError, OperatorAbortError
 from machd.serving.generation import Generation
@@ -61,20 +61,23 @@ class AbortedRequests(Struct, frozen=True, kw_only=True):
     aborted: list[str]
 
 
-@get("/admin/requests")
+@endpoint("GET /admin/requests", OpenRequestList)
 async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList:
-    """Every open generation, the oldest first."""
+    """The open requests: who and how far, never what.
+
+    The oldest first.
+    """
     now_s = admin.clock.monotonic_s()
     return OpenRequestList(
         requests=[_open_request(one, now_s) for one in admin.service.open_generations]
     )
 
 
-@delete("/admin/requests/{request_id:str}", status_code=200)
+@endpoint("DELETE /admin/requests/{id}", AbortedRequests, also=(404,), id_as="request_id:str")
 async def abort_requests(
     request_id: FromPath[str], admin: NamedDependency[AdminContext]
 ) -> AbortedRequests:
-    """End what goes by an id: the answer's own, or the request's, which several may share.
+    """End the open requests of an X-Request-Id, or the one of an answer's id.
 
     Ending the same one again does no harm while its client has not been told yet; once it has,
     the id is unknown.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from litestar import get
 from litestar.di import NamedDependency
 from msgspec import Struct
 
 from machd.admin.context import AdminContext
+from machd.admin.endpoint import endpoint
 from machd.capabilities.document import DecodeMode, ModelCapabilities, SpeculationMode
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import MachdError
@@ -172,9 +172,9 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
     decode_mode: ModeStatus
 
 
-@get("/admin/status")
+@endpoint("GET /admin/status", AdminStatus)
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
-    """The whole daemon at one moment."""
+    """State, decode mode, load, memory, the last change of the settings."""
     state = admin_state(admin)
     snapshot, model = admin.loop.snapshot, _model(admin)
     return AdminStatus(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 import structlog
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from msgspec import Meta, Raw, Struct
 
 from machd.admin.config import body_timeout_s
 from machd.admin.context import AdminContext
+from machd.admin.endpoint import endpoint
 from machd.clock import Clock
 from machd.dialects.chat.messages import ChatMessageList
 from machd.dialects.chat.request import ChatCompletionRequest
@@ -294,11 +295,19 @@ class Warmer:
         return generation.usage
 
 
-@post("/admin/cache/warm", status_code=200, request_max_body_size=MAX_WARM_BODY_BYTES)
+@endpoint(
+    "POST /admin/cache/warm",
+    CacheWarmed,
+    takes=WarmRequest,
+    also=(404, 409),
+    request_max_body_size=MAX_WARM_BODY_BYTES,
+)
 async def warm_cache(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> CacheWarmed:
-    """Compute prompts one after the other; a client that leaves ends it.
+    """Compute prompts, one after the other, and keep them for later requests.
+
+    A client that leaves ends it.
 
     A prompt that fails says so in its place, and the others are computed all the same.
     """

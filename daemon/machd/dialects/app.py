@@ -10,35 +10,13 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
-from machd.dialects.anthropic.handler import count_message_tokens, create_message
-from machd.dialects.chat.handler import (
-    create_chat_completion,
-    delete_chat_completion,
-    get_chat_completion,
-)
-from machd.dialects.completions.handler import create_completion
-from machd.dialects.embeddings import create_embeddings
-from machd.dialects.endpoints import PUBLIC_ROUTES
+from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
 from machd.dialects.envelopes import envelope_of
-from machd.dialects.infill import create_infill
-from machd.dialects.inspection import get_cache_stats, get_capabilities, get_metrics, get_openapi
-from machd.dialects.models import get_model, list_models
-from machd.dialects.ollama.handler import (
-    create_ollama_chat,
-    create_ollama_generate,
-    get_ollama_version,
-    list_ollama_models,
-    list_running_ollama_models,
-    show_ollama_model,
-)
-from machd.dialects.responses.handler import create_response, delete_response, get_response
-from machd.dialects.server_info import get_properties, get_root, get_slots, get_version
-from machd.dialects.tokens.handler import detokenize, get_tokenizer_info, tokenize
+from machd.dialects.inspection import get_metrics
 from machd.http.authentication import ApiKeys, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
-from machd.http.health import get_live, get_ready
 from machd.serving.loop import EngineLoop
 from machd.telemetry.metrics import Metrics
 
@@ -56,41 +34,7 @@ def create_app(
 ) -> ASGIApp:
     """Build the application that answers on the public port."""
     settings = context.settings
-    handlers = [
-        create_chat_completion,
-        get_chat_completion,
-        delete_chat_completion,
-        create_completion,
-        create_infill,
-        create_message,
-        count_message_tokens,
-        create_embeddings,
-        create_response,
-        get_response,
-        delete_response,
-        list_models,
-        get_model,
-        create_ollama_chat,
-        create_ollama_generate,
-        show_ollama_model,
-        list_ollama_models,
-        list_running_ollama_models,
-        get_ollama_version,
-        tokenize,
-        detokenize,
-        get_tokenizer_info,
-        get_capabilities,
-        get_cache_stats,
-        get_root,
-        get_version,
-        get_properties,
-        get_slots,
-        get_live,
-        get_ready,
-        get_openapi,
-    ]
-    if settings.metrics.public:
-        handlers.append(get_metrics)
+    handlers = [one for one in PUBLIC_HANDLERS if settings.metrics.public or one is not get_metrics]
     failures = Failures(
         PUBLIC_ROUTES,
         lambda _path: "the body is longer than limits.max_body_bytes",

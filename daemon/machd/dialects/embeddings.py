@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from msgspec import Meta, Struct
 
 from machd.dialects.bodies import read_body
+from machd.dialects.endpoint import endpoint
 from machd.dialects.wire.bounds import (
     ContentText,
     Dimensions,
@@ -40,11 +41,11 @@ class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
     user: UnusedLabel | None = None
 
 
-@post(["/v1/embeddings", "/embeddings"], status_code=200)
+@endpoint("POST /v1/embeddings", takes=EmbeddingsRequest)
 async def create_embeddings(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> None:
-    """Refuse: no architecture of mlx-lm's that machd serves is made for embeddings.
+    """Vectors of texts; no model that can be served offers them yet.
 
     The one place to ask a model about it, should that change.
     """

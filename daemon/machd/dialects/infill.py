@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.wire.bounds import ContentText
 from machd.dialects.wire.errors import error_json
@@ -121,11 +122,11 @@ class InfillAnswer(Struct, frozen=True, kw_only=True):
 _NEUTRAL = neutral_values(InfillRequest)
 
 
-@post("/infill", status_code=200)
+@endpoint("POST /infill", InfillAnswer, takes=InfillRequest, streams=InfillAnswer)
 async def create_infill(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
-    """Write what stands between a prefix and a suffix."""
+    """Write what stands between a prefix and a suffix, in llama.cpp's words."""
     body = await read_generation(request, context, InfillRequest)
     service = context.service
     form = await service.in_worker(fill_format, service.engine, param="input_suffix")

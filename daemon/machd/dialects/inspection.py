@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from litestar import HttpMethod, Response, get, route
+from litestar import Response
 from litestar.di import NamedDependency
 
 from machd.capabilities.document import (
@@ -19,10 +19,11 @@ from machd.capabilities.document import (
     SpeculationReport,
     wire_capabilities,
 )
-from machd.dialects.openapi import openapi_document
+from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
+from machd.http.endpoint import METRICS_TEXT, Answer
 from machd.scheduler.draft_reading import DraftReading
 from machd.serving.cache_stats import CacheStats, cache_stats
 from machd.serving.decode_mode import decide_decode_mode
@@ -31,7 +32,7 @@ from machd.serving.speculation_mode import SpeculationDecision, decide_speculati
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 
-@get("/v1/capabilities")
+@endpoint("GET /v1/capabilities", Capabilities)
 async def get_capabilities(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> Capabilities:
@@ -78,7 +79,7 @@ async def get_capabilities(
     )
 
 
-@get("/v1/cache/stats")
+@endpoint("GET /v1/cache/stats", CacheStats)
 async def get_cache_stats(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> CacheStats:
@@ -89,17 +90,10 @@ async def get_cache_stats(
     return cache_stats(loop, context.service.model, context.settings)
 
 
-@route("/metrics", http_method=[HttpMethod.GET, HttpMethod.HEAD])
+@endpoint("GET|HEAD /metrics", Answer(200, None, METRICS_TEXT))
 async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
-    """Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-
-
-@get("/openapi.json")
-async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes]:
-    """The OpenAPI document."""
-    document = openapi_document(version=context.versions.machd)
-    return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 def _features(tokenizer: Tokenizer) -> Features:

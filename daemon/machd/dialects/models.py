@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from litestar import HttpMethod, Request, get, route
+from litestar import Request
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import Meta, Struct
 
+from machd.dialects.anthropic.errors import AnthropicErrorBody
+from machd.dialects.endpoint import endpoint
 from machd.dialects.envelopes import speaks_anthropic
+from machd.dialects.wire.errors import ErrorBody
 from machd.engine.protocol.engine import ModelDescription
 from machd.http.context import ServerContext
 
@@ -59,11 +62,16 @@ class AnthropicModelList(Struct, frozen=True, kw_only=True):
     last_id: str
 
 
-@route(["/v1/models", "/models"], http_method=[HttpMethod.GET, HttpMethod.HEAD])
+@endpoint(
+    "GET|HEAD /v1/models",
+    ModelList,
+    AnthropicModelList,
+    errors=(ErrorBody, AnthropicErrorBody),
+)
 async def list_models(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ModelList | AnthropicModelList:
-    """Every model that is served."""
+    """The models that are served."""
     model = context.service.model
     if speaks_anthropic(request.scope):
         return AnthropicModelList(
@@ -72,13 +80,23 @@ async def list_models(
     return ModelList(data=[_model(model)])
 
 
-@get(["/v1/models/{model_id:path}", "/models/{model_id:path}"])
+@endpoint(
+    "GET /v1/models/{id}",
+    Model,
+    AnthropicModel,
+    also=(404,),
+    errors=(ErrorBody, AnthropicErrorBody),
+    id_as="model_id:path",
+)
 async def get_model(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
     model_id: FromPath[str],
 ) -> Model | AnthropicModel:
-    """One model; ids of hub models hold a slash."""
+    """One model.
+
+    Ids of hub models hold a slash.
+    """
     model = context.service.model
     context.check_model(model_id.removeprefix("/"))
     return _anthropic_model(model) if speaks_anthropic(request.scope) else _model(model)

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.http.endpoint import EVENTS, JSON, Answer, Endpoint
 
 Json: TypeAlias = dict[str, object]
@@ -62,15 +61,8 @@ _GENERATED_ANSWER = (
 _LATER = ("X-Request-Id", "Retry-After")
 
 
-def openapi_document(
-    *, version: str, endpoints: Sequence[Endpoint] = PUBLIC_ENDPOINTS
-) -> dict[str, object]:
-    """The document for ``GET /openapi.json``, ready to be encoded.
-
-    Args:
-        version: machd's own version.
-        endpoints: What it describes.
-    """
+def openapi_document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, object]:
+    """Describe endpoints as ``GET /openapi.json`` does, ready to be encoded; ``version`` is machd's own."""
     types = _types(endpoints)
     references, components = msgspec.json.schema_components(types, ref_template=_REF)
     for component in components.values():

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from litestar import HttpMethod, Request, Response, get, route
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from msgspec import UNSET, Struct, UnsetType
 
+from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.step import ProposerKind
 from machd.errors import UnavailableError
-from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
 from machd.request.generation import GenerationOptions, SamplingParams
@@ -110,19 +110,22 @@ class Slot(Struct, frozen=True, kw_only=True):
     is_processing: bool
 
 
-@route("/", http_method=[HttpMethod.GET, HttpMethod.HEAD], opt={PUBLIC: True})
+@endpoint("GET|HEAD /", Welcome, also=(503,), public=True)
 async def get_root() -> Welcome:
-    """Where the API begins. Clients and load balancers ask here whether anything answers."""
+    """Where the API begins.
+
+    Clients and load balancers ask here whether anything answers.
+    """
     return Welcome()
 
 
-@get("/version")
+@endpoint("GET /version", ServerVersion)
 async def get_version(context: NamedDependency[ServerContext]) -> ServerVersion:
-    """The version of machd."""
+    """machd's version, in vLLM's shape."""  # noqa: D403 - its name
     return ServerVersion(version=context.versions.machd)
 
 
-@get("/props")
+@endpoint("GET /props", ServerProperties)
 async def get_properties(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> ServerProperties:
@@ -147,13 +150,13 @@ async def get_properties(
     return msgspec.structs.replace(properties, chat_template=template)
 
 
-@get("/slots")
+@endpoint("GET /slots", list[Slot])
 async def get_slots(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
     loop: NamedDependency[EngineLoop],
 ) -> list[Slot] | Response[bytes]:
-    """Every slot and whether it is at work; nothing of what is said there.
+    """The slots and which of them are at work, in llama.cpp's shape.
 
     With ``?fail_on_no_slot=1``, 503 when all of them are: a balancer asks so. That is no rejection of
     a request for a generation, and is not counted as one.

@@ -16,14 +16,12 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
 from machd.errors import AuthenticationError, SettingsError
+from machd.http.endpoint import PUBLIC
 from machd.http.secret_files import is_there, read_secret
 from machd.settings.model import Settings
 
 ANONYMOUS = "anonymous"
 """The client's name where no keys are configured."""
-
-PUBLIC = "machd_public"
-"""Route option of the few endpoints that answer without a key."""
 
 _CLIENT_KEY = "machd_client"
 _SETTING = "auth.api_keys_file"

@@ -1,18 +1,29 @@
-"""One endpoint as plain data: its route, what it takes and every answer it can give."""
+"""One endpoint as plain data, and the framework's handler that carries it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import UnionType
-from typing import Any
+from typing import Any, TypeAlias
 
-from msgspec import Struct
+from litestar import HttpMethod, route
+from litestar.handlers import HTTPRouteHandler
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
 METRICS_TEXT = "text/plain"
+
+PUBLIC = "machd_public"
+"""Option of handlers that answer without a key or token even where one is required."""
+
+_ENDPOINT = "machd_endpoint"
+_MACHDS_PATHS = ("/v1/capabilities", "/v1/cache/stats")
+"""Paths that only machd has: no client of another server asks for them."""
+
+Body: TypeAlias = Any
+"""A type that msgspec encodes or decodes; None where none describes the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +31,11 @@ class Answer:
     """One answer that an endpoint can give.
 
     Attributes:
-        body: The type on the wire, a union of types, or a list; None where none describes it. Of a
-            stream, the type of each event's data or of each line.
+        body: The type on the wire; of a stream, the type of each event's data or of each line.
     """
 
     status: int
-    body: type[Struct] | type[list[Any]] | UnionType | None
+    body: Body
     media_type: str = JSON
 
 
@@ -35,22 +45,28 @@ class Endpoint:
 
     Attributes:
         name: The operation's id, in snake case.
-        route: Method and path, with ``{parameter}`` for a segment that the client fills in.
-        request: The body it takes, as msgspec decodes it; None without one.
-        public: Whether it answers without a key or token even where one is required.
+        route: Method and path, with ``{id}`` for a segment that the client fills in; ``GET|HEAD`` where HEAD
+            is answered as GET, without the body.
+        request: The body it takes; None without one.
+        public: True if it answers without a key or token even where one is required.
     """
 
     name: str
     route: str
     summary: str
     answers: tuple[Answer, ...]
-    request: object | None = None
+    request: Body = None
     public: bool = False
 
     @property
+    def methods(self) -> list[str]:
+        """HTTP methods in upper case, the described one first."""
+        return self.route.split()[0].split("|")
+
+    @property
     def method(self) -> str:
-        """HTTP method in lower case."""
-        return self.route.split()[0].lower()
+        """HTTP method in lower case, as OpenAPI writes it."""
+        return self.methods[0].lower()
 
     @property
     def path(self) -> str:
@@ -69,5 +85,41 @@ class Endpoint:
         return any(answer.status == HTTPStatus.GATEWAY_TIMEOUT for answer in self.answers)
 
 
-_MACHDS_PATHS = ("/v1/capabilities", "/v1/cache/stats")
-"""Paths that only machd has: no client of another server asks for them."""
+def served(
+    route_: str,
+    answers: tuple[Answer, ...],
+    *,
+    takes: Body = None,
+    public: bool = False,
+    id_as: str = "",
+    **options: Any,  # noqa: ANN401 - the framework's
+) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
+    """Make the framework's handler of a function: its name is the operation's, its docstring the summary.
+
+    Args:
+        route_: As of :class:`Endpoint`.
+        answers: Every answer.
+        takes: The type of the body.
+        public: As of :class:`Endpoint`.
+        id_as: The function's parameter that gets ``{id}``, with the framework's type, such as ``id_:str``.
+        options: Options of the framework's handler.
+    """
+
+    def make(function: Callable[..., Any]) -> HTTPRouteHandler:
+        summary = (function.__doc__ or "").splitlines()[0].removesuffix(".")
+        endpoint = Endpoint(function.__name__, route_, summary, answers, takes, public)
+        paths = [
+            path.replace("{id}", f"{{{id_as}}}") for path in (endpoint.path, *endpoint.aliases)
+        ]
+        methods = [HttpMethod(method) for method in endpoint.methods]
+        opt = {PUBLIC: public, _ENDPOINT: endpoint}
+        return route(paths, http_method=methods, status_code=200, opt=opt, **options)(function)
+
+    return make
+
+
+def endpoint_of(handler: HTTPRouteHandler) -> Endpoint:
+    """Return the endpoint that a handler serves."""
+    endpoint = handler.opt[_ENDPOINT]
+    assert isinstance(endpoint, Endpoint), "the handler was made by served"
+    return endpoint

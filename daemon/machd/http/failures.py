@@ -36,11 +36,6 @@ from machd.panics import ENDINGS
 _RESTART_S = 5
 """Retry-After of a server that is leaving or failing: about a restart."""
 
-_HEAD_PATHS = frozenset(
-    {"/", "/v1/models", "/models", "/health", "/health/live", "/health/ready", "/metrics"}
-)
-"""Paths at which HEAD is answered as GET, without the body: load balancers ask like that."""
-
 
 def error_headers(error: MachdError) -> dict[str, str]:
     """Headers that go with an error."""
@@ -180,11 +175,7 @@ class Failures:
                 return error_answer(request, unexpected(error))
 
     def _allowed_methods(self, path: str) -> str:
-        methods = {
-            endpoint.method.upper()
-            for endpoint in self.endpoints
-            if re.fullmatch(re.sub(r"\{\w+\}", ".+", endpoint.path), path)
-        }
-        if path in _HEAD_PATHS and "GET" in methods:
-            methods.add("HEAD")
-        return ", ".join(sorted(methods))
+        matching = [
+            one for one in self.endpoints if re.fullmatch(one.path.replace("{id}", ".+"), path)
+        ]
+        return ", ".join(sorted({method for one in matching for method in one.methods}))

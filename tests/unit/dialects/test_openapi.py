@@ -12,7 +12,9 @@ from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.dialects.openapi import openapi_document
 from machd.http.endpoint import EVENTS, JSON_LINES, Endpoint
 
-DOCUMENT: dict[str, Any] = json.loads(json.dumps(openapi_document(version="1.2.3")))
+DOCUMENT: dict[str, Any] = json.loads(
+    json.dumps(openapi_document(PUBLIC_ENDPOINTS, version="1.2.3"))
+)
 
 _CONTRACT = {
     ("post", "/v1/chat/completions"),

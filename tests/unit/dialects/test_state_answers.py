@@ -19,8 +19,8 @@ from machd.capabilities.document import (
     SpeculationInForce,
 )
 from machd.capabilities.versions import Versions
+from machd.dialects.health import Health
 from machd.engine.protocol.engine import DiskReading
-from machd.http.health import Health
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.serving.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
-from machd.dialects.anthropic.answer import TokenCount
+from machd.dialects.anthropic.answer import Message, StreamEvent, TokenCount
+from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.anthropic.request import CountTokensRequest, MessagesRequest
 from machd.dialects.anthropic.stream import AnthropicDialect
+from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_conversation, respond
 from machd.http.context import ServerContext
 
 
-@post(["/v1/messages", "/messages"], status_code=200)
+@endpoint(
+    "POST /v1/messages",
+    Message,
+    takes=MessagesRequest,
+    streams=StreamEvent,
+    errors=(AnthropicErrorBody,),
+)
 async def create_message(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -42,7 +50,12 @@ async def create_message(
     )
 
 
-@post(["/v1/messages/count_tokens", "/messages/count_tokens"], status_code=200)
+@endpoint(
+    "POST /v1/messages/count_tokens",
+    TokenCount,
+    takes=CountTokensRequest,
+    errors=(AnthropicErrorBody,),
+)
 async def count_message_tokens(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenCount:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.types import ASGIApp
@@ -31,6 +31,7 @@ from machd.dialects.chat.answer import (
     legacy_message,
 )
 from machd.dialects.chat.request import ChatCompletionRequest
+from machd.dialects.endpoint import endpoint
 from machd.dialects.fingerprint import system_fingerprint
 from machd.dialects.generation import identify, read_conversation, respond
 from machd.dialects.logprobs import (
@@ -55,7 +56,12 @@ from machd.serving.generation import ChoiceDelta, GenerationIdentity, Generation
 from machd.serving.response_store import ResponseStore, StoredResponse, Turn
 
 
-@post(["/v1/chat/completions", "/chat/completions"], status_code=200)
+@endpoint(
+    "POST /v1/chat/completions",
+    ChatCompletion,
+    takes=ChatCompletionRequest,
+    streams=ChatCompletionChunk,
+)
 async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -239,13 +245,13 @@ _NOT_STORED = (
 )
 
 
-@get(["/v1/chat/completions/{completion_id:str}", "/chat/completions/{completion_id:str}"])
+@endpoint("GET /v1/chat/completions/{id}", ChatCompletion, also=(404,), id_as="completion_id:str")
 async def get_chat_completion(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
     completion_id: FromPath[str],
 ) -> Response[bytes]:
-    """Return a stored chat completion, as it was answered."""
+    """A chat completion that was made with store: true."""
     context.service.lifecycle.check_accepting()
     found = context.responses.get(client_name(request.scope), _KEY_PREFIX + completion_id)
     if found is None:
@@ -253,9 +259,11 @@ async def get_chat_completion(
     return Response(found.answer, media_type="application/json")
 
 
-@delete(
-    ["/v1/chat/completions/{completion_id:str}", "/chat/completions/{completion_id:str}"],
-    status_code=200,
+@endpoint(
+    "DELETE /v1/chat/completions/{id}",
+    DeletedChatCompletion,
+    also=(404,),
+    id_as="completion_id:str",
 )
 async def delete_chat_completion(
     request: Request[Any, Any, Any],

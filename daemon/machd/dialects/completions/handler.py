@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 from msgspec import UNSET, UnsetType
 
 from machd.dialects.completions.answer import Completion, CompletionChoice
 from machd.dialects.completions.request import CompletionRequest
+from machd.dialects.endpoint import endpoint
 from machd.dialects.fingerprint import system_fingerprint
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.infill import fill_format, with_fill_ends
@@ -38,7 +39,7 @@ from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.truncation import max_prompt_tokens
 
 
-@post(["/v1/completions", "/completions"], status_code=200)
+@endpoint("POST /v1/completions", Completion, takes=CompletionRequest, streams=Completion)
 async def create_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:

@@ -6,15 +6,19 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from litestar import Request, get, post
+from litestar import Request
 from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from machd.dialects.bodies import read_body
+from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.ollama.answer import (
     OllamaCapability,
+    OllamaChatLine,
+    OllamaErrorBody,
+    OllamaGenerateLine,
     OllamaModel,
     OllamaModelDetails,
     OllamaModelFacts,
@@ -33,6 +37,7 @@ from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, Ollam
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
+from machd.http.endpoint import JSON_LINES
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 
@@ -44,7 +49,14 @@ _NEVER = "2318-01-01T00:00:00Z"
 """When the model is unloaded; Ollama writes a time 292 years ahead for a model that it keeps."""
 
 
-@post("/api/chat", status_code=200)
+@endpoint(
+    "POST /api/chat",
+    OllamaChatLine,
+    takes=OllamaChatRequest,
+    streams=OllamaChatLine,
+    stream_type=JSON_LINES,
+    errors=(OllamaErrorBody,),
+)
 async def create_ollama_chat(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -68,7 +80,14 @@ async def create_ollama_chat(
     )
 
 
-@post("/api/generate", status_code=200)
+@endpoint(
+    "POST /api/generate",
+    OllamaGenerateLine,
+    takes=OllamaGenerateRequest,
+    streams=OllamaGenerateLine,
+    stream_type=JSON_LINES,
+    errors=(OllamaErrorBody,),
+)
 async def create_ollama_generate(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -90,11 +109,11 @@ async def create_ollama_generate(
     )
 
 
-@post("/api/show", status_code=200)
+@endpoint("POST /api/show", OllamaModelFacts, takes=OllamaShowRequest, errors=(OllamaErrorBody,))
 async def show_ollama_model(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> OllamaModelFacts:
-    """Tell what is known of the served model."""
+    """What is known of the served model, in Ollama's words."""
     timeout_s = context.settings.limits.stall_timeout_s
     body = await read_body(request, OllamaShowRequest, timeout_s=timeout_s)
     service = context.service
@@ -113,9 +132,9 @@ async def show_ollama_model(
     )
 
 
-@get("/api/tags")
+@endpoint("GET /api/tags", OllamaModelList, errors=(OllamaErrorBody,))
 async def list_ollama_models(context: NamedDependency[ServerContext]) -> OllamaModelList:
-    """List the one model that is served."""
+    """The models that are served, in Ollama's words."""
     model = context.service.model
     return OllamaModelList(
         models=[
@@ -131,11 +150,11 @@ async def list_ollama_models(context: NamedDependency[ServerContext]) -> OllamaM
     )
 
 
-@get("/api/ps")
+@endpoint("GET /api/ps", OllamaRunningModelList, errors=(OllamaErrorBody,))
 async def list_running_ollama_models(
     context: NamedDependency[ServerContext],
 ) -> OllamaRunningModelList:
-    """List the one model that is in memory."""
+    """The models in memory, in Ollama's words."""
     model = context.service.model
     return OllamaRunningModelList(
         models=[
@@ -153,9 +172,9 @@ async def list_running_ollama_models(
     )
 
 
-@get("/api/version")
+@endpoint("GET /api/version", OllamaVersion, errors=(OllamaErrorBody,))
 async def get_ollama_version(context: NamedDependency[ServerContext]) -> OllamaVersion:
-    """Tell which version of Ollama's API is spoken, and machd's own version."""
+    """The version of Ollama's API that is spoken."""
     return OllamaVersion(version=_API_VERSION, machd=context.versions.machd)
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 import structlog
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
+from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_generation, respond
-from machd.dialects.responses.answer import DeletedResponse, OutputItem
+from machd.dialects.responses.answer import DeletedResponse, OutputItem, ResponseEvent
+from machd.dialects.responses.answer import Response as WireResponse
 from machd.dialects.responses.items import ItemChain
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.stream import KeepResponse, ResponsesDialect, opened_response
@@ -31,7 +33,7 @@ _NOT_STORED = (
 )
 
 
-@post(["/v1/responses", "/responses"], status_code=200)
+@endpoint("POST /v1/responses", WireResponse, takes=ResponsesRequest, streams=ResponseEvent)
 async def create_response(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
@@ -68,13 +70,13 @@ async def create_response(
     )
 
 
-@get(["/v1/responses/{response_id:str}", "/responses/{response_id:str}"])
+@endpoint("GET /v1/responses/{id}", WireResponse, also=(400, 404), id_as="response_id:str")
 async def get_response(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
     response_id: FromPath[str],
 ) -> Response[bytes]:
-    """A stored response, as it was answered."""
+    """A stored response."""
     if request.query_params.get("stream", "false") != "false":
         raise UnsupportedParameterError(
             "stream: a stored response is not streamed again; leave it out", param="stream"
@@ -86,13 +88,16 @@ async def get_response(
     return Response(found.answer, media_type="application/json")
 
 
-@delete(["/v1/responses/{response_id:str}", "/responses/{response_id:str}"], status_code=200)
+@endpoint("DELETE /v1/responses/{id}", DeletedResponse, also=(404,), id_as="response_id:str")
 async def delete_response(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
     response_id: FromPath[str],
 ) -> DeletedResponse:
-    """Forget a stored response. Those that continue it hold what they need of it themselves."""
+    """Forget a stored response.
+
+    Those that continue it hold what they need of it themselves.
+    """
     context.service.lifecycle.check_accepting()
     if not context.responses.delete(client_name(request.scope), response_id):
         raise NotFoundError(_NOT_STORED, param="response_id")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, get, post
+from litestar import Request
 from litestar.di import NamedDependency
 
 from machd.dialects.bodies import read_body
+from machd.dialects.endpoint import endpoint
 from machd.dialects.logprobs import token_text
 from machd.dialects.tokens.request import (
     DetokenizeRequest,
@@ -22,7 +23,7 @@ from machd.http.context import ServerContext
 from machd.request.conversation import Conversation, template_tool
 
 
-@post("/tokenize", status_code=200)
+@endpoint("POST /tokenize", TokenizeResponse, takes=TokenizeRequest)
 async def tokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenizeResponse:
@@ -48,7 +49,7 @@ async def tokenize(
     )
 
 
-@post("/detokenize", status_code=200)
+@endpoint("POST /detokenize", DetokenizeResponse, takes=DetokenizeRequest)
 async def detokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> DetokenizeResponse:
@@ -61,9 +62,9 @@ async def detokenize(
     return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
 
 
-@get("/tokenizer_info")
+@endpoint("GET /tokenizer_info", TokenizerInfoResponse)
 async def get_tokenizer_info(context: NamedDependency[ServerContext]) -> TokenizerInfoResponse:
-    """The special tokens and the chat template."""
+    """Special tokens and chat template of the model."""
     service = context.service
     info = await service.in_worker(lambda: service.tokenizer.info)
     return TokenizerInfoResponse(

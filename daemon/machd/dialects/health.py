@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from litestar import HttpMethod, Response, route
+from litestar import Response
 from litestar.di import NamedDependency
 from msgspec import Struct
 
+from machd.dialects.endpoint import endpoint
 from machd.errors import MachdError
-from machd.http.authentication import PUBLIC
 from machd.http.context import ServerContext
+from machd.http.endpoint import Answer
 from machd.serving.lifecycle import State
 from machd.serving.loop import EngineLoop
 
@@ -30,28 +31,27 @@ class Health(Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-_METHODS = [HttpMethod.GET, HttpMethod.HEAD]
-
-
-@route(["/health", "/health/live"], http_method=_METHODS, opt={PUBLIC: True})
-async def get_live(
+@endpoint("GET|HEAD /health", Health, Answer(503, Health), public=True)
+async def get_health(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> Response[bytes]:
-    """Whether the engine's heartbeat is fresh; a model that is still loading is alive."""
-    state = context.service.lifecycle.state
-    if state is State.FAILED:
-        return _answer(state, "the engine has stopped")
-    stall_timeout_s = context.settings.engine.stall_timeout_s
-    if state is not State.LOADING and loop.heartbeat_age_s > stall_timeout_s:
-        return _answer(state, f"the engine has not moved for {loop.heartbeat_age_s:.0f} s")
-    return _answer(state, None)
+    """The same as /health/live."""
+    return _live(context, loop)
 
 
-@route("/health/ready", http_method=_METHODS, opt={PUBLIC: True})
-async def get_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
+@endpoint("GET|HEAD /health/live", Health, Answer(503, Health), public=True)
+async def get_health_live(
+    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
+) -> Response[bytes]:
+    """Whether the engine's heartbeat is fresh."""
+    return _live(context, loop)
+
+
+@endpoint("GET|HEAD /health/ready", Health, Answer(503, Health), public=True)
+async def get_health_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Whether the daemon accepts work.
 
-    It does while an operator has the model measured: who comes then queues as behind a long answer.
+    It does while an operator has the model measured: requests then queue as behind a long answer.
     """
     lifecycle = context.service.lifecycle
     try:
@@ -59,6 +59,17 @@ async def get_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
     except MachdError as error:
         return _answer(lifecycle.state, error.message)
     return _answer(lifecycle.state, None)
+
+
+def _live(context: ServerContext, loop: EngineLoop) -> Response[bytes]:
+    """Judge the heartbeat; a model that is still loading is alive."""
+    state = context.service.lifecycle.state
+    if state is State.FAILED:
+        return _answer(state, "the engine has stopped")
+    stall_timeout_s = context.settings.engine.stall_timeout_s
+    if state is not State.LOADING and loop.heartbeat_age_s > stall_timeout_s:
+        return _answer(state, f"the engine has not moved for {loop.heartbeat_age_s:.0f} s")
+    return _answer(state, None)
 
 
 def _answer(state: State, reason: str | None) -> Response[bytes]:

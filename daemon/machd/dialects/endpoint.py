@@ -1,0 +1,50 @@
+"""Endpoints of the public API: the answers that follow from what one takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from litestar.handlers import HTTPRouteHandler
+
+from machd.dialects.wire.errors import ErrorBody
+from machd.http.endpoint import EVENTS, Answer, Body, served
+
+# 401, 403, 421 and 503: the key, the Origin, the Host and the room are looked at first of all.
+_OPEN = (403, 421)
+_READING = (401, 403, 421, 503)
+_POSTING = (400, 401, 403, 404, 408, 413, 415, 421, 500, 503)
+_GENERATING = (*_POSTING, 429, 504)
+
+
+def endpoint(  # noqa: PLR0913 - a property of the endpoint each
+    route: str,
+    *gives: Body,
+    takes: Body = None,
+    streams: Body = None,
+    stream_type: str = EVENTS,
+    also: Iterable[int] = (),
+    errors: tuple[Body, ...] = (ErrorBody,),
+    public: bool = False,
+    id_as: str = "",
+) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
+    """Describe and serve an endpoint; see :func:`machd.http.endpoint.served`.
+
+    Args:
+        route: Method and path.
+        gives: Bodies of a success, or whole answers.
+        takes: The body of a request.
+        streams: What each event or line of a stream holds; only of endpoints that generate.
+        stream_type: Media type of the stream.
+        also: Statuses of errors beside those of every endpoint of its kind.
+        errors: The body of an error in each dialect that it speaks.
+        public: True if it needs no key.
+        id_as: The function's parameter that gets ``{id}``.
+    """
+    answers = [one if isinstance(one, Answer) else Answer(200, one) for one in gives]
+    statuses: tuple[int, ...] = _OPEN if public else _READING if takes is None else _POSTING
+    if streams is not None:
+        answers.append(Answer(200, streams, stream_type))
+        statuses = _GENERATING
+    answers += [Answer(status, body) for body in errors for status in (*statuses, *also)]
+    return served(route, tuple(answers), takes=takes, public=public, id_as=id_as)
