@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -44,14 +45,18 @@ ALIASES = (
 
 
 class ValueKind(StrEnum):
-    """Types of values, in JSON schema's words."""
+    """Types of values."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
     NUMBER = "number"
-    TEXT = "string"
-    LIST = "array"
+    TEXT = "text"
+    LIST = "list"
     """Of texts; separated by commas in a variable or a flag."""
+
+
+_KINDS = MappingProxyType({"string": "text", "array": "list"})
+"""Kinds that JSON schema calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,7 @@ def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -
             f"--{section}-{name}".replace("_", "-"),
             *(alias.flag for alias in aliases if alias.flag),
         ),
-        kind=ValueKind(form["type"]),
+        kind=ValueKind(_KINDS.get(form["type"], form["type"])),
         default=field.default,
         description=field.description or "",
         choices=tuple(form.get("enum", ())),
