@@ -1,4 +1,4 @@
-"""The addresses of a daemon, and who is let in at each."""
+"""The listeners of a daemon, and their credentials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from machd.settings.model import Settings
 
 
 class Entrance:
-    """A public listener, and one for operators where there is one.
+    """A public listener, and perhaps one for the admin API.
 
     Attributes:
         public: Where clients come.
@@ -46,7 +46,7 @@ class Entrance:
             raise
 
     def admit(self, settings: Settings) -> ApiKeys:
-        """Who may ask under these settings.
+        """Return the API keys under these settings.
 
         Raises:
             ListenError: Other machines can reach the daemon, and it asks nobody for a key.
@@ -65,7 +65,7 @@ class Entrance:
         return api_keys
 
     def withdraw_token(self) -> None:
-        """Take away the file of the token that was made here; call it while we still listen.
+        """Remove the file of the token that was made here; call it while the listener is open.
 
         Whoever gets the address next leaves a token of the same name.
         """
@@ -80,7 +80,7 @@ class Entrance:
                 listener.close()
 
     def _refuse_if_lost(self, settings: Settings, api_keys: ApiKeys) -> None:
-        """Never let everyone in because a file is not there any more: nobody has asked for that.
+        """Refuse to open up because the keys' file is not there any more: no setting asks for that.
 
         Raises:
             SettingsError: The service manager's keys were there once.

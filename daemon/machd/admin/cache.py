@@ -21,7 +21,7 @@ from machd.errors import ConflictError, InvalidRequestError, UnavailableError
 
 
 class CacheCleared(Struct, frozen=True, kw_only=True):
-    """What was forgotten.
+    """Result of a clearing.
 
     Attributes:
         blocks: Of the prefix cache, that left memory or the disk, each counted once; those of
@@ -80,7 +80,7 @@ async def clear_cache(
 
 @dataclass(frozen=True, slots=True)
 class _Cleared:
-    """What left the prefix cache, and what is still on disk; see :class:`CacheCleared`."""
+    """Blocks that left the prefix cache, and bytes still on disk; see :class:`CacheCleared`."""
 
     blocks: int = 0
     deleted_blocks: int = 0

@@ -38,7 +38,7 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class SettingOrigin(Struct, frozen=True, kw_only=True):
-    """Where a value came from.
+    """Origin of a value.
 
     Attributes:
         kind: ``default``, ``file``, ``environment``, ``flag`` or ``admin``.
@@ -66,7 +66,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
 
 
 class ConfigChange(Struct, frozen=True, kw_only=True):
-    """What a reload or a change came to.
+    """Result of a reload or a change.
 
     Attributes:
         etag: Names the settings in force now; the ETag header has the same.
@@ -78,7 +78,7 @@ class ConfigChange(Struct, frozen=True, kw_only=True):
 
 
 class LogLevelRequest(Struct, frozen=True, kw_only=True):
-    """What is to be logged from now on."""
+    """The log level from now on."""
 
     level: LogLevel
 
@@ -131,7 +131,7 @@ async def set_log_level(
 
 
 def body_timeout_s(admin: AdminContext) -> float:
-    """How long a body may take to arrive."""
+    """Seconds that a body may take to arrive."""
     return admin.configuration.settings.limits.stall_timeout_s
 
 

@@ -1,4 +1,4 @@
-"""What the admin endpoints are given."""
+"""Context of the admin endpoints: the running parts and the settings in force."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AdminContext:
     probe: Callable[[], Future[None]]
 
     def public(self) -> ServerContext:
-        """What the endpoints are given that both listeners have, with the settings of now."""
+        """Return the context of endpoints that both listeners have, with the settings of now."""
         return ServerContext(
             service=self.service,
             clock=self.clock,

@@ -1,4 +1,4 @@
-"""The events of ``GET /admin/events``: what happened, without a token or a word of anybody's."""
+"""Events of ``GET /admin/events``, without a token or a word of a request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StateChanged(_Happened, frozen=True, kw_only=True, tag="state"):
 
 
 class SettingsChanged(_Happened, frozen=True, kw_only=True, tag="settings"):
-    """Somebody asked for other settings; ``problems`` says why they are not in force."""
+    """Other settings were asked for; ``problems`` says why they are not in force."""
 
     kind: str
     ok: bool
@@ -104,7 +104,7 @@ class ModeChanged(_Happened, frozen=True, kw_only=True, tag="mode"):
 
 
 class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
-    """The engine computed a step.
+    """A step of the engine is done.
 
     Attributes:
         width: Sequences that got tokens.
@@ -182,7 +182,7 @@ class Watcher:
         self._wake.set()
 
     async def take(self) -> list[AdminEvent]:
-        """What is unread, after how much of it was dropped; nothing at the end."""
+        """Return the unread events, after how many were dropped; empty at the end."""
         await self._wake.wait()
         events = list(self._unread)
         if self._dropped:
@@ -203,7 +203,7 @@ class EventFeed:
         self._watchers: set[Watcher] = set()
 
     def open(self) -> Watcher:
-        """Watch from now on. Whoever opens one must :meth:`close` it.
+        """Watch from now on; each watcher opened is to be closed with :meth:`close`.
 
         Raises:
             TooManyInFlightError: There are ``MAX_WATCHERS`` already.
@@ -221,7 +221,7 @@ class EventFeed:
         self._watchers.discard(watcher)
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Hand a step's events to whoever watches."""
+        """Hand a step's events to all watchers."""
         if not self._watchers:
             return
         at = self._clock.unix_s()
@@ -238,7 +238,7 @@ class EventFeed:
                 watcher.end()
 
     def on_settings(self, change: LastChange) -> None:
-        """Somebody asked for other settings."""
+        """Tell of an attempt to change the settings."""
         self._push(
             SettingsChanged(
                 at=change.at_unix_s,

@@ -1,4 +1,4 @@
-"""What happens to every request of the admin listener before it is routed.
+"""The gate of the admin listener: every request is stamped and checked before it is routed.
 
 It gets an id. A browser is turned away: no page has business here, so every request that carries
 an Origin is refused, and so is every Host that a page could have made to point here.
@@ -76,6 +76,6 @@ class AdminGate:
 
 
 def _is_unix(scope: Scope) -> bool:
-    """Whether the request came over a Unix socket, which no browser can open."""
+    """Return True if the request came over a Unix socket, which no browser can open."""
     server = scope.get("server")
     return server is None or server[1] is None

@@ -1,4 +1,4 @@
-"""What an operator has the daemon do: drain, resume, switch its mode, measure."""
+"""Operators' commands: drain, resume, switch the decode mode, measure."""
 
 from __future__ import annotations
 

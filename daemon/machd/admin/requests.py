@@ -1,4 +1,4 @@
-"""The open requests as an operator sees them: who and how far, never what."""
+"""Open requests for an operator: their clients and progress, never their texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from machd.serving.generation import Generation
 
 
 class OpenRequest(Struct, frozen=True, kw_only=True):
-    """One generation that somebody waits for.
+    """One open generation.
 
     Attributes:
         id: The answer's id; unique.
@@ -46,7 +46,7 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
 
 
 class OpenRequestList(Struct, frozen=True, kw_only=True):
-    """Those whose prompt is read, the oldest first."""
+    """The open requests, the oldest first."""
 
     requests: list[OpenRequest]
 

@@ -23,7 +23,7 @@ _State: TypeAlias = Literal["loading", "ready", "draining", "stopped", "failed"]
 
 
 class AdminState(Struct, frozen=True, kw_only=True):
-    """Whether the daemon takes work, and what it still has.
+    """State of the daemon: what it accepts, and how much is still open.
 
     Attributes:
         is_held: It drains because an operator asked for it, and resumes when one asks for that.
@@ -38,7 +38,7 @@ class AdminState(Struct, frozen=True, kw_only=True):
 
 
 class ModeStatus(Struct, frozen=True, kw_only=True):
-    """How sequences are decoded.
+    """The decode mode.
 
     Attributes:
         requested: What the settings ask for.
@@ -60,7 +60,7 @@ class ModeRequest(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationStatus(Struct, frozen=True, kw_only=True):
-    """Tokens that are guessed ahead, and what came of them since the start.
+    """Draft tokens: the proposer, and counts since the start.
 
     Attributes:
         mode: Who guesses.
@@ -111,7 +111,7 @@ class Faults(Struct, frozen=True, kw_only=True):
 
 
 class ConfigStatus(Struct, frozen=True, kw_only=True):
-    """How the last attempt to change the settings went.
+    """Result of the last attempt to change the settings.
 
     Attributes:
         kind: What asked for it: the ``start``, a ``reload`` or a ``patch``.
@@ -166,7 +166,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):
-    """What was measured of the model, and how it is decoded because of that."""
+    """Results of measuring the model, and the decode mode that follows."""
 
     capabilities: ModelCapabilities
     decode_mode: ModeStatus
@@ -202,7 +202,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
 
 
 def admin_state(admin: AdminContext) -> AdminState:
-    """Whether the daemon takes work, and what it still has."""
+    """Return the state of the daemon."""
     lifecycle = admin.lifecycle
     reason = None
     try:
@@ -218,7 +218,7 @@ def admin_state(admin: AdminContext) -> AdminState:
 
 
 def mode_status(admin: AdminContext) -> ModeStatus | None:
-    """How sequences are decoded; None while the model loads."""
+    """Return the decode mode; None while the model loads."""
     decision = admin.decide(admin.configuration.settings)
     if decision is None:
         return None
@@ -233,12 +233,12 @@ def mode_status(admin: AdminContext) -> ModeStatus | None:
 
 
 def stored_responses(admin: AdminContext) -> StoredResponses:
-    """What later requests may refer to."""
+    """Count the responses that later requests may refer to."""
     return StoredResponses(count=len(admin.responses), size_bytes=admin.responses.size_bytes)
 
 
 def _model(admin: AdminContext) -> ModelDescription | None:
-    """What is served; None while it loads."""
+    """Describe the served model; None while it loads."""
     loaded = admin.loop.loaded
     if not loaded.done() or loaded.exception() is not None:
         return None
@@ -297,5 +297,5 @@ def _config_status(configuration: Configuration) -> ConfigStatus:
 
 
 def _faults(metrics: Metrics, scope: str) -> int:
-    """What ``/metrics`` says, so that the two cannot disagree."""
+    """Read a count of faults off the metrics, so that the two cannot disagree."""
     return int(metrics.registry.get_sample_value("machd_faults_total", {"scope": scope}) or 0)

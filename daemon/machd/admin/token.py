@@ -1,4 +1,4 @@
-"""Where the admin token lies: in a file of the operator's, the service manager's, or the daemon's.
+"""The admin token: a file of the operator's, of the service manager's, or of the daemon's own.
 
 ``machd ctl`` looks where the daemon looks, so nothing has to be told to it on the same machine.
 """
@@ -46,7 +46,7 @@ def read_token(path: Path, *, key: str = _SETTING) -> str:
 
 
 def read_hidden_token(path: Path) -> str:
-    """The token in the operator's file, which nobody else can read.
+    """Read the token in the operator's file, which must be readable by its owner alone.
 
     Raises:
         SettingsError: As for :func:`read_token`; or its mode lets others read it.
@@ -58,7 +58,7 @@ def read_hidden_token(path: Path) -> str:
 
 
 def credential_path(environ: Mapping[str, str]) -> Path | None:
-    """The service manager's credential; None where there is none.
+    """Return the service manager's credential; None where there is none.
 
     Raises:
         SettingsError: Nobody can tell.
@@ -69,7 +69,7 @@ def credential_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Path]:
-    """Where a daemon at that address may have left its own token, the likeliest place first.
+    """List places at which a daemon at that address may have left its own token, the likeliest first.
 
     Args:
         environ: The process's variables.
@@ -110,7 +110,7 @@ def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[s
 
 
 def _check_owner(directory: Path) -> None:
-    """Refuse a directory in which somebody else could put a token of theirs.
+    """Refuse a directory in which other users could put a token of theirs.
 
     Raises:
         SettingsError: It belongs to another user, is a link, or others can write to it.
@@ -126,7 +126,7 @@ def _check_owner(directory: Path) -> None:
 
 
 def _own_directory(environ: Mapping[str, str]) -> Path:
-    """Where this process leaves its token: the service manager's directory or else the user's."""
+    """Return the place of this process's own token: the service manager's directory or else the user's."""
     # A unit may have several, with a colon between them.
     runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     return Path(runtime) if runtime else _user_directory(environ)
@@ -140,7 +140,7 @@ def _user_directory(environ: Mapping[str, str]) -> Path:
 
 
 def _addresses(host: str, port: int) -> Iterator[str]:
-    """What a daemon that is told to listen on ``host`` has for an address."""
+    """Yield the addresses of a daemon that is told to listen on ``host``."""
     try:
         yield ipaddress.ip_address(host).compressed
     except ValueError:
@@ -206,7 +206,7 @@ class AdminToken:
 
     @property
     def own_file(self) -> Path | None:
-        """The file of a token that was made at start; None for one that somebody else keeps."""
+        """The file of a token that was made at start; None for one that the operator keeps."""
         return None if self._own_file is None else self._own_file.path
 
     def check(self, authorization: str | None) -> None:
@@ -224,7 +224,7 @@ class AdminToken:
             raise AuthenticationError("send the admin token as Authorization: Bearer TOKEN")
 
     def close(self) -> None:
-        """Remove the file of a token that nobody needs any more; the token itself still counts."""
+        """Remove the file of a token that is not needed any more; the token itself still counts."""
         if self._own_file is not None:
             self._own_file.remove()
             self._own_file = None

@@ -90,7 +90,7 @@ class WarmPrompt(Struct, frozen=True, kw_only=True):
             raise InvalidRequestError(f"{place}prompt is empty; send some text", param=param)
 
     def conversation(self, model: ModelName) -> Conversation | None:
-        """What is to be rendered; None for a text.
+        """Return the conversation to render; None for a text.
 
         Raises:
             InvalidRequestError, UnsupportedParameterError: As for a chat completion.
@@ -155,7 +155,7 @@ class WarmRequest(Struct, frozen=True, kw_only=True):
 
 
 class WarmedPrompt(Struct, frozen=True, kw_only=True):
-    """What came of one prompt.
+    """Result of one prompt.
 
     Attributes:
         prompt_tokens: How long it is; 0 where it failed.
@@ -171,7 +171,7 @@ class WarmedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class CacheWarmed(Struct, frozen=True, kw_only=True):
-    """What came of all of them.
+    """Results of all prompts.
 
     Attributes:
         prompts: In the order in which they were sent.
@@ -188,7 +188,7 @@ class CacheWarmed(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What came of one prompt.
+    """Result of one prompt.
 
     Attributes:
         error: Why it failed; None where it did not.
@@ -201,7 +201,7 @@ class Warmed:
 
 
 class Warmer:
-    """Generates one token after each prompt and drops it; prompts wait behind everybody's requests."""
+    """Generates one token after each prompt and drops it; prompts wait behind all other requests."""
 
     def __init__(
         self,
@@ -360,7 +360,7 @@ def _check_cache(admin: AdminContext) -> None:
 
 
 def _limit_bytes(admin: AdminContext) -> int | None:
-    """What the prefix cache may take now; None where there is none, or only texts are limited."""
+    """Bytes that the prefix cache may take now; None where there is none, or only texts are limited."""
     prefix = admin.loop.snapshot.prefix
     return None if prefix is None else prefix.limit_bytes
 

@@ -1,1 +1,1 @@
-"""What a model can do here and how that is known. Pure: facts in, verdicts out."""
+"""Abilities of a model and the evidence for them. Pure: facts in, verdicts out."""

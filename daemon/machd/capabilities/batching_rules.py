@@ -1,4 +1,4 @@
-"""The two rules on rows that share a batch: plain decoding, and verifying guesses together."""
+"""Two rules on rows that share a batch: plain decoding, and verifying drafts together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNKNOWN = MappingProxyType(
 
 
 def continuous_batching(facts: CacheFacts) -> Verdict:
-    """Whether rows of different length can share a batch and each get what it would get alone.
+    """Judge rows of different length in one batch: each must get what it would get alone.
 
     Judged by the most restrictive cache anywhere, inside cache lists too.
     """
@@ -54,7 +54,7 @@ def continuous_batching(facts: CacheFacts) -> Verdict:
 
 
 def batched_specdec(facts: CacheFacts) -> Verdict:
-    """Whether rows of a batch can verify guesses together: each takes back its own wrong ones.
+    """Judge drafts in a batch: each row must roll back its own rejected tokens.
 
     Whoever guesses, the rows do the same. Recurrent state is put back to before the pass, and what was
     right is computed again with the rest of each row masked out, as padding is.
@@ -88,7 +88,7 @@ def batched_specdec(facts: CacheFacts) -> Verdict:
 
 
 def _batch_obstacle(facts: CacheFacts) -> str | None:
-    """What keeps rows out of a batch for certain; None where nothing does."""
+    """Return the reason that keeps rows out of a batch for certain; None where there is none."""
     every = facts.every
     if facts.private_classes:
         names = ", ".join(facts.private_classes)

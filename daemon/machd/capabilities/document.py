@@ -1,4 +1,4 @@
-"""What a model can do here: ``GET /v1/capabilities``, and one row of ``machd check --json``."""
+"""The document of ``GET /v1/capabilities``, and one row of ``machd check --json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Source: TypeAlias = Literal["rule", "measured"]
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What a probe measured.
+    """Figures that a probe measured.
 
     Attributes:
         token_mismatches: Greedy tokens that differ from the reference.
@@ -37,7 +37,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 class FeatureVerdict(Struct, frozen=True, kw_only=True):
-    """Whether a feature works with this model, and why that is the answer.
+    """The verdict on a feature with this model, and its reason.
 
     Attributes:
         source: Whether facts and a rule say so, or a measurement; left out where only one of
@@ -52,7 +52,7 @@ class FeatureVerdict(Struct, frozen=True, kw_only=True):
 
 
 class PrefixCacheVerdict(FeatureVerdict, frozen=True, kw_only=True):
-    """Whether what a prompt left in the caches can serve another one.
+    """The verdict on reusing a prompt's caches for another prompt.
 
     Attributes:
         extent: How much of a prompt: any beginning, those that were copied on the way, or nothing.
@@ -62,7 +62,7 @@ class PrefixCacheVerdict(FeatureVerdict, frozen=True, kw_only=True):
 
 
 class PrefixCacheReport(PrefixCacheVerdict, frozen=True, kw_only=True):
-    """What the daemon does with prompts that begin alike.
+    """Prefix caching: the verdict, and the tiers in use.
 
     Attributes:
         active: Whether prompts are kept: the model allows it, ``cache.prefix`` asks for it, and
@@ -89,7 +89,7 @@ SpeculationMode: TypeAlias = Literal["off", "ngram", "draft", "dflash"]
 
 
 class SpeculationReport(Struct, frozen=True, kw_only=True):
-    """Speculative decoding: the mode in use, and the verdicts alone and in a batch.
+    """Speculative decoding: verdicts alone and in a batch.
 
     Attributes:
         mode: What the daemon does; left out where none runs.
@@ -105,7 +105,7 @@ class SpeculationReport(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
-    """What the daemon does about tokens guessed ahead, and what came of it since the start.
+    """Speculative decoding in force, with counts since the start.
 
     Attributes:
         requested: What the settings ask for.
@@ -127,7 +127,7 @@ class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
 
 
 class CacheDetails(Struct, frozen=True, kw_only=True):
-    """What the caches are.
+    """The model's caches.
 
     Attributes:
         keep_tokens: Sink tokens that windows never drop, each number once.
@@ -146,7 +146,7 @@ class CacheDetails(Struct, frozen=True, kw_only=True):
 
 
 class ModelCapabilities(Struct, frozen=True, kw_only=True):
-    """One model or architecture. What is not known yet is null.
+    """One model or architecture. Null stands for what is not known yet.
 
     Attributes:
         architecture: mlx-lm's name of it.
@@ -173,7 +173,7 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
 
 
 class DecodeModeReport(Struct, frozen=True, kw_only=True):
-    """How sequences are decoded: what the settings ask for, what runs, and why that."""
+    """The decode mode: as asked for, as it runs, and the reason."""
 
     requested: DecodeMode
     active: DecodeMode
@@ -200,7 +200,7 @@ class ModelSummary(Struct, frozen=True, kw_only=True):
 
 
 class Features(Struct, frozen=True, kw_only=True):
-    """What requests may use with the loaded model.
+    """Features that requests may use with the loaded model.
 
     Attributes:
         chat: The model has a chat template.
@@ -219,7 +219,7 @@ class Features(Struct, frozen=True, kw_only=True):
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """What computes.
+    """The device that computes.
 
     Attributes:
         backend: ``cpu``, ``metal`` or ``cuda``.

@@ -1,4 +1,4 @@
-"""What probes measured, as plain data: outcomes, and the figures behind a verdict."""
+"""Evidence of probes, as plain data: outcomes, and the figures behind a verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FURTHEST_NATS = 1e9
 
 
 class Outcome(StrEnum):
-    """How a probe ended."""
+    """Outcome of a probe."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -35,7 +35,7 @@ class MeasuredOn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Figures of a comparison.
+    """The figures of a comparison.
 
     Attributes:
         token_mismatches: Tokens that differ from those of the row alone, by more than noise.
@@ -71,7 +71,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe says of one model.
+    """Result of one probe with one model.
 
     Attributes:
         probe: Its name: the file of ``machd_probes/checks`` that it is in.
@@ -89,5 +89,5 @@ class ProbeResult:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it says something of the model: it passed, or it failed."""
+        """True if it says something of the model: it passed, or it failed."""
         return self.outcome in {Outcome.PASSED, Outcome.FAILED}

@@ -1,4 +1,4 @@
-"""What is known of a model's KV cache, read from live cache objects by ``engine/kv/cache_facts.py``.
+"""Facts about a model's KV cache, read from live cache objects by ``engine/kv/cache_facts.py``.
 
 Plain data and pure functions: the names of the classes and what they can do, never the classes.
 """
@@ -20,7 +20,7 @@ PUBLIC_CACHE_CLASSES = frozenset({_STANDARD, _ROTATING, _STATE, _CHUNKED, _LIST}
 
 
 class KvCacheKind(StrEnum):
-    """How a model remembers. Judged by live objects: a configuration can change it."""
+    """Kind of a model's memory, judged by live objects: a configuration can change it."""
 
     STANDARD = "standard"
     ROTATING = "rotating"
@@ -70,7 +70,7 @@ class CacheFacts:
 
     @property
     def class_counts(self) -> dict[str, int]:
-        """How many cache objects there are of each class, by name."""
+        """Number of cache objects of each class, by name."""
         return dict(sorted(Counter(layer.class_name for layer in self.layers).items()))
 
     @property
@@ -107,22 +107,22 @@ class CacheFacts:
 
     @property
     def mergeable(self) -> bool:
-        """Whether mlx-lm can merge every cache into a batch, which says nothing of the answers."""
+        """True if mlx-lm can merge every cache into a batch, which says nothing of the answers."""
         return all(layer.mergeable for layer in self.layers)
 
     @property
     def trimmable(self) -> bool:
-        """Whether every cache can be cut back to an earlier position."""
+        """True if every cache can be cut back to an earlier position."""
         return all(layer.trimmable for layer in self.layers)
 
     @property
     def has_positions_only(self) -> bool:
-        """Whether every cache keeps something for each position by itself, and nothing else."""
+        """True if every cache keeps something for each position by itself, and nothing else."""
         return all(one.class_name == _STANDARD for one in self.innermost)
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether every cache can be cut back at any length: a full window cannot."""
+        """True if every cache can be cut back at any length: a full window cannot."""
         return self.trimmable and not self.window_tokens
 
     @property

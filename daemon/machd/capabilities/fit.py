@@ -1,4 +1,4 @@
-"""Whether a model fits into a device's memory, and how long its context may get there."""
+"""Fit of a model into a device's memory, and the context that fits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _GB = 1_000_000_000
 
 
 class Fit(StrEnum):
-    """How weights, working memory and KV budget go with what the device can hold."""
+    """Verdict on weights, working memory and KV budget against the device's memory."""
 
     FITS = "fits"
     """All of it, out of what is free now."""
@@ -23,7 +23,7 @@ class Fit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a model would take.
+    """Memory that a model would take.
 
     Attributes:
         weights_bytes: Of the weights as they would lie in memory.
@@ -53,7 +53,7 @@ class MemoryNeeds:
 
     @property
     def least_bytes(self) -> int:
-        """What one sequence of one position needs."""
+        """Bytes that one sequence of one position needs."""
         return self.base_bytes + self.bytes_per_sequence + self.bytes_per_token
 
     def tokens_in(self, kv_bytes: int) -> int:
@@ -68,7 +68,7 @@ class MemoryNeeds:
 
 @dataclass(frozen=True, slots=True)
 class FitVerdict:
-    """The answer, and why, for a person who wants to do something.
+    """The verdict and its reason, in words that tell an operator what to do.
 
     Attributes:
         budget_context_tokens: Positions of one sequence that the KV budget allows.

@@ -11,7 +11,7 @@ from machd.capabilities.model_code import ModelCode
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureReport:
-    """What was found of one architecture of mlx-lm's, on a tiny model of it.
+    """Findings about one architecture of mlx-lm's, on a tiny model of it.
 
     Attributes:
         architecture: mlx-lm's name of it.

@@ -16,7 +16,7 @@ from machd.capabilities.verdict import Support, Verdict
 
 
 class PrefixExtent(StrEnum):
-    """How much of a prompt's cache can serve another prompt."""
+    """Share of a prompt's cache that can serve another prompt."""
 
     FULL = "full"
     """Any beginning of it: the cache can be cut."""
@@ -43,7 +43,7 @@ _NO_CACHE = "the model keeps no cache that could be judged"
 
 
 def chunked_prefill(facts: CacheFacts) -> Verdict:
-    """Whether a prompt computed in chunks gets what it would get in one piece."""
+    """Judge a prompt computed in chunks: it must get what it would get in one piece."""
     kinds = _kinds(facts)
     if not kinds or kinds & {KvCacheKind.CHUNKED, KvCacheKind.COMPRESSED, KvCacheKind.NESTED}:
         return _unknown_kind(facts, "whether they carry a prompt over from chunk to chunk")
@@ -86,7 +86,7 @@ def speculation(facts: CacheFacts) -> Verdict:
 
 
 def prefix_cache(facts: CacheFacts) -> PrefixVerdict:
-    """Whether what a prompt left in the caches can serve another prompt that begins alike."""
+    """Judge caches of a prompt for another prompt that begins alike."""
     kinds = _kinds(facts)
     if KvCacheKind.COMPRESSED in kinds:
         return PrefixVerdict(
@@ -115,7 +115,7 @@ def prefix_cache(facts: CacheFacts) -> PrefixVerdict:
 
 
 def kv_quantization(facts: CacheFacts) -> Verdict:
-    """Whether keys and values can be kept in fewer bits: those of standard caches are."""
+    """Judge keys and values in fewer bits: those of standard caches are supported."""
     kinds = _kinds(facts)
     if KvCacheKind.COMPRESSED in kinds:
         return _full_size(_own_class(facts))

@@ -15,7 +15,7 @@ from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 
 
 class Support(StrEnum):
-    """Whether a feature works with a model."""
+    """Support of a feature by a model."""
 
     SUPPORTED = "supported"
     BLOCKED = "blocked"
@@ -23,7 +23,7 @@ class Support(StrEnum):
 
 
 class Source(StrEnum):
-    """What a verdict stands on."""
+    """Source of a verdict."""
 
     RULE = "rule"
     """Facts of the caches, and a predicate over them."""
@@ -34,7 +34,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer, and why that is the answer, for a person who wants to do something.
+    """A verdict and its reason, in words that tell an operator what to do.
 
     Attributes:
         evidence: Figures of the probes; None where the verdict is a rule's.
@@ -52,7 +52,7 @@ AnyVerdict = TypeVar("AnyVerdict", bound=Verdict)
 def measured(
     rule: AnyVerdict, results: Sequence[ProbeResult], *, consequence: str = ""
 ) -> AnyVerdict:
-    """What a rule's verdict becomes with what probes of the feature say.
+    """Combine a rule's verdict with the results of probes of the feature.
 
     One that failed blocks. Without any, those that passed support, unless one ended in an error:
     what crashed may have been the case that matters. All else says nothing.

@@ -88,7 +88,7 @@ def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> Mo
 
 
 def _batching(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
-    """What a window forgets shows only once it is full, so with windows that has to be seen."""
+    """Judge batching; a window needs evidence of a full one, as what it forgets shows only then."""
     fed = _fed(
         results,
         "batch_parity",

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Versions(Struct, frozen=True, kw_only=True):
-    """What the verdicts hold for. Null where nothing is loaded that could tell."""
+    """Versions that verdicts hold for; null where nothing is loaded that could tell."""
 
     machd: str
     mlx: str | None = None

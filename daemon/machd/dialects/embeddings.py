@@ -1,4 +1,4 @@
-"""What ``POST /v1/embeddings`` takes.
+"""``POST /v1/embeddings``, which is refused: no model that can be served offers embeddings.
 
 There is no answer to it yet: no architecture that machd serves offers embeddings. The body is read
 all the same, so that a client learns what is wrong with its request and not only with the model.

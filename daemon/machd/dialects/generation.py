@@ -1,4 +1,4 @@
-"""What the endpoints that generate share: reading a request, identity, and opening the answer."""
+"""Parts that generating endpoints share: reading a request, its identity, opening the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the health endpoints answer."""
+"""The health endpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from machd.serving.loop import EngineLoop
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Whether the daemon lives, or whether it takes work.
+    """The daemon's health: alive, or ready for work.
 
     Attributes:
         status: ``ok`` goes with 200, ``unavailable`` with 503.

@@ -1,4 +1,4 @@
-"""What ``POST /infill`` takes and answers: llama.cpp's endpoint for the text in the middle."""
+"""``POST /infill``: llama.cpp's endpoint for the text between a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class InfillRequest(SamplingRequest, frozen=True, kw_only=True):
         return agreed_tokens(self.token_fields(), least=0)
 
     def options(self) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         return self.generation_options(top_logprobs=None)
 
 
@@ -146,7 +146,7 @@ async def create_infill(
 
 
 def fill_format(engine: Engine, *, param: str) -> FillFormat:
-    """How the model is asked for the text in the middle; slow the first time.
+    """Return the model's format for the text in the middle; slow the first time.
 
     Raises:
         InvalidRequestError: The model has no tokens for it.

@@ -1,4 +1,4 @@
-"""What the daemon says of itself: capabilities, caches, metrics, and its own description."""
+"""Endpoints about the daemon: capabilities, caches, metrics."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
 
 
 def _features(tokenizer: Tokenizer) -> Features:
-    """What the tokenizer's chat format says."""
+    """Return the features of the tokenizer's chat format."""
     chat_format = tokenizer.chat_format
     return Features(
         chat=tokenizer.has_chat_template,
@@ -131,7 +131,7 @@ def _prefix_cache(row: ModelCapabilities, loop: EngineLoop) -> PrefixCacheReport
 def _with_gain(
     row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
 ) -> ModelCapabilities:
-    """The verdict on guesses in a batch, with what they are worth now where that is known."""
+    """Return the verdict on drafts in a batch, with their present gain where that is known."""
     verdict, gain = row.batched_specdec, drafts.batched_gain
     assert verdict is not None, "every model is judged"
     is_on = decision.active is not ProposerKind.OFF and verdict.verdict == "supported"

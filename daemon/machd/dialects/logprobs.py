@@ -191,7 +191,7 @@ def prompt_token_logprobs(
 
 
 class TextOffsets:
-    """Where each token's text starts in its choice's whole text, in characters."""
+    """Offsets of tokens in their choice's whole text, in characters."""
 
     def __init__(self, detokenizer: Detokenizer, *, start: int = 0) -> None:
         """Start at the first character of the completion with a fresh detokenizer."""
@@ -208,7 +208,7 @@ class TextOffsets:
 
 
 def _prompt_offsets(prompt: Sequence[int], tokenizer: Tokenizer, text: str) -> list[int]:
-    """Where each token of a prompt starts in its text, which holds special tokens if it was sent so."""
+    """Return the offset of each token of a prompt in its text, which holds special tokens if it was sent so."""
     detokenizer, special = tokenizer.detokenizer(), tokenizer.special_token_ids
     offsets, offset = [], 0
     for token_id in prompt:

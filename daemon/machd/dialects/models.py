@@ -1,4 +1,4 @@
-"""What ``GET /v1/models`` and ``GET /v1/models/{id}`` answer, in OpenAI's shape and in Anthropic's."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``, in OpenAI's shape and in Anthropic's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients of other servers ask this one about itself: vLLM's version, llama.cpp's properties and slots.
+"""Endpoints that clients of other servers ask: vLLM's version, llama.cpp's properties and slots.
 
 The shapes are those servers'; what is not true of machd is left out of them.
 """
@@ -23,7 +23,7 @@ from machd.serving.speculation_mode import decide_speculation
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """What answers at the root, and where the API begins.
+    """The server's name and the beginning of its API.
 
     Attributes:
         base_url: What a client's base URL ends in where it does not add ``/v1`` itself.
@@ -42,7 +42,7 @@ class ServerVersion(Struct, frozen=True, kw_only=True):
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """How a request is answered that says nothing about it."""
+    """Defaults of a request that says nothing else."""
 
     n_predict: int
     temperature: float
@@ -57,7 +57,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 class GenerationDefaults(Struct, frozen=True, kw_only=True):
-    """What holds for every request.
+    """Properties that hold for every request.
 
     Attributes:
         n_ctx: Positions that prompt and completion of one sequence share, in tokens.
@@ -70,7 +70,7 @@ class GenerationDefaults(Struct, frozen=True, kw_only=True):
 
 
 class Modalities(Struct, frozen=True, kw_only=True):
-    """What the model reads besides text."""
+    """Kinds of input that the model reads besides text."""
 
     vision: Literal[False] = False
     audio: Literal[False] = False

@@ -1,4 +1,4 @@
-"""How many tokens an answer took."""
+"""Usage: the tokens of an answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 def wire_finish_reason(reason: str | None) -> FinishReason | None:
-    """Of a choice that ended well; None while it goes on."""
+    """Return the finish reason of a choice that ended well; None while it goes on."""
     match reason:
         case None:
             return None

@@ -86,12 +86,12 @@ class ApiKeys:
 
     @property
     def is_required(self) -> bool:
-        """Whether requests need a key."""
+        """True if requests need a key."""
         return bool(self._digests)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all keys."""
+        """Names of all keys."""
         return frozenset(self._digests)
 
     def authenticate(self, authorizations: Sequence[str], x_api_keys: Sequence[str]) -> str:

@@ -54,7 +54,7 @@ class ClientTransport:
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be written."""
+        """True if nothing more can be written."""
         return self.is_lingering or self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a transport has

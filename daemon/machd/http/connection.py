@@ -51,7 +51,7 @@ _EVENT_STREAM = (b"content-type", b"text/event-stream")
 
 
 class ServerFlags(ServerState):
-    """What all connections of a server know."""
+    """State that all connections of a server share."""
 
     def __init__(self) -> None:
         """Stay."""
@@ -88,12 +88,12 @@ class ClientConnection(H11Protocol):
 
     @property
     def has_asked(self) -> bool:
-        """Whether the head of a request has come."""
+        """True once the head of a request has come."""
         return self.cycle is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.disconnected
 
@@ -227,7 +227,7 @@ class ClientConnection(H11Protocol):
             self.transport.abort()
 
     def _is_client_sending(self) -> bool:
-        """Whether the rest of a refused body is still to come, or what comes cannot be read at all."""
+        """Return True if the rest of a refused body is still to come, or cannot be read at all."""
         return not self.is_busy and self.conn.their_state in {h11.SEND_BODY, h11.ERROR}
 
     def _wait_for_head(self) -> None:

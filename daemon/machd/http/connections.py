@@ -32,7 +32,7 @@ _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(Protocol):
-    """What is known here of a connection."""
+    """A connection as the listener knows it."""
 
     def abort(self) -> None:
         """Close the connection now, with whatever the client has not taken."""
@@ -70,7 +70,7 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing can be accepted until a connection has given its descriptor back."""
+        """True if nothing can be accepted until a connection has given its descriptor back."""
         return len(self._open) >= self._max_connections() + SPARE_CONNECTIONS + ACCEPTS_PER_TURN
 
     def add(self, connection: Connection) -> None:

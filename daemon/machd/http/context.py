@@ -1,4 +1,4 @@
-"""What the endpoints are given: the running parts and the settings they obey."""
+"""Context of the endpoints: the running parts and the settings they obey."""
 
 from __future__ import annotations
 

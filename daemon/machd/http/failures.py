@@ -82,7 +82,7 @@ def error_answer(request: Request[Any, Any, Any], error: MachdError) -> Response
 
 
 def always_answered(app: ASGIApp) -> ASGIApp:
-    """Wrap an application so that whatever escapes it is logged and answered in the envelope.
+    """Wrap an application so that every exception that escapes it is logged and answered in the envelope.
 
     The framework's handlers see Exceptions only, and the server's own answer is plain text. A response
     that has begun cannot be taken back: its connection is cut, so that the client sees a broken answer

@@ -1,4 +1,4 @@
-"""How many connections the process's limit of open files leaves room for.
+"""Number of connections that the process's limit of open files leaves room for.
 
 The soft limit is raised as far as the connections need it, never above the hard limit: the soft one is
 low by tradition, for programs that call select(2), and machd does not. See docs/decisions/0036.

@@ -1,4 +1,4 @@
-"""What happens to every request before it is routed: an id, a host, an origin.
+"""The gate: every request gets an id, and its Host and Origin are checked, before it is routed.
 
 A plain ASGI wrapper around the application, because middleware of the framework does not run on
 paths it does not know.
@@ -32,7 +32,7 @@ caches before it checks a key: at 60,000 characters they took 139 MB."""
 
 
 class OpenRequests:
-    """How many requests are being answered; one count, whichever settings they came under."""
+    """Number of requests that are being answered, whichever settings they came under."""
 
     def __init__(self) -> None:
         """Start with none."""

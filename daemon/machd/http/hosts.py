@@ -25,13 +25,13 @@ def web_origin(header: bytes) -> str | None:
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether it means this machine, without asking anybody."""
+    """Return True if it means this machine; no name is looked up."""
     address = _address(name)
     return _is_localhost(name) if address is None else address.is_loopback
 
 
 def needs_no_name_server(name: str) -> bool:
-    """Whether a host cannot be a foreign name that was made to point here (DNS rebinding)."""
+    """Return True if a host cannot be a foreign name that was made to point here (DNS rebinding)."""
     return _is_localhost(name) or _address(name) is not None
 
 

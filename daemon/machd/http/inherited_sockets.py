@@ -1,4 +1,4 @@
-"""Sockets that the service manager has opened and hands over: sd_listen_fds(3).
+"""Sockets opened and handed over by the service manager: sd_listen_fds(3).
 
 Such a socket outlives the daemon: who connects while it restarts waits for the next one.
 """
@@ -57,7 +57,7 @@ def inherited_socket(name: str, environ: Mapping[str, str]) -> socket.socket | N
 
 
 def _names(environ: Mapping[str, str]) -> Sequence[str]:
-    """What each descriptor is for, in their order; none where they are for another process."""
+    """Name the listener of each descriptor, in their order; none where they are for another process."""
     count_text = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not count_text:
         return ()

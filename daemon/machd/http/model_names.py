@@ -58,7 +58,7 @@ class ModelNames:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a text could be a model's name: a path, a URL or control characters are a mistake."""
+    """Return True if a text could be a model's name: a path, a URL or control characters are a mistake."""
     return (
         len(text) <= _MAX_CHARACTERS
         and text.isprintable()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class OwnFile:
-    """What lies at a path now, to be removed later if it is still the same."""
+    """The file at a path now, to be removed later if it is still the same."""
 
     def __init__(self, path: Path) -> None:
         """Remember what is at ``path``; call it once it is complete."""
@@ -14,7 +14,7 @@ class OwnFile:
         self._identity = _identity(path)
 
     def remove(self) -> None:
-        """Remove it unless it is gone, or somebody has put something else in its place."""
+        """Remove it unless it is gone or was replaced."""
         if self._identity is not None and _identity(self.path) == self._identity:
             self.path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""How many tokens make an event, choice by choice."""
+"""Pacing of a stream: a number of tokens for each event of a choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from machd.serving.output import joined_pieces
 
 
 class Pacer:
-    """Holds deltas back until an event is due.
+    """Deltas held back until an event is due.
 
     The first piece of text of a choice is due at once, for the sake of the time to first token,
     and its end always is. A piece without text is not: half a character helps nobody.
@@ -34,7 +34,7 @@ class Pacer:
                 self._held[delta.index] = merged
 
     def rest(self) -> list[ChoiceDelta]:
-        """What is still held back, when no more will come."""
+        """Return the deltas still held back, once no more will come."""
         rest, self._held = list(self._held.values()), {}
         return rest
 
@@ -47,7 +47,7 @@ class Pacer:
 
 
 def merge_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    """What one choice gained bit by bit, in order, as one; at least one bit."""
+    """Join the deltas of one choice, in order; at least one."""
     last = deltas[-1]
     if len(deltas) == 1:
         return last

@@ -27,7 +27,7 @@ def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
 
 
 def is_there(path: Path, *, key: str) -> bool:
-    """Whether a file of that name exists, readable or not.
+    """Return True if a file of that name exists, readable or not.
 
     Raises:
         SettingsError: The system does not tell.

@@ -99,7 +99,7 @@ class HttpServer(uvicorn.Server):
         await asyncio.shield(self._serving)
 
     def leave(self) -> None:
-        """Answer what has come, and let clients go elsewhere for the next request.
+        """Answer the requests that have come, and send clients elsewhere for the next one.
 
         On an inherited socket nothing more is accepted: who connects waits for the successor. On
         one of our own there is none, so whoever comes is told why it is not served.
@@ -194,7 +194,7 @@ class HttpServer(uvicorn.Server):
             self._acceptor.close()
 
     async def _wait_for_arrivals(self) -> None:
-        """Let who has just connected ask, and be told that the server leaves."""
+        """Let new connections ask, and be told that the server leaves."""
         for _ in range(round(_ARRIVAL_S / _LOOK_S)):
             await asyncio.sleep(_LOOK_S)
             if all(connection.has_asked for connection in self._connections):

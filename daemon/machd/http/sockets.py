@@ -1,4 +1,4 @@
-"""Where the daemon listens: sockets of its own, or handed over by the service manager."""
+"""Listening sockets: of the daemon's own, or handed over by the service manager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from machd.http.unix_sockets import BACKLOG, listen_unix
 
 
 class Listener:
-    """A bound socket and how to say where it is.
+    """A bound socket and the name of its address.
 
     Attributes:
         is_inherited: Whether the service manager opened it: it stays open without the daemon, and
@@ -32,7 +32,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Where clients go, as a person would type it."""
+        """URL for clients."""
         address = self.socket.getsockname()
         if self.socket.family == socket.AF_UNIX:
             return f"unix:{address if isinstance(address, str) else '@' + address[1:].decode()}"
@@ -41,14 +41,14 @@ class Listener:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether other machines can reach it."""
+        """True if other machines can reach it."""
         if self.socket.family == socket.AF_UNIX:
             return False
         return not ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
 
     @property
     def is_open_to_all_users(self) -> bool:
-        """Whether it is a Unix socket that any user of this machine can connect to."""
+        """True if it is a Unix socket that any user of this machine can connect to."""
         if self.socket.family != socket.AF_UNIX:
             return False
         address = self.socket.getsockname()
@@ -60,7 +60,7 @@ class Listener:
             return True  # nobody knows
 
     def open(self) -> None:
-        """Let clients connect; they are answered when a server accepts them.
+        """Let clients connect; they are answered once a server accepts them.
 
         From here on nobody else gets the address. One with a path, or handed over, is open already.
 
@@ -85,7 +85,7 @@ class Listener:
 
 
 def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
-    """Bind the public address; a socket handed over by the service manager wins.
+    """Bind the public address; a socket from the service manager wins.
 
     Whoever may reach it can be judged before clients can connect: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
     own user only, mode 0600; for others, let the service manager open one with another mode.

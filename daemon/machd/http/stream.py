@@ -28,7 +28,7 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class Dialect(Protocol):
-    """How one endpoint family writes a generation.
+    """Writer of a generation in one endpoint family's shapes.
 
     The events of a stream are whole frames, made by :mod:`machd.http.sse`; several at once are
     joined, and no bytes at all are no event.
@@ -67,7 +67,7 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamPolicy:
-    """How a response is paced.
+    """Pace of a response.
 
     Attributes:
         interval_tokens: Tokens in one event, the first token and the last ones excepted.

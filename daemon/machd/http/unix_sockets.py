@@ -19,7 +19,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A socket at ``path`` with mode 0600, in place of one of ours that nobody serves any more.
+    """Bind a socket at ``path`` with mode 0600, in place of one of machd's that no process serves any more.
 
     It listens already: one that is only bound looks to the next daemon as if nobody served it.
 
@@ -87,7 +87,7 @@ def _takes_lock(descriptor: int, lock: Path) -> bool:
 
 
 def _refuse_unless_ours_alone(path: Path) -> None:
-    """Whoever may write to the directory may replace the socket and read what clients send."""
+    """Refuse a directory that others can write to: they could replace the socket and read what clients send."""
     directory = path.parent.resolve(strict=True)
     facts = directory.stat()
     problem = None
@@ -103,7 +103,7 @@ def _refuse_unless_ours_alone(path: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket of ours that nobody serves; anything else there is left alone."""
+    """Remove a socket of machd's that no process serves; anything else there is left alone."""
     try:
         facts = path.lstat()
     except FileNotFoundError:

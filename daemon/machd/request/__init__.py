@@ -1,1 +1,1 @@
-"""What is asked of a model, whatever the dialect: sampling, options, conversation, constraint."""
+"""Requests to a model, whatever the dialect: sampling, options, conversation, constraint."""

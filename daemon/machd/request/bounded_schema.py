@@ -102,7 +102,7 @@ class _Closing:
 
 
 def _is_intersection(schema: Schema) -> bool:
-    """Whether several schemas speak about the keys of one object."""
+    """Return True if several schemas speak about the keys of one object."""
     all_of = schema.get("allOf")
     count = len(all_of) if isinstance(all_of, list) else 0
     count += "properties" in schema or "patternProperties" in schema
@@ -111,7 +111,7 @@ def _is_intersection(schema: Schema) -> bool:
 
 
 def _can_be_closed(schema: Schema) -> bool:
-    """Whether an object schema can be met with the keys that it names, and is silent about others."""
+    """Return True if an object schema can be met with the keys that it names, and is silent about others."""
     if "additionalProperties" in schema or "unevaluatedProperties" in schema:
         return False
     if "patternProperties" in schema:

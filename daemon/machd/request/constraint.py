@@ -1,4 +1,4 @@
-"""What the text of a completion has to look like, whatever dialect asked for it."""
+"""Constraints on the text of a completion, whatever the dialect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ConstraintKind(StrEnum):
-    """How a constraint is written."""
+    """Notation of a constraint."""
 
     JSON_OBJECT = "json_object"
     """Any JSON object; there is no source."""

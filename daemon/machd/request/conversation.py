@@ -40,7 +40,7 @@ def template_tool(tool: FunctionTool) -> dict[str, object]:
 
 
 class ToolChoiceMode(StrEnum):
-    """Whether tools are called."""
+    """Mode of tool calls."""
 
     NONE = "none"
     """No call; the model is not even shown the tools."""
@@ -54,7 +54,7 @@ class ToolChoiceMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What is asked about calls.
+    """Choice of tools.
 
     Attributes:
         name: With ``REQUIRED``, the one function that is to be called; None for any.
@@ -102,5 +102,5 @@ class Conversation:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether something has to be compiled before the answer can begin."""
+        """True if something has to be compiled before the answer can begin."""
         return self.constraint is not None or self.tool_choice.mode is ToolChoiceMode.REQUIRED

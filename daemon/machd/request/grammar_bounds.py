@@ -1,4 +1,4 @@
-"""How much a client's grammar may refer back to itself.
+"""Bound on the references of a client's grammar back to itself.
 
 A parser follows all readings of a text at once. How many there are, and with them the time for one
 token, grows with the cube of a grammar's recursive references: 3 kB of ``s: s x s | s y s | ...``

@@ -1,4 +1,4 @@
-"""How big a schema, a pattern or a grammar may be, before a compiler sees it.
+"""Bounds on schemas, patterns and grammars, checked before a compiler sees them.
 
 The compiler's time grows with the square of an object's properties (1,000 take 0.1 s, 10,000 took
 12 s), its memory with everything else. What a text has to spell letter by letter is bounded, too:
@@ -153,7 +153,7 @@ def _parts(schemas: Sequence[object]) -> Iterator[tuple[int, dict[str, object]]]
 
 
 def _constants(part: dict[str, object]) -> Iterator[object]:
-    """What the text may have to spell letter by letter: names, and values that are fixed."""
+    """Yield the texts that may have to be spelt letter by letter: names, and values that are fixed."""
     yield from part  # where they are no keywords they are names, or inside of a constant
     for key in ("const", "pattern"):
         yield part.get(key)

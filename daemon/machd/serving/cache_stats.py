@@ -1,4 +1,4 @@
-"""What ``GET /v1/cache/stats`` answers."""
+"""The document of ``GET /v1/cache/stats``."""
 
 from __future__ import annotations
 

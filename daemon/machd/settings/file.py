@@ -106,7 +106,7 @@ def _user_folder(environ: Mapping[str, str], platform: str) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file, as far as this user may look."""
+    """Return True if there is a file, as far as this user may look."""
     try:
         return path.is_file()
     except OSError:

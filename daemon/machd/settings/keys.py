@@ -99,12 +99,12 @@ class SettingKey:
 
     @property
     def is_bool(self) -> bool:
-        """Whether its flag is a pair: ``--x`` and ``--no-x``."""
+        """True if its flag is a pair: ``--x`` and ``--no-x``."""
         return self.kind is ValueKind.BOOLEAN
 
     @property
     def is_list(self) -> bool:
-        """Whether it takes several texts."""
+        """True if it takes several texts."""
         return self.kind is ValueKind.LIST
 
     @property

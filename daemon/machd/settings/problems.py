@@ -1,4 +1,4 @@
-"""What a person reads when a setting is wrong: the value, what is wrong with it, and the fix.
+"""Messages about wrong settings: the value, the problem and the fix.
 
 Pure wording. The values of secret keys are never in it.
 """
@@ -78,7 +78,7 @@ def printable(text: str) -> str:
 
 
 def _toml_fix(key: SettingKey, kind: ValueKind, value: object) -> str:
-    """How to write a value of the wrong TOML type."""
+    """Return the right way to write a value of the wrong TOML type."""
     if key.words and isinstance(value, str) and not value.strip().isdecimal():
         return ""  # a misspelt word is not mended by taking its quotes away
     if kind is ValueKind.LIST and isinstance(value, str):

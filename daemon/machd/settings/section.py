@@ -1,4 +1,4 @@
-"""What every section of the settings has in common."""
+"""The base of every section of the settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Mark(Enum):
-    """What ``Annotated`` says of a field beyond its type."""
+    """Marks that ``Annotated`` puts on a field beside its type."""
 
     SECRET = "secret"  # noqa: S105 - the name of a mark
     """The value is never shown. A ``SecretStr`` is secret without the mark."""
@@ -18,7 +18,7 @@ class Mark(Enum):
 
 
 class SettingsSection(BaseModel):
-    """What every section has in common: it cannot change, and it knows its keys."""
+    """Base of every section: frozen, and with known keys only."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True

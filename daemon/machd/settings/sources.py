@@ -52,7 +52,7 @@ _TYPED = frozenset({OriginKind.FILE, OriginKind.ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where one value came from.
+    """Origin of one value.
 
     Attributes:
         detail: The file's path, the variable's name, the flag, or ``the admin API``; empty for a
@@ -88,7 +88,7 @@ class LoadedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingsSources:
-    """Where a process reads its settings; a reload reads the same places again.
+    """The places a process reads its settings from; a reload reads the same places again.
 
     Attributes:
         config_path: The file that ``--config`` names; None to look in the usual places.
@@ -230,7 +230,7 @@ def process_environ() -> dict[str, str]:
 
 
 def _by_file(file: SettingsFile | None, keys: Keys) -> Iterator[Given | str]:
-    """What the file's sections say; an unreadable file is its problems."""
+    """Yield the values of the file's sections; an unreadable file is its problems."""
     if file is None:
         return
     try:
@@ -242,7 +242,7 @@ def _by_file(file: SettingsFile | None, keys: Keys) -> Iterator[Given | str]:
 
 
 def _by_operator(tables: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
-    """What an operator has changed while the daemon runs, in tables like a file's."""
+    """Yield the values that an operator has changed while the daemon runs, in tables like a file's."""
     yield from _by_tables(tables, Origin(OriginKind.ADMIN, "the admin API"), keys)
 
 
@@ -261,7 +261,7 @@ def _by_tables(tables: Mapping[str, object], origin: Origin, keys: Keys) -> Iter
 
 
 def _by_environment(environ: Mapping[str, str], keys: Keys) -> Iterator[Given | str]:
-    """What the ``LME_*`` variables say; two spellings of one key have to agree."""
+    """Yield the values of the ``LME_*`` variables; two spellings of one key have to agree."""
     key_of = {name: key for key in keys.values() for name in key.environment_names}
     ours = {name for name in environ if name.startswith(ENVIRONMENT_PREFIX)} - {CONFIG_VARIABLE}
     for name in sorted(ours - key_of.keys()):
@@ -276,7 +276,7 @@ def _by_environment(environ: Mapping[str, str], keys: Keys) -> Iterator[Given | 
 
 
 def _by_flags(flags: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
-    """What the flags say, by dotted key."""
+    """Yield the values of the flags, by dotted key."""
     for dotted, value in flags.items():
         flag = keys[dotted].flag_names[0] if dotted in keys else "flag"
         yield _given(dotted, value, Origin(OriginKind.FLAG, flag), keys)

@@ -96,7 +96,7 @@ def _web_origin(text: str) -> str:
 
 
 def is_same_address(host: str, port: int, admin_listen: str) -> bool:
-    """Whether the admin API would have to share the public address.
+    """Return True if the admin API would have to share the public address.
 
     Names other than ``localhost`` are not looked up.
 

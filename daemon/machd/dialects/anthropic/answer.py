@@ -1,4 +1,4 @@
-"""What ``POST /v1/messages`` answers, whole and in events, and what counting answers."""
+"""Answers of ``POST /v1/messages``, whole and in events, and of counting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AnswerText(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"
 
 
 class AnswerThinking(Struct, frozen=True, kw_only=True, tag="thinking", tag_field="type"):
-    """What the model thought. Clients want a signature; machd signs nothing."""
+    """The model's thoughts. Clients want a signature; machd signs nothing."""
 
     thinking: str
     signature: str = ""
@@ -72,7 +72,7 @@ class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"
 
 
 class TokenCount(Struct, frozen=True, kw_only=True):
-    """How many tokens a conversation's prompt has."""
+    """Number of tokens in a conversation's prompt."""
 
     input_tokens: int
 
@@ -109,7 +109,7 @@ class ThinkingDelta(Struct, frozen=True, kw_only=True, tag="thinking_delta", tag
 
 
 class SignatureDelta(Struct, frozen=True, kw_only=True, tag="signature_delta", tag_field="type"):
-    """What ends every thought."""
+    """The signature, which ends every thought."""
 
     signature: str = ""
 
@@ -139,7 +139,7 @@ class BlockStopEvent(Struct, frozen=True, kw_only=True, tag="content_block_stop"
 
 
 class MessageDelta(Struct, frozen=True, kw_only=True):
-    """How the answer ended."""
+    """The reason for the end of the answer."""
 
     stop_reason: StopReason
     stop_sequence: str | None

@@ -1,4 +1,4 @@
-"""How an operating error looks in Anthropic's dialect."""
+"""Operating errors in Anthropic's dialect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``POST /v1/messages`` and ``POST /v1/messages/count_tokens`` take."""
+"""Requests of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class JsonSchemaOutput(Struct, frozen=True, kw_only=True, tag="json_schema", tag
 
 
 class OutputConfig(Struct, frozen=True, kw_only=True):
-    """What the answer is like.
+    """Form of the answer.
 
     Attributes:
         effort: What a model makes of the word is its template's.
@@ -82,7 +82,7 @@ class OutputConfig(Struct, frozen=True, kw_only=True):
 
 
 class MessagesMetadata(Struct, frozen=True, kw_only=True):
-    """What a client notes for itself."""
+    """Notes of the client's own."""
 
     user_id: Label | None = None
 
@@ -120,7 +120,7 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
         return self
 
     def conversation(self) -> Conversation:
-        """What is to be continued, free of this dialect.
+        """Return the conversation to continue, free of this dialect.
 
         Raises:
             UnsupportedParameterError: A block or a tool is of a kind that machd does not take.
@@ -151,7 +151,7 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def shows_thoughts(self) -> bool:
-        """Whether the answer tells what the model thought."""
+        """True if the answer shows the model's thoughts."""
         if isinstance(self.thinking, ThinkingEnabled | ThinkingAdaptive):
             return self.thinking.display != "omitted"
         return True
@@ -206,7 +206,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     container: Refused = UNSET
 
     def options(self) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         shared = SamplingFields(
             temperature=self.temperature,
             top_p=self.top_p,

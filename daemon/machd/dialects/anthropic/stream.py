@@ -62,7 +62,7 @@ class BlockEvents:
         self._open: type[AnswerBlock] | None = None
 
     def read(self, pieces: Iterable[OutputPiece]) -> Iterator[StreamEvent]:
-        """What new pieces make of the blocks."""
+        """Extend the blocks by new pieces; yields the events."""
         for piece in pieces:
             if isinstance(piece, ToolCallEnd):
                 yield from self.finish()
@@ -202,7 +202,7 @@ class AnthropicDialect:
         return self._frames(events)
 
     def closing(self, usage: GenerationUsage) -> bytes:
-        """How the message ended, and that it has."""
+        """Write the end of the message and its reason."""
         return self._frames(
             [MessageDeltaEvent(delta=self._ending, usage=_usage(usage)), MessageStopEvent()]
         )

@@ -27,7 +27,7 @@ class TextBlock(Struct, frozen=True, kw_only=True, tag="text", tag_field="type")
 
 
 class ThinkingBlock(Struct, frozen=True, kw_only=True, tag="thinking", tag_field="type"):
-    """What the model thought. machd signs nothing, so any signature will do."""
+    """The model's thoughts. machd signs nothing, so any signature will do."""
 
     thinking: ContentText
     signature: ContentText | None = None
@@ -36,7 +36,7 @@ class ThinkingBlock(Struct, frozen=True, kw_only=True, tag="thinking", tag_field
 class RedactedThinkingBlock(
     Struct, frozen=True, kw_only=True, tag="redacted_thinking", tag_field="type"
 ):
-    """Another server's encrypted thoughts; nobody here can read them, so they are left out."""
+    """Another server's encrypted thoughts; unreadable here, so they are left out."""
 
     data: ContentText | None = None
 
@@ -88,7 +88,7 @@ _ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBl
 
 
 class ToolResultBlock(Struct, frozen=True, kw_only=True, tag="tool_result", tag_field="type"):
-    """What a call returned, or how it failed."""
+    """Result of a call, or its failure."""
 
     tool_use_id: Annotated[Label, Meta(min_length=1)]
     content: ContentText | Annotated[list[_ResultPart], Meta(max_length=1024)] | None = None
@@ -204,7 +204,7 @@ class Turns:
 
 @dataclass(slots=True)
 class _Turn:
-    """What one role said in a row; ``where`` is its first message's place in the request."""
+    """Join the messages of one role in a row; ``where`` is the first one's place in the request."""
 
     role: str
     where: str

@@ -1,4 +1,4 @@
-"""What ``POST /v1/chat/completions`` answers, whole and in chunks."""
+"""Answers of ``POST /v1/chat/completions``, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class DeletedChatCompletion(Struct, frozen=True, kw_only=True):
-    """What ``DELETE /v1/chat/completions/{id}`` answers."""
+    """Answer of ``DELETE /v1/chat/completions/{id}``."""
 
     id: str
     object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
@@ -114,7 +114,7 @@ class CallFunctionDelta(Struct, frozen=True, kw_only=True):
 
 
 class CallDelta(Struct, frozen=True, kw_only=True):
-    """What a chunk adds to one call; ``id``, ``type`` and the name come with the first.
+    """A chunk's addition to one call; ``id``, ``type`` and the name come with the first.
 
     Attributes:
         index: Counts the calls of a message from 0.
@@ -127,7 +127,7 @@ class CallDelta(Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
-    """What a chunk adds to the message: the role in the first one, nothing in the last one.
+    """A chunk's addition to the message: the role in the first one, nothing in the last one.
 
     Attributes:
         tool_calls: One entry at most.
@@ -210,7 +210,7 @@ def chat_message(pieces: Sequence[OutputPiece]) -> ChatResponseMessage:
 
 
 def chat_deltas(pieces: Iterable[OutputPiece]) -> list[ChatDelta]:
-    """What comes next of a message, in its order; none is empty.
+    """Return the next deltas of a message, in order; none is empty.
 
     A delta holds thoughts, text or one call, because clients look at one of them in each chunk.
     Pieces come from the choice's :class:`ContentGaps`.
@@ -227,7 +227,7 @@ def chat_deltas(pieces: Iterable[OutputPiece]) -> list[ChatDelta]:
 
 
 def _kind(piece: OutputPiece) -> tuple[type[OutputPiece], int]:
-    """What a run has in common: what it is, and of which call."""
+    """Return the key of a run: its kind, and its call."""
     if isinstance(piece, Reasoning | Content):
         return type(piece), 0
     return ToolCallStart, piece.index
@@ -289,5 +289,5 @@ def legacy_finish_reason(reason: ChatFinishReason | None) -> ChatFinishReason | 
 
 
 def chat_finish_reason(reason: str | None) -> ChatFinishReason | None:
-    """Of a chat completion's choice, which may end with calls; None while it goes on."""
+    """Return the finish reason of a choice, which may end with calls; None while it goes on."""
     return "tool_calls" if reason == TOOL_CALLS else wire_finish_reason(reason)

@@ -97,7 +97,7 @@ async def create_chat_completion(
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What every object of an answer has in common.
+    """Fields that all objects of an answer share.
 
     Attributes:
         is_legacy: Calls are written as OpenAI's API had them before tools.
@@ -209,7 +209,7 @@ class _ChatDialect:
             self._tokens.setdefault(delta.index, []).extend(delta.tokens)
 
     def _prompt_logprobs(self, first: ChoiceDelta) -> PromptTokenLogprobs | UnsetType:
-        """Of the prompt, which all choices share."""
+        """Return the prompt's log-probabilities, which all choices share."""
         asked = self._options.sampling.prompt_logprobs
         if asked is None:
             return UNSET

@@ -47,7 +47,7 @@ _Content: TypeAlias = ContentText | Annotated[list[_Part], Meta(max_length=1024)
 
 
 class SystemMessage(Struct, frozen=True, kw_only=True, tag="system", tag_field="role"):
-    """What the operator of a conversation says."""
+    """A system message."""
 
     content: _Content | None = None
     name: Label | None = None
@@ -61,7 +61,7 @@ class DeveloperMessage(Struct, frozen=True, kw_only=True, tag="developer", tag_f
 
 
 class UserMessage(Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
-    """What the user says."""
+    """A message of the user's."""
 
     content: _Content | None = None
     name: Label | None = None
@@ -82,7 +82,7 @@ class MessageToolCall(Struct, frozen=True, kw_only=True, tag="function", tag_fie
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_field="role"):
-    """What the model said.
+    """A message of the model's.
 
     Attributes:
         function_call: The one call of OpenAI's API before tools.
@@ -101,14 +101,14 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
 
 
 class FunctionMessage(Struct, frozen=True, kw_only=True, tag="function", tag_field="role"):
-    """What a function returned, in OpenAI's API before tools."""
+    """Result of a function, in OpenAI's API before tools."""
 
     content: _Content | None = None
     name: CallId
 
 
 class ToolMessage(Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
-    """What a tool returned."""
+    """Result of a tool."""
 
     content: _Content | None = None
     tool_call_id: Label
@@ -199,7 +199,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]
 
 
 def gap_between(text: str, later: str) -> str:
-    """What stands between two texts of one message that a call kept apart: a new line, if need be.
+    """Return the text between two texts of one message that a call kept apart: a new line, if need be.
 
     Readers of answers drop the white space around calls, and words must not grow together.
     """
@@ -250,7 +250,7 @@ def _legacy_call_id(name: str) -> str:
 def _assistant_fields(
     message: AssistantMessage, allowance: Allowance, *, where: str
 ) -> dict[str, object]:
-    """What an assistant's message holds beside its text."""
+    """Return the fields of an assistant's message beside its text."""
     seen: dict[str, object] = {}
     if thoughts := message.reasoning_content or message.reasoning:
         seen["reasoning_content"] = thoughts

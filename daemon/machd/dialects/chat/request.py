@@ -1,4 +1,4 @@
-"""What ``POST /v1/chat/completions`` takes."""
+"""Requests of ``POST /v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return {"max_completion_tokens": self.max_completion_tokens, **super().token_fields()}
 
     def options(self) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         return self.generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             service_tier=self.service_tier,
         )
 
     def conversation(self) -> Conversation:
-        """What is to be continued, free of this dialect.
+        """Return the conversation to continue, free of this dialect.
 
         Raises:
             InvalidRequestError: Fields about tools, thoughts or the answer's shape contradict
@@ -173,7 +173,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def is_legacy(self) -> bool:
-        """Whether calls are asked for, and answered, as OpenAI's API had them before tools."""
+        """True if calls are asked for, and answered, as OpenAI's API had them before tools."""
         return bool(self.functions)
 
     @property

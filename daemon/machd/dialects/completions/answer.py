@@ -1,4 +1,4 @@
-"""What ``POST /v1/completions`` answers; whole and in chunks it is the same shape."""
+"""Answers of ``POST /v1/completions``; whole and in chunks they have the same shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``POST /v1/completions`` takes."""
+"""Requests of ``POST /v1/completions``."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return agreed_tokens(self.token_fields(), least=0)
 
     def options(self) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         options = self.generation_options(top_logprobs=self.logprobs)
         asked = [one for one in (self.prompt_logprobs, self.echoed_logprobs) if one is not None]
         sampling = replace(options.sampling, prompt_logprobs=max(asked, default=None))

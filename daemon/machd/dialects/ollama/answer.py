@@ -1,4 +1,4 @@
-"""What Ollama's endpoints answer. Durations are in nanoseconds, as in Ollama's API."""
+"""Answers of Ollama's endpoints. Durations are in nanoseconds, as in Ollama's API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OllamaAnswerMessage(Struct, frozen=True, kw_only=True):
 
 
 class OllamaLine(Struct, frozen=True, kw_only=True):
-    """What a line of either endpoint has; from ``done_reason`` on with the last line alone.
+    """Fields of a line of either endpoint; from ``done_reason`` on with the last line alone.
 
     Attributes:
         created_at: When the request was read, in RFC 3339; the same in every line.
@@ -145,7 +145,7 @@ class OllamaRunningModelList(Struct, frozen=True, kw_only=True):
 
 
 class OllamaModelFacts(Struct, frozen=True, kw_only=True):
-    """What is known of the served model.
+    """Facts about the served model.
 
     Attributes:
         template: Empty, as Ollama's template language is not the model's.

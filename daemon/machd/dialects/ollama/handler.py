@@ -231,7 +231,7 @@ def _parameter_size(parameters: int) -> str:
 
 
 def _capabilities(tokenizer: Tokenizer) -> list[OllamaCapability]:
-    """What the model's chat format lets it do."""
+    """Return the abilities of the model's chat format."""
     found: list[OllamaCapability] = ["completion"]
     if tokenizer.has_chat_template:
         found.append("tools")

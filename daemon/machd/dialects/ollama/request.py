@@ -111,7 +111,7 @@ def ollama_template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str
 def _assistant_fields(
     message: OllamaMessage, open_calls: dict[str, str], allowance: Allowance, *, position: int
 ) -> dict[str, object]:
-    """What an assistant's message holds beside its text; its calls become open."""
+    """Return the fields of an assistant's message beside its text; its calls become open."""
     fields: dict[str, object] = {}
     if message.thinking:
         fields["reasoning_content"] = message.thinking
@@ -154,7 +154,7 @@ _LastTokens: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class OllamaOptions(Struct, frozen=True, kw_only=True):
-    """How to sample. Null means the default.
+    """Sampling parameters. Null means the default.
 
     Attributes:
         num_predict: Tokens of completion; -1 and -2 for all that fit, 0 names no number.
@@ -216,7 +216,7 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
             )
 
     def generation_options(self, *, top_logprobs: int | None, stream: bool) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         asked_tokens = self.num_predict or None
         looks_back = self.repeat_last_n != 0
         shared = SamplingFields(
@@ -258,7 +258,7 @@ Think: TypeAlias = bool | Literal["low", "medium", "high", "max"]
 
 
 class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
-    """What both endpoints take.
+    """Fields of both endpoints.
 
     Attributes:
         stream: True unless given, as in Ollama's API.
@@ -295,7 +295,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         return self
 
     def constraint(self) -> Constraint | None:
-        """What ``format`` asks for; None for any text.
+        """Return the constraint that ``format`` asks for; None for any text.
 
         Raises:
             InvalidRequestError: It is neither ``"json"`` nor a JSON schema, or the schema is too
@@ -304,14 +304,14 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         return ollama_constraint(self.format)
 
     def generation(self) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         return (self.options or OllamaOptions()).generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             stream=self.stream is not False,
         )
 
     def reasoning(self) -> ReasoningOptions:
-        """What ``think`` asks for."""
+        """Return the reasoning options that ``think`` asks for."""
         if isinstance(self.think, str):
             return reasoning_options(effort=self.think, variables=None, budgets={})
         return ReasoningOptions(thinks=self.think, budget_tokens=None, template_variables={})
@@ -324,7 +324,7 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
     tools: ChatToolList | None = None
 
     def conversation(self) -> Conversation:
-        """What is to be continued, free of this dialect.
+        """Return the conversation to continue, free of this dialect.
 
         An assistant's text at the end is continued where it stops, as Ollama does.
 

@@ -73,7 +73,7 @@ class OllamaDialect(ABC):
         self.keep_alive = self._encoded(Said()) + b"\n"
 
     def opening(self, _usage: GenerationUsage) -> bytes:
-        """Nothing: every line says who speaks."""
+        """Return nothing: every line names its role."""
         return b""
 
     def event(self, delta: ChoiceDelta) -> bytes:
@@ -178,7 +178,7 @@ class _Reader:
         self._arguments: list[str] = []
 
     def read(self, pieces: Iterable[OutputPiece]) -> Iterator[Said]:
-        """What the next pieces make certain. A call that is cut short is none."""
+        """Yield texts and thoughts as they come, and calls once they are whole."""
         for piece in self._gaps.filled(pieces):
             match piece:
                 case Content(text):

@@ -1,4 +1,4 @@
-"""What ``/v1/responses`` answers: OpenAI's response object and the items that it is made of."""
+"""Answers of ``/v1/responses``: OpenAI's response object, its items, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ReasoningText(Struct, frozen=True, kw_only=True, tag="reasoning_text", tag
 
 
 class MessageItem(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
-    """What the model says to the user."""
+    """A text of the model's for the user."""
 
     id: str
     status: ItemStatus
@@ -60,7 +60,7 @@ class MessageItem(Struct, frozen=True, kw_only=True, tag="message", tag_field="t
 
 
 class ReasoningItem(Struct, frozen=True, kw_only=True, tag="reasoning", tag_field="type"):
-    """What the model thought. ``summary`` is always empty: there are the thoughts themselves."""
+    """The model's thoughts. ``summary`` is always empty: there are the thoughts themselves."""
 
     id: str
     status: ItemStatus
@@ -255,7 +255,7 @@ class Response(Struct, frozen=True, kw_only=True):
 
 
 class DeletedResponse(Struct, frozen=True, kw_only=True):
-    """What ``DELETE /v1/responses/{id}`` answers."""
+    """Answer of ``DELETE /v1/responses/{id}``."""
 
     id: str
     object: Literal["response"] = "response"

@@ -312,7 +312,7 @@ def item_messages(
 
 @dataclass(slots=True)
 class _Turn:
-    """What the assistant does in one go."""
+    """The assistant's texts, thoughts and calls in a row."""
 
     # Texts stay apart until the end: joining them one by one takes the square of their length.
     texts: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What ``POST /v1/responses`` takes."""
+"""Requests of ``POST /v1/responses``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TextRequest(Struct, frozen=True, kw_only=True):
     verbosity: _MediumOnly = UNSET
 
     def constraint(self) -> Constraint | None:
-        """What the answer has to look like; None for any text.
+        """Return the constraint of the answer; None for any text.
 
         Raises:
             InvalidRequestError: The schema is no JSON object, or too long.
@@ -176,7 +176,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response is kept; OpenAI's default is that it is."""
+        """True if the response is kept, which is OpenAI's default."""
         return self.store is not False
 
     @property
@@ -196,7 +196,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         return left_out_kinds(self.tools)
 
     def options(self) -> GenerationOptions:
-        """What is asked of the generation, free of this dialect."""
+        """Return the options of the generation, free of this dialect."""
         shows_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
         return self.shared_options(
             max_tokens=self.max_output_tokens,
@@ -217,7 +217,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         return item_chain(self.input, previous=previous, referenced=referenced)
 
     def continued(self, chain: ItemChain) -> Conversation:
-        """What is to be continued, free of this dialect. Earlier instructions do not carry over.
+        """Return the conversation to continue, free of this dialect. Earlier instructions do not carry over.
 
         Raises:
             InvalidRequestError: A call has no output, an output no call, or the like.

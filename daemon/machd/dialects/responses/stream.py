@@ -87,7 +87,7 @@ class ResponsesDialect:
         )
 
     def event(self, delta: ChoiceDelta) -> bytes:
-        """What the items gained; with the last delta, the end of the last item."""
+        """Return the items' events; with the last delta, the end of the last item."""
         frames = self._output.push(delta.pieces, self._logprobs(delta))
         if delta.finish_reason is None:
             return frames
@@ -109,7 +109,7 @@ class ResponsesDialect:
         return self._frames.frame(ResponseFailed, response=response)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        """What the last event of a stream holds."""
+        """Return the response that the last event of a stream holds."""
         for delta in deltas:
             self.event(delta)
         response = self._finished(usage)

@@ -95,7 +95,7 @@ class ResponsesTool(Struct, frozen=True, kw_only=True):
 
     @property
     def is_served(self) -> bool:
-        """Whether the model is shown it."""
+        """True if the model is shown it."""
         return self.type in _SERVED
 
 
@@ -107,7 +107,7 @@ class ToolReference(Struct, frozen=True, kw_only=True):
 
     @property
     def is_served(self) -> bool:
-        """Whether it is of a kind that the model is shown."""
+        """True if it is of a kind that the model is shown."""
         return self.type in _SERVED
 
 
@@ -173,7 +173,7 @@ def responses_tool_choice(
     parallel_tool_calls: bool | None,
     left_out: Sequence[str] = (),
 ) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
-    """What is asked about calls, and the tools that may be called.
+    """Return the choice of tools, and the tools that may be called.
 
     Args:
         choice: ``tool_choice``.

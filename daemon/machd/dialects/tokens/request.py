@@ -1,4 +1,4 @@
-"""What ``POST /tokenize`` and ``POST /detokenize`` take and answer."""
+"""Requests and answers of ``POST /tokenize`` and ``POST /detokenize``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def is_chat_prompt(self) -> bool:
-        """Whether a chat completion could have this very prompt."""
+        """True if a chat completion could have this very prompt."""
         is_open = self.add_generation_prompt or bool(self.continue_final_message)
         return self.messages is not None and is_open and not self.adds_special_tokens
 

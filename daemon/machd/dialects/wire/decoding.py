@@ -1,4 +1,4 @@
-"""From the bytes of a body to a wire type, or to an error that says what was expected.
+"""Decoding of bodies: bytes to a wire type, or to an error that says what was expected.
 
 Decoding is strict: no text for a number, no number for a boolean. A number without a fraction is an
 integer however it is written (``4.0``), as JSON Schema has it. A key that occurs twice counts as its last
@@ -131,7 +131,7 @@ def _wrong_shape(words: str, type_: object) -> InvalidRequestError:
 
 
 def _expectation(what: str, path: str, type_: object) -> str:
-    """What would have been right, in JSON's words and without the client's."""
+    """Name the expected value, in JSON's words and without the client's."""
     if _QUOTES_CLIENT.match(what):
         return "expected one of " + ", ".join(f'"{one}"' for one in expected_values(type_, path))
     if _SAFE_WORDS.match(what):
@@ -184,7 +184,7 @@ def _tags(nodes: Iterable[inspect.Type], field: str | None) -> Iterator[str]:
 
 
 def _children(nodes: Iterable[inspect.Type], field: str | None) -> Iterator[inspect.Type]:
-    """What stands under one step: a struct's field, a list's items or a mapping's values."""
+    """Return the type under one step: a struct's field, a list's items or a mapping's values."""
     for node in nodes:
         if isinstance(node, inspect.StructType):
             yield from (one.type for one in node.fields if one.encode_name == field)

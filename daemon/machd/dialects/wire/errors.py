@@ -1,4 +1,4 @@
-"""How an operating error looks on the wire."""
+"""Operating errors in OpenAI's envelope."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
 
 
 class OtherServersFields(LlamaCppFields, frozen=True, kw_only=True):
-    """Those of mlx-lm's server and of Ollama's OpenAI endpoints."""
+    """The fields of mlx-lm's server and of Ollama's OpenAI endpoints."""
 
     adapters: Refused = UNSET
     role_mapping: Refused = UNSET

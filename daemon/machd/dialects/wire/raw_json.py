@@ -1,4 +1,4 @@
-"""Parts of a body that stay JSON text until somebody needs them: schemas and arguments.
+"""Parts of a body that stay JSON text until they are needed: schemas and arguments.
 
 msgspec skips such a part without looking whether it can be read (``1e999``, half a surrogate
 pair), so it is read here once, and what comes out is known to be an object. How deep and how
@@ -58,7 +58,7 @@ ObjectSource: TypeAlias = Annotated[
 
 @dataclass(slots=True)
 class Allowance:
-    """What raw parts of one request may be together; each takes its share before it is decoded.
+    """Bound on the raw parts of one request together; each takes its share before it is decoded.
 
     Attributes:
         containers: Objects and arrays that are left.
@@ -90,7 +90,7 @@ class Allowance:
 
 
 def is_given(raw: Raw | UnsetType) -> bool:
-    """Whether there is a value that is not null."""
+    """Return True if there is a value that is not null."""
     return isinstance(raw, Raw) and bytes(raw) != _NULL
 
 

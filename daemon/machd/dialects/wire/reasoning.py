@@ -33,7 +33,7 @@ TemplateVariables: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """What is asked of the model's thoughts; as in :class:`machd.request.conversation.Conversation`."""
+    """Reasoning options; as in :class:`machd.request.conversation.Conversation`."""
 
     thinks: bool | None
     budget_tokens: int | None

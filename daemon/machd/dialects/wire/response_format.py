@@ -75,7 +75,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
     whitespace_pattern: Refused = UNSET
 
     def constraints(self) -> list[Constraint]:
-        """Those that are asked for; each names its own field.
+        """Return the constraints that are asked for; each names its own field.
 
         Raises:
             InvalidRequestError: The schema is no JSON object, or too long.
@@ -119,7 +119,7 @@ def source_constraints(
 
 
 def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
-    """What ``response_format`` asks for; None for any text.
+    """Return the constraint that ``response_format`` asks for; None for any text.
 
     Raises:
         InvalidRequestError: The schema is no JSON object, or too long.
@@ -223,7 +223,7 @@ def one_constraint(asked: Sequence[Constraint | None]) -> Constraint | None:
 
 
 def _meaning(constraint: Constraint) -> tuple[ConstraintKind, object]:
-    """What decides whether two constraints are the same: their sources, however JSON is laid out."""
+    """Return the key that two equal constraints share: their sources, whatever the layout of JSON."""
     if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE):
         return constraint.kind, msgspec.json.decode(constraint.source)
     return constraint.kind, constraint.source

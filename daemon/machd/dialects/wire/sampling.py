@@ -61,7 +61,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
 
 class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
-    """How to generate. Null means the default throughout, as in OpenAI's API.
+    """Sampling fields. Null means the default throughout, as in OpenAI's API.
 
     From ``repeat_penalty`` on the fields are extensions, spelled as vLLM and llama.cpp spell them. The
     last group says what the answer has to look like, in every

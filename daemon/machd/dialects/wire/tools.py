@@ -121,7 +121,7 @@ def chat_tool_choice(
     *,
     parallel_tool_calls: bool | None,
 ) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
-    """What is asked about calls, and the tools that may be called.
+    """Return the choice of tools, and the tools that may be called.
 
     Raises:
         InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
@@ -174,7 +174,7 @@ def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, para
 
 
 def schemas_allowance() -> Allowance:
-    """What the schemas of one request's tools may be together."""
+    """Return the bound on the schemas of one request's tools together."""
     return Allowance(length_bytes=MAX_TOOL_SCHEMAS_BYTES)
 
 
