@@ -15,8 +15,8 @@ class Entrance:
     """A public listener, and perhaps one for the admin API.
 
     Attributes:
-        public: Where clients come.
-        admin: Where operators come; None where nobody is answered.
+        public: The clients' listener.
+        admin: The admin API's listener; None without one.
         admin_token: What operators have to show; None where there is no listener for them.
     """
 
@@ -49,7 +49,7 @@ class Entrance:
         """Return the API keys under these settings.
 
         Raises:
-            ListenError: Other machines can reach the daemon, and it asks nobody for a key.
+            ListenError: Other machines can reach the daemon, and no key is required.
             SettingsError: The key file is wrong, or the service manager's keys have gone away.
         """
         read, self._read_at_start = self._read_at_start, None

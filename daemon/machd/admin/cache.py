@@ -105,7 +105,7 @@ async def _clear_prefixes(admin: AdminContext, *, is_disk_included: bool) -> _Cl
 
     cleared = admin.loop.clear_prefixes(is_disk_included=is_disk_included)
     cleared.add_done_callback(note)
-    # Shielded: who waits no longer must not cancel what the engine's thread is to resolve.
+    # Shielded: a request that waits no longer must not cancel what the engine's thread is to resolve.
     done = asyncio.wrap_future(cleared)
     try:
         async with asyncio.timeout(_CLEAR_TIMEOUT_S):

@@ -42,7 +42,7 @@ def admin_error_body(error: MachdError) -> AdminErrorBody:
     return AdminErrorBody(
         error=AdminErrorDetail(
             message=error.message,
-            # Who asks for wrong settings here is a client; elsewhere there is none to blame.
+            # Wrong settings are a client's here; elsewhere they are the operator's.
             type="invalid_request_error" if is_settings else error.error_type,
             param=error.param,
             code=error.code,

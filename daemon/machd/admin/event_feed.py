@@ -104,13 +104,13 @@ class ModeChanged(_Happened, frozen=True, kw_only=True, tag="mode"):
 
 
 class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
-    """A step of the engine is done.
+    """The engine has done a step.
 
     Attributes:
         width: Sequences that got tokens.
         prefill_tokens: Prompt tokens computed.
         certain_tokens: Tokens that were known beforehand and went along.
-        drafted_tokens: Tokens that were guessed ahead and verified.
+        drafted_tokens: Draft tokens that were verified.
         accepted_tokens: Those that were right.
     """
 

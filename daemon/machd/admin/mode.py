@@ -54,7 +54,7 @@ async def set_mode(
 
     Changes ``continuous_batching.enabled`` until the next reload.
 
-    The switch itself happens when what runs is finished; who waits goes on waiting.
+    The switch itself happens when what runs is finished; requests that wait go on waiting.
     """
     body = await read_body(request, ModeRequest, timeout_s=body_timeout_s(admin))
     enabled = body.mode == "batched"
@@ -71,7 +71,7 @@ async def set_mode(
 async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
     """Measure the model at the next idle moment; answers when that is done.
 
-    Nobody is admitted until then; who waits is turned away no later than without it. A daemon that
+    No request is admitted until then; one that waits is refused no later than without it. A daemon that
     leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the
     measurement takes place all the same, and ``/v1/capabilities`` shows it.
     """

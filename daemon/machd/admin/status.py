@@ -63,14 +63,14 @@ class SpeculationStatus(Struct, frozen=True, kw_only=True):
     """Draft tokens: the proposer, and counts since the start.
 
     Attributes:
-        mode: Who guesses.
-        reason: Why it is that one, or nobody.
-        max_draft_tokens: Tokens that are guessed ahead of one at the most; 0 where nobody guesses.
-        cycles: Passes that verified guesses, each row's by itself.
-        drafted_tokens: Guesses that were verified.
+        mode: The proposer.
+        reason: Why it is that one, or none.
+        max_draft_tokens: Most draft tokens after one; 0 without a proposer.
+        cycles: Passes that verified drafts, each row's by itself.
+        drafted_tokens: Draft tokens that were verified.
         accepted_tokens: Those that were right.
-        acceptance: The share that was; null before any guess.
-        fallbacks: Sequences that went on without guesses because guessing failed.
+        acceptance: The share that was; null before any draft.
+        fallbacks: Sequences that went on without drafts because their proposer failed.
     """
 
     mode: SpeculationMode

@@ -194,7 +194,7 @@ class AdminToken:
             return cls(_digest(read_hidden_token(Path(settings.auth.admin_token_file))))
         credential = credential_path(environ)
         if credential is not None:
-            # Who may read it is the service manager's doing.
+            # Its readers are the service manager's choice.
             return cls(_digest(read_token(credential)))
         if listener.socket.family == socket.AF_UNIX:
             if listener.is_open_to_all_users:

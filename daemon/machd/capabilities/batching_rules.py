@@ -56,7 +56,7 @@ def continuous_batching(facts: CacheFacts) -> Verdict:
 def batched_specdec(facts: CacheFacts) -> Verdict:
     """Judge drafts in a batch: each row must roll back its own rejected tokens.
 
-    Whoever guesses, the rows do the same. Recurrent state is put back to before the pass, and what was
+    The rows do the same whatever the proposer. Recurrent state is put back to before the pass, and what was
     right is computed again with the rest of each row masked out, as padding is.
     """
     obstacle = _batch_obstacle(facts)

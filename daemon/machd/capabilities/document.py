@@ -85,7 +85,7 @@ class KvQuantizationReport(FeatureVerdict, frozen=True, kw_only=True):
 
 
 SpeculationMode: TypeAlias = Literal["off", "ngram", "draft", "dflash"]
-"""Who guesses tokens ahead."""
+"""Source of draft tokens."""
 
 
 class SpeculationReport(Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class SpeculationReport(Struct, frozen=True, kw_only=True):
 
     Attributes:
         mode: What the daemon does; left out where none runs.
-        verdict: Whether guesses can be verified; left out where nobody has judged it.
+        verdict: Whether drafts can be verified; left out where that was not judged.
     """
 
     mode: SpeculationMode | UnsetType = UNSET
@@ -109,12 +109,12 @@ class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
 
     Attributes:
         requested: What the settings ask for.
-        mode: Who guesses.
-        mode_reason: Why it is that one, or nobody.
-        max_draft_tokens: Tokens that are guessed ahead of one at the most; 0 where nobody guesses.
-        drafted_tokens: Guesses that were verified.
+        mode: The proposer.
+        mode_reason: Why it is that one, or none.
+        max_draft_tokens: Most draft tokens after one; 0 without a proposer.
+        drafted_tokens: Draft tokens that were verified.
         accepted_tokens: Those that were right.
-        acceptance: The share that was; null before any guess.
+        acceptance: The share that was; null before any draft.
     """
 
     requested: Literal["auto", "off", "ngram", "draft", "dflash"]
@@ -153,7 +153,7 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
         kv_cache_kind: Such as ``standard`` or ``hybrid_gdn``, from live cache objects.
         layers: Class of cache object to how many there are.
         nested: Classes inside cache lists; left out for other kinds than ``nested``.
-        speculation: Left out, as ``chunked_prefill`` and ``cache`` are, where nobody has judged it.
+        speculation: Left out, as ``chunked_prefill`` and ``cache`` are, where it was not judged.
         trimmable: Whether every cache can be cut back to an earlier position.
     """
 

@@ -1,6 +1,6 @@
 """Sockets opened and handed over by the service manager: sd_listen_fds(3).
 
-Such a socket outlives the daemon: who connects while it restarts waits for the next one.
+Such a socket outlives the daemon: a client that connects while it restarts waits for the next one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def inherited_socket(name: str, environ: Mapping[str, str]) -> socket.socket | N
     try:
         _refuse_unless_listening(inherited, name)
     except ListenError:
-        inherited.detach()  # whoever opened it may still want it
+        inherited.detach()  # its opener may still want it
         raise
     inherited.set_inheritable(False)
     return inherited

@@ -12,7 +12,7 @@ class Pacer:
     """Deltas held back until an event is due.
 
     The first piece of text of a choice is due at once, for the sake of the time to first token,
-    and its end always is. A piece without text is not: half a character helps nobody.
+    and its end always is. A piece without text is not: half a character is of no use.
     """
 
     def __init__(self, interval_tokens: int) -> None:

@@ -101,8 +101,8 @@ class HttpServer(uvicorn.Server):
     def leave(self) -> None:
         """Answer the requests that have come, and send clients elsewhere for the next one.
 
-        On an inherited socket nothing more is accepted: who connects waits for the successor. On
-        one of our own there is none, so whoever comes is told why it is not served.
+        On an inherited socket nothing more is accepted: new clients wait for the successor. On
+        one of machd's own there is none, so new clients are told why they are not served.
         """
         if self._state.is_leaving:
             return
@@ -164,7 +164,7 @@ class HttpServer(uvicorn.Server):
         await asyncio.sleep(0)  # lets the closed connections leave the set
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
-                # uvicorn keeps plain sets, which tell nobody when they are empty.
+                # uvicorn keeps plain sets, which give no sign when they are empty.
                 while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_S)
         for task in self.server_state.tasks:

@@ -18,7 +18,7 @@ class HttpServers:
     def start(self) -> None:
         """Accept connections, except on an inherited public socket.
 
-        Who connects to that one while the model loads has been waiting since the last daemon left,
+        A client of that one has been waiting since the last daemon left while the model loads,
         and goes on waiting until :meth:`start_all`; elsewhere clients are told that it loads.
         """
         for server in self._all:

@@ -19,7 +19,7 @@ class Listener:
 
     Attributes:
         is_inherited: Whether the service manager opened it: it stays open without the daemon, and
-            who connects waits for whoever accepts next.
+            clients wait for the next process that accepts.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Listener:
         try:
             return bool(Path(address).stat().st_mode & stat.S_IWOTH)
         except OSError:
-            return True  # nobody knows
+            return True  # it cannot be known
 
     def open(self) -> None:
         """Let clients connect; they are answered once a server accepts them.
 
-        From here on nobody else gets the address. One with a path, or handed over, is open already.
+        From here on no other process gets the address. One with a path, or handed over, is open already.
 
         Raises:
             ListenError: Somebody was faster.
@@ -153,7 +153,7 @@ def _bind(host: str, port: int, *, advice: str) -> Listener:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:
-        # A name that nobody can look up is a ValueError.
+        # A name that cannot be looked up is a ValueError.
         reason = error.strerror if isinstance(error, OSError) else "no name is like that"
         raise ListenError(f"{host!r} is no address to listen on: {reason}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

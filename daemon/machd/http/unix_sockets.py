@@ -21,10 +21,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def listen_unix(path: Path) -> socket.socket:
     """Bind a socket at ``path`` with mode 0600, in place of one of machd's that no process serves any more.
 
-    It listens already: one that is only bound looks to the next daemon as if nobody served it.
+    It listens already: one that is only bound looks to the next daemon as if no process served it.
 
     Raises:
-        ListenError: Something else is there, somebody answers, or others could put a socket of
+        ListenError: Something else is there, a process answers, or others could put a socket of
             theirs in its place.
     """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,7 +80,7 @@ def _alone_at(path: Path) -> Iterator[None]:
 def _takes_lock(descriptor: int, lock: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who had it may have removed the file since it was opened.
+        # Its owner may have removed the file since it was opened.
         return os.path.samestat(os.fstat(descriptor), lock.lstat())
     except (BlockingIOError, FileNotFoundError):
         return False

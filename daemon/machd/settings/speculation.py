@@ -1,4 +1,4 @@
-"""The section ``speculation``: tokens guessed ahead and verified in one pass."""
+"""The section ``speculation``: draft tokens and their verification."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class _CompletionDialect:
             self._text_offsets[delta.index] = TextOffsets(detokenizer, start=len(echo))
         tokens = delta.tokens
         if has_echo and delta.stop_token is not None:
-            # As OpenAI and vLLM: who sums up a prompt's rows counts on one for each token generated.
+            # As OpenAI and vLLM: clients that sum up a prompt's rows count on one for each token generated.
             tokens = (*tokens, delta.stop_token)
         columns = completion_logprobs(
             tokens,

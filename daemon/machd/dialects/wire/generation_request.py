@@ -28,7 +28,7 @@ from machd.request.generation import WHOLE_ROOM, GenerationOptions, PriorityName
 _T = TypeVar("_T")
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
-"""OpenAI's word for who goes first."""
+"""OpenAI's word for the order of requests."""
 
 UsedTier: TypeAlias = Literal["default", "flex", "scale", "priority"]
 """The service tier that a request asked for; ``auto`` is ``default``."""
