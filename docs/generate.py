@@ -68,7 +68,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
         (
             "request-fields",
             "Request fields",
-            "docs/request_fields.py and machd.api",
+            "docs/request_fields.py and machd.dialects",
             request_fields_markdown,
         ),
         ("commands", "Commands", "the commands' own help", _commands_markdown),
