@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -61,7 +60,7 @@ async def clear_cache(
         _check_disk(admin)
     responses = stored_responses(admin)
     admin.responses.clear()
-    cleared = await _clear_prefixes(admin, is_disk_included=is_disk_included)
+    cleared = await _clear_prefixes(admin, responses, is_disk_included=is_disk_included)
     structlog.get_logger("machd.admin").info(
         "cache.cleared",
         responses=responses.count,
@@ -69,26 +68,12 @@ async def clear_cache(
         deleted_blocks=cleared.deleted_blocks,
         disk_bytes=cleared.disk_bytes,
     )
-    return CacheCleared(
-        responses=responses,
-        blocks=cleared.blocks,
-        deleted_blocks=cleared.deleted_blocks,
-        deleted_bytes=cleared.deleted_bytes,
-        disk_bytes=cleared.disk_bytes,
-    )
+    return cleared
 
 
-@dataclass(frozen=True, slots=True)
-class _Cleared:
-    """Blocks that left the prefix cache, and bytes still on disk; see :class:`CacheCleared`."""
-
-    blocks: int = 0
-    deleted_blocks: int = 0
-    deleted_bytes: int = 0
-    disk_bytes: int | None = None
-
-
-async def _clear_prefixes(admin: AdminContext, *, is_disk_included: bool) -> _Cleared:
+async def _clear_prefixes(
+    admin: AdminContext, responses: StoredResponses, *, is_disk_included: bool
+) -> CacheCleared:
     """Have the engine's thread forget; nothing where there is no prefix cache.
 
     Raises:
@@ -96,7 +81,7 @@ async def _clear_prefixes(admin: AdminContext, *, is_disk_included: bool) -> _Cl
     """
     before = admin.loop.snapshot
     if before.prefix is None:
-        return _Cleared()
+        return CacheCleared(responses=responses, blocks=0)
     readings: list[MemoryReading] = []
 
     def note(_done: Future[int]) -> None:
@@ -117,17 +102,18 @@ async def _clear_prefixes(admin: AdminContext, *, is_disk_included: bool) -> _Cl
         ) from None
     disk = before.memory.disk
     if disk is None:
-        return _Cleared(blocks)
+        return CacheCleared(responses=responses, blocks=blocks)
     await _read_again(admin, readings[0])
     after = admin.loop.snapshot
     assert after.prefix is not None, "it is there as long as the model"
     assert after.memory.disk is not None, "it is there as long as the engine"
     disk_bytes = after.memory.disk.bytes
     if not is_disk_included:
-        return _Cleared(blocks, disk_bytes=disk_bytes)
+        return CacheCleared(responses=responses, blocks=blocks, disk_bytes=disk_bytes)
     # Never less than nothing: what was answered meanwhile is written, too.
-    return _Cleared(
-        blocks,
+    return CacheCleared(
+        responses=responses,
+        blocks=blocks,
         deleted_blocks=max(before.prefix.saved_blocks - after.prefix.saved_blocks, 0),
         deleted_bytes=max(disk.bytes - disk_bytes, 0),
         disk_bytes=disk_bytes,

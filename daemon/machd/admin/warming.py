@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 import structlog
@@ -185,19 +184,16 @@ class CacheWarmed(Struct, frozen=True, kw_only=True):
     failed: int
     duration_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """Result of one prompt.
-
-    Attributes:
-        error: Why it failed; None where it did not.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    duration_s: float
-    error: MachdError | None = None
+    @classmethod
+    def of(cls, prompts: list[WarmedPrompt]) -> Self:
+        """Sum the results up."""
+        return cls(
+            prompts=prompts,
+            prompt_tokens=sum(one.prompt_tokens for one in prompts),
+            cached_tokens=sum(one.cached_tokens for one in prompts),
+            failed=sum(one.error is not None for one in prompts),
+            duration_s=round(sum(one.duration_s for one in prompts), 6),
+        )
 
 
 class Warmer:
@@ -233,7 +229,7 @@ class Warmer:
             SamplingParams(temperature=0.0), max_tokens=1, priority="batch", cache_salt=salt
         )
 
-    async def warm(self, prompt: WarmPrompt) -> Warmed:
+    async def warm(self, prompt: WarmPrompt) -> WarmedPrompt:
         """Compute one prompt. Ends with the generation that it opens, also when it is cancelled."""
         started_s = self._clock.monotonic_s()
         try:
@@ -241,9 +237,17 @@ class Warmer:
             self._check_room(len(token_ids))
             usage = await self._generate(token_ids, started_s)
         except MachdError as error:
-            return Warmed(0, 0, self._clock.monotonic_s() - started_s, error)
-        duration_s = self._clock.monotonic_s() - started_s
-        return Warmed(usage.prompt_tokens, usage.cached_tokens, duration_s)
+            return WarmedPrompt(
+                duration_s=self._duration_s(started_s), error=error_body(error).error
+            )
+        return WarmedPrompt(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            duration_s=self._duration_s(started_s),
+        )
+
+    def _duration_s(self, started_s: float) -> float:
+        return round(self._clock.monotonic_s() - started_s, 6)
 
     async def _tokens(self, prompt: WarmPrompt) -> tuple[int, ...]:
         """A text as completions read it, a conversation as chat completions do."""
@@ -322,7 +326,7 @@ async def warm_cache(
         request_id=request_id(request.scope),
         limit_bytes=lambda: _limit_bytes(admin),
     )
-    warmed = _wire(await while_connected(request.receive, _warm(warmer, body.prompts)))
+    warmed = await while_connected(request.receive, _warm(warmer, body.prompts))
     structlog.get_logger("machd.admin").info(
         "cache.warmed",
         prompts=len(warmed.prompts),
@@ -387,23 +391,5 @@ def _client(admin: AdminContext, asked: str | None) -> str:
     )
 
 
-async def _warm(warmer: Warmer, prompts: Sequence[WarmPrompt]) -> list[Warmed]:
-    return [await warmer.warm(prompt) for prompt in prompts]
-
-
-def _wire(warmed: Sequence[Warmed]) -> CacheWarmed:
-    return CacheWarmed(
-        prompts=[
-            WarmedPrompt(
-                prompt_tokens=one.prompt_tokens,
-                cached_tokens=one.cached_tokens,
-                duration_s=round(one.duration_s, 6),
-                error=None if one.error is None else error_body(one.error).error,
-            )
-            for one in warmed
-        ],
-        prompt_tokens=sum(one.prompt_tokens for one in warmed),
-        cached_tokens=sum(one.cached_tokens for one in warmed),
-        failed=sum(one.error is not None for one in warmed),
-        duration_s=round(sum(one.duration_s for one in warmed), 6),
-    )
+async def _warm(warmer: Warmer, prompts: Sequence[WarmPrompt]) -> CacheWarmed:
+    return CacheWarmed.of([await warmer.warm(prompt) for prompt in prompts])

@@ -233,13 +233,7 @@ def _warm(client: AdminClient, asked: WarmRequest, lines: Sequence[Line]) -> Cac
                 raise _in_options(error, asked) from None
             warmed += answer.prompts
             shown.advance(len(prompts))
-    return CacheWarmed(
-        prompts=warmed,
-        prompt_tokens=sum(one.prompt_tokens for one in warmed),
-        cached_tokens=sum(one.cached_tokens for one in warmed),
-        failed=sum(one.error is not None for one in warmed),
-        duration_s=round(sum(one.duration_s for one in warmed), 6),
-    )
+    return CacheWarmed.of(warmed)
 
 
 def _groups(lines: Sequence[Line]) -> Iterator[list[WarmPrompt]]:
