@@ -93,7 +93,7 @@ class Decoder:
     ) -> int:
         """Upper bound of the bytes that the next pass allocates; see :meth:`LaneKv.growth_bytes`.
 
-        A joining row's first tokens come alone, whatever its grammar.
+        Forced tokens of joining rows are not counted: they are few beside the columns that a slab grows by.
         """
         is_constrained = any(row.sampling.matcher is not None for row in self._rows)
         ahead_tokens = max(draft_tokens, MAX_FORCED_TOKENS if is_constrained else 0)
@@ -125,10 +125,10 @@ class Decoder:
     def decode(
         self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Chunk | None = None
     ) -> Decoded:
-        """Compute the next tokens of every row, at least one row: one each, and those ahead that are right.
+        """Decode all rows of the lane, at least one: each gets its accepted tokens ahead and one token more.
 
         Args:
-            plan_rows: The plan's rows by slot; a row that joined in this step may be missing.
+            plan_rows: The plan's rows by slot; a row that joined in this step may be missing, and decodes too.
             cost: Cost of tokens ahead.
             beside: Prompt tokens to compute in the same pass, which has no tokens ahead then.
 
@@ -145,8 +145,8 @@ class Decoder:
         rows = [
             (row, plan_rows.get(row.slot_index, DecodeRow(row.slot_index))) for row in self._rows
         ]
-        # Where kv/ cannot keep padding out, it is harmless only if the probe batched_drafts has passed, and
-        # the plan allows drafts only then.
+        # Where kv/ cannot keep padding out, the probe batched_drafts has to have passed: a plan that allows
+        # drafts says so, and then padding with forced tokens is safe as well.
         may_pad = self._kv.takes_ragged_spans or any(one.max_draft_tokens for _, one in rows)
         if not (self._kv.can_roll_back and may_pad):
             return []
@@ -189,7 +189,7 @@ class Decoder:
 
     @property
     def _room_tokens(self) -> int:
-        """Tokens ahead for which padding needs no more columns than rows have reserved."""
+        """Most tokens ahead with which the longest row, padded, stays within the lane's largest reservation."""
         most_reserved = max(row.length + row.tokens_left for row in self._rows)
         return most_reserved - max(row.length for row in self._rows)
 
@@ -200,7 +200,11 @@ class Decoder:
         return self._passes.dispatch(self._rows, last_ids, spans, beside)
 
     def _sample(self, current: DecodePass) -> Sampled:
-        """Sample every position in one call; if that fails, find the row at fault."""
+        """Sample every position in one call.
+
+        If that raises with tokens ahead, rows with both a grammar and a proposer have no more drafts, and the
+        pass is repeated without tokens ahead. In a plain pass each row is then sampled alone.
+        """
         if current.longest == 1:
             sampled = self._sample_plain(current)
         else:
@@ -208,7 +212,7 @@ class Decoder:
             try:
                 sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
                 sampled = Sampled(current, [(current.rows, sampler.sample(current.logits))], [])
-            except BaseException as cause:  # noqa: BLE001 - comes again without drafts, from its own row
+            except BaseException as cause:  # noqa: BLE001 - if it comes again, _sample_plain finds the row
                 for row in current.rows:  # a grammar may fail on a drafted path alone
                     if row.sampling.matcher is not None and row.proposals is not None:
                         row.proposals.fail(cause)
@@ -296,7 +300,8 @@ class Decoder:
             return FloatingPointError("the row's logits are not numbers")
         row.settled_passes += 1
         if not verdict.is_finite:
-            # Zero times NaN is NaN: masked columns leak into later tokens' attention.
+            # Zero times NaN is NaN: masked columns leak into later tokens' attention. Only after a padded
+            # pass, before which look-ahead removes no row.
             self._kv.wipe(self._rows.index(row), row.length)
         row.sampling.take(verdict.sampling)
         row.last_token_id = last.token_id
@@ -328,9 +333,8 @@ class Decoder:
     def _remove(self, rows: Collection[DecoderRow]) -> None:
         """Remove rows; the last rows move into the gaps, all others keep their places.
 
-        ``keep`` copies rows and leaves their old columns as they are, which the next row to join takes
-        over. Those of a row that may hold NaN are wiped. With look-ahead every row that leaves or moves
-        may: a pass is under way.
+        ``keep`` leaves the old columns as they are, and a later row takes them over: those that may hold NaN
+        are wiped. With look-ahead the pass under way is not read yet, so every row that leaves or moves may.
         """
         before = self._rows
         if not any(row in rows for row in before):

@@ -17,8 +17,8 @@ class DecoderRow:
         sampling: Parameters and history; its position counts the tokens chosen so far.
         max_tokens: Tokens that its completion may have.
         proposals: The row's draft tokens; None without a proposer.
-        last_token_id: Input of the row's next pass; its keys and values are not computed yet.
-        length: Positions in the caches, without the last token, those of a pass under way included.
+        last_token_id: Last token read: input of the next pass or, with look-ahead, of the pass under way.
+        length: Positions in the caches, those of a pass under way included.
         passes: Forward passes dispatched with the row.
         settled_passes: Those of them that were read and left no NaN in the row's caches.
         is_gone: Left the lane; a pass under way drops its tokens.

@@ -165,7 +165,7 @@ class MlxEngine:
         else:
             whole, prompt_logprobs, step.faults = self._prefills.compute(plan.prefill)
             seated = self._seat_all(whole, step.faults)
-            # A plan without rows to decode has the new ones decoded, where they have a lane to themselves.
+            # If the plan decodes no row, decode the lanes in which every row was added in this step.
             decoders = decoders or [
                 one for one in self._decoders_of(seated) if one.slot_indices <= seated
             ]

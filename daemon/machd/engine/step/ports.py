@@ -89,7 +89,7 @@ class RowProposer(Protocol):
         ...
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """Return the likeliest next tokens in order; empty where none are known."""
+        """Return the likeliest next tokens in order; empty where none are known. A lookup may be asked twice."""
         ...
 
     def close(self) -> None:

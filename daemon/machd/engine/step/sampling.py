@@ -152,7 +152,7 @@ class Selection:
             rows: The rows' parameters.
 
         Returns:
-            One entry for each row; None where its logits are not finite.
+            One entry for each row; None where a logit that chooses the token is NaN.
         """
         tokens = {
             row: SampledToken(slot_indices[row], token_id)
@@ -305,7 +305,7 @@ class Sampler:
         return logits
 
     def _forced(self) -> dict[int, int]:
-        """Row to token, for rows whose next token was decided beforehand."""
+        """Map rows to next tokens set by their parameters or, which takes precedence, by their grammar."""
         forced: dict[int, int] = {}
         for i in self._scripted:
             row = self._rows[i]

@@ -28,7 +28,7 @@ class Span:
     Attributes:
         ahead_ids: Token ids that follow the row's last token, forced or drafted.
         samplings: The row's sampling state before each of them and after the last one; sampling moves
-            them on. Forks, unless the span is plain.
+            them on. Forks in a padded pass; the row's own state in a plain or packed one.
         forced_tokens: How many of the first tokens ahead the row's grammar dictates. One that it
             dictates after a draft token depends on that and counts as drafted.
     """
@@ -99,7 +99,7 @@ def span_of(sampling: RowSampling, proposed: Sequence[int], max_ahead_tokens: in
         try:
             following = samplings[-1].after(token_id)
         except GrammarError:
-            break  # verification raises it again, for the row itself
+            break  # if the row samples this token, settling gets the same error, as the row's fault
         if following is None:
             break
         if forced and forced_tokens == place:
