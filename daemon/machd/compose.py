@@ -18,14 +18,13 @@ from machd.admin.token import AdminToken
 from machd.capabilities.verdict import Support
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
-from machd.dialects.app import create_app
+from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
-from machd.http.switch import AppSwitch
 from machd.installed import installed_version
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
@@ -35,7 +34,6 @@ from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
-from machd.serving.drafting import draft_policy
 from machd.serving.fanout import Fanout
 from machd.serving.kv_memory import effective_budget_bytes
 from machd.serving.lifecycle import Lifecycle
@@ -43,6 +41,7 @@ from machd.serving.loop import EngineLoop
 from machd.serving.prefix_memory import prefix_limits, prefix_shape
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
+from machd.serving.speculation_mode import draft_policy
 from machd.serving.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.serving.throughput import Throughput
 from machd.settings.batching import ContinuousBatchingSettings

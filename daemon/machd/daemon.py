@@ -22,8 +22,7 @@ from machd.errors import (
     MachdError,
 )
 from machd.http.file_limit import ADMIN_CONNECTIONS
-from machd.http.server import HttpServer
-from machd.http.servers import HttpServers
+from machd.http.server import HttpServer, HttpServers
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.engine_watch import EngineWatch
 from machd.serving.idle_heap import IdleHeap

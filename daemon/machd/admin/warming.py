@@ -30,8 +30,8 @@ from machd.errors import (
 )
 from machd.http.authentication import ANONYMOUS
 from machd.http.bodies import read_json
-from machd.http.departure import while_connected
 from machd.http.stamps import request_id
+from machd.http.stream import while_connected
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions, SamplingParams
 from machd.serving.generation import GenerationIdentity, GenerationUsage

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from litestar import Request
 
+from machd.capabilities.versions import Versions
 from machd.dialects.bodies import read_body
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
+from machd.engine.protocol.engine import ModelDescription
 from machd.errors import InvalidRequestError
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
@@ -175,3 +178,22 @@ def _checked(body: _R, vocabulary_tokens: int) -> _R:
     checked = body.checked()
     checked.check_vocabulary(vocabulary_tokens)
     return checked
+
+
+_HASH_BYTES = 8
+
+
+def system_fingerprint(model: ModelDescription, versions: Versions) -> str:
+    """``fp_`` and a hash of the model, its weights' form, the versions and the backend."""
+    parts = (
+        model.model_id,
+        model.dtype,
+        model.quantization,
+        versions.machd,
+        versions.mlx,
+        versions.mlx_lm,
+        model.backend,
+        model.blas,
+    )
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=_HASH_BYTES)
+    return f"fp_{digest.hexdigest()}"

@@ -8,16 +8,15 @@ happened, and the client's departure is watched for at every phase.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 from litestar.types import Receive, Scope, Send
 
-from machd.errors import ClientStalledError, MachdError, RowFaultError
+from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
 from machd.http.connection import connection_of
-from machd.http.departure import departed
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
 from machd.scheduler.events import SequenceAdmitted
@@ -240,3 +239,30 @@ def _mode_headers(admission: SequenceAdmitted) -> _Headers:
     if admission.coalesced_with is not None:
         headers.append((b"x-coalesced", admission.coalesced_with.encode()))
     return headers
+
+
+_T = TypeVar("_T")
+
+
+async def departed(receive: Receive) -> None:
+    """Return when the client has left; only once the whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[object, object, _T]) -> _T:
+    """Do ``work``, and cancel it when the client leaves.
+
+    Raises:
+        ClientDisconnectedError: The client left.
+    """
+    worker = asyncio.create_task(work)
+    watcher = asyncio.create_task(departed(receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            return worker.result()
+        raise ClientDisconnectedError("the client has left")
+    finally:
+        for task in (worker, watcher):
+            task.cancel()

@@ -13,6 +13,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
+import msgspec
+
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -34,7 +36,6 @@ from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.key_limits import KeyLimits
 from machd.serving.lifecycle import Lifecycle
-from machd.serving.namespaces import cache_namespace, decode_namespace
 from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
 from machd.serving.workers import Workers
@@ -474,3 +475,26 @@ def _sampling_of_choices(
         return [sampling] * options.n
     seed = secrets.randbits(63) if options.seed is None else options.seed
     return [replace(sampling, seed=seed + choice) for choice in range(options.n)]
+
+
+def decode_namespace(client: str, salt: str | None) -> str:
+    """Whose requests may share a decode: those of one client, and of one salt where it has one.
+
+    How fast an answer comes tells whether somebody else asked the same, which a salt hides.
+    """
+    return _joined("key", client, salt)
+
+
+def cache_namespace(client: str, salt: str | None, *, is_shared: bool) -> str:
+    """Whose prompts a request finds again, and who finds its own.
+
+    Args:
+        client: Name of the API key, or ``anonymous``.
+        salt: What the client keeps the request apart by; None for nothing.
+        is_shared: Whether all clients share what they leave, as ``cache.namespace`` says.
+    """
+    return _joined("shared", salt) if is_shared else _joined("key", client, salt)
+
+
+def _joined(*parts: str | None) -> str:
+    return msgspec.json.encode(parts).decode()

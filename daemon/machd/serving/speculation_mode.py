@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
-from machd.serving.drafting import draft_policy
+from machd.scheduler.config import NO_DRAFTS, DraftPolicy
 from machd.settings.speculation import SpeculationSettings
 
 RequestedSpeculation: TypeAlias = Literal["auto", "off", "ngram", "draft", "dflash"]
@@ -57,3 +58,17 @@ def decide_speculation(
     else:
         reason = model.proposer_reason or (_SWITCHED_OFF if section.mode == "off" else _NOBODY)
     return SpeculationDecision(section.mode, ProposerKind.OFF, reason, 0)
+
+
+def draft_policy(
+    section: SpeculationSettings, model: ModelDescription, verdicts: ModelVerdicts
+) -> DraftPolicy:
+    """Guesses for one row where somebody guesses and the model is known to take wrong ones back.
+
+    Beside others only where that is known of several rows, too.
+    """
+    is_right = verdicts.speculation.support is Support.SUPPORTED
+    if model.proposer is ProposerKind.OFF or not is_right:
+        return NO_DRAFTS
+    is_batched = verdicts.batched_specdec.support is Support.SUPPORTED
+    return DraftPolicy(section.max_draft_tokens, is_batched=is_batched)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from machd.capabilities.versions import Versions
-from machd.dialects.fingerprint import system_fingerprint
+from machd.dialects.generation import system_fingerprint
 from machd.engine.fake.engine import FakeEngine
 
 _MODEL = FakeEngine().model

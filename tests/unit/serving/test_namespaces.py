@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.serving.namespaces import cache_namespace, decode_namespace
+from machd.serving.service import cache_namespace, decode_namespace
 
 _NAMES = st.text(max_size=12) | st.sampled_from(["a", "a/b", "b", '","', '"', "null", "\\", "key"])
 _SALTS = st.none() | _NAMES

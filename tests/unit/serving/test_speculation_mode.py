@@ -11,8 +11,7 @@ from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
-from machd.serving.drafting import draft_policy
-from machd.serving.speculation_mode import decide_speculation
+from machd.serving.speculation_mode import decide_speculation, draft_policy
 from machd.settings.speculation import SpeculationSettings
 
 _MODEL = FakeEngine().model

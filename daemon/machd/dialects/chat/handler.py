@@ -32,8 +32,7 @@ from machd.dialects.chat.answer import (
 )
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.endpoint import endpoint
-from machd.dialects.fingerprint import system_fingerprint
-from machd.dialects.generation import identify, read_conversation, respond
+from machd.dialects.generation import identify, read_conversation, respond, system_fingerprint
 from machd.dialects.logprobs import (
     ChatLogprobs,
     PromptTokenLogprobs,

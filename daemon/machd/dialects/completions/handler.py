@@ -15,8 +15,7 @@ from msgspec import UNSET, UnsetType
 from machd.dialects.completions.answer import Completion, CompletionChoice
 from machd.dialects.completions.request import CompletionRequest
 from machd.dialects.endpoint import endpoint
-from machd.dialects.fingerprint import system_fingerprint
-from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.generation import identify, read_generation, respond, system_fingerprint
 from machd.dialects.infill import fill_format, with_fill_ends
 from machd.dialects.logprobs import (
     CompletionChoiceLogprobs,
