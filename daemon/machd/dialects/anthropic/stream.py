@@ -235,7 +235,6 @@ class AnthropicDialect:
         return b"".join(self._frame(event) for event in events)
 
     def _frame(self, event: StreamEvent) -> bytes:
-        """An event of its own, which ends the stream."""
         return event_frame(str(event.__struct_config__.tag), self._encoder.encode(event))
 
 
