@@ -13,7 +13,7 @@ from unit.settings.setting_values import KEYS, as_toml, as_variable, as_variable
 
 from machd.errors import SettingsError
 from machd.settings.keys import SettingKey
-from machd.settings.model import Settings
+from machd.settings.model import ServerSettings, Settings
 from machd.settings.sources import (
     LoadedSettings,
     Origin,
@@ -369,3 +369,15 @@ def test_the_process_environment_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LME_SERVER_PORT", "2")
 
     assert environ["LME_SERVER_PORT"] == "1"
+
+
+def test_settings_made_directly_read_no_variable_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings made without sources are the defaults, whatever stands in variables, `.env` and `machd.toml`."""
+    monkeypatch.setenv("SERVER", '{"port": 1}')
+    monkeypatch.setenv("LME_SERVER_PORT", "1")
+    (tmp_path / ".env").write_text("SERVER='{\"port\": 1}'\n")
+    (tmp_path / "machd.toml").write_text("[server]\nport = 1\n")
+    assert Settings().server.port == ServerSettings().port
+    assert Settings(server={"port": 2}).server.port == 2  # type: ignore[arg-type]
