@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+from dashboard.dashboard import dashboard_json
 from modules import modules_markdown
 from request_fields import request_fields_markdown
 
@@ -26,7 +27,6 @@ from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.errors import MachdError
 from machd.http.endpoint import Endpoint
 from machd.settings.explain import settings_example, settings_markdown, settings_schema
-from machd.telemetry.dashboard import dashboard_json
 from machd.telemetry.log_events import log_events_markdown
 from machd.telemetry.metric_table import metrics_markdown
 from machd_probes.command import measured_matrix

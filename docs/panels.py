@@ -20,6 +20,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import httpx
+from dashboard.dashboard import DASHBOARD_ROWS
+from dashboard.grafana import Panel
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -30,8 +32,6 @@ from prometheus_server import PrometheusServer, query_range
 from serve_process import ServeProcess
 
 from machd.clock import SystemClock
-from machd.telemetry.dashboard import DASHBOARD_ROWS
-from machd.telemetry.grafana import Panel
 
 _OUT = Path(__file__).resolve().parent / "operating" / "panels.png"
 _TITLES = (

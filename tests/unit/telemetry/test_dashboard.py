@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dashboard.dashboard import DASHBOARD_ROWS, dashboard_json
 
-from machd.telemetry.dashboard import DASHBOARD_ROWS, dashboard_json
 from machd.telemetry.metric_table import METRICS
 
 FILE = Path(__file__).resolve().parents[3] / "config" / "grafana" / "machd.json"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import PanelKind, PanelRow, Query
-from machd.telemetry.promql import by_mode, panel, rate, rates_by, share_of_rates, total_rate
+from dashboard.grafana import PanelKind, PanelRow, Query
+from dashboard.promql import by_mode, panel, rate, rates_by, share_of_rates, total_rate
 
 _DRAFTED = "machd_speculation_draft_tokens_total"
 _ACCEPTED = "machd_speculation_accepted_tokens_total"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import PanelKind, PanelRow, Query
-from machd.telemetry.promql import by_instance, label_table, of, panel, rate, rates_by, total
+from dashboard.grafana import PanelKind, PanelRow, Query
+from dashboard.promql import by_instance, label_table, of, panel, rate, rates_by, total
 
 FAILURES = PanelRow(
     "Faults and aborts",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 
-from machd.telemetry.cache_panels import CACHES
-from machd.telemetry.engine_panels import ENGINE, FAILURES, INFOS
-from machd.telemetry.grafana import PanelRow, Variable, grafana_dashboard
-from machd.telemetry.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
-from machd.telemetry.speculation_panels import SPECULATION
+from dashboard.cache_panels import CACHES
+from dashboard.engine_panels import ENGINE, FAILURES, INFOS
+from dashboard.grafana import PanelRow, Variable, grafana_dashboard
+from dashboard.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
+from dashboard.speculation_panels import SPECULATION
 
 DASHBOARD_ROWS: tuple[PanelRow, ...] = (
     GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, FAILURES, ENGINE, INFOS,

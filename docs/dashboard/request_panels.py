@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import PanelKind, PanelRow, Query
-from machd.telemetry.promql import (
+from dashboard.grafana import PanelKind, PanelRow, Query
+from dashboard.promql import (
     by_instance,
     by_mode,
     mean,

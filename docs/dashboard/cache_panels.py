@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import PanelRow, Query
-from machd.telemetry.promql import panel, rate, rates_by, share_of_rates, total, total_rate
+from dashboard.grafana import PanelRow, Query
+from dashboard.promql import panel, rate, rates_by, share_of_rates, total, total_rate
 
 _BLOCK_STATES = ("held", "pinned", "shared", "disk")
 

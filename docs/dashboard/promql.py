@@ -6,7 +6,7 @@ them together, since quantiles of several daemons cannot be averaged.
 
 from __future__ import annotations
 
-from machd.telemetry.grafana import Panel, PanelKind, Query
+from dashboard.grafana import Panel, PanelKind, Query
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 

@@ -1,0 +1,1 @@
+"""The Grafana dashboard, from which config/grafana/ is generated."""
