@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 from dashboard.dashboard import dashboard_json
 from modules import modules_markdown
+from reference_tables import log_events_markdown, metrics_markdown, settings_markdown
 from request_fields import request_fields_markdown
 
 from machd import errors
@@ -26,9 +27,7 @@ from machd.cli.service_units import Installation, cuda_drop_in, system_units
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.errors import MachdError
 from machd.http.endpoint import Endpoint
-from machd.settings.explain import settings_example, settings_markdown, settings_schema
-from machd.telemetry.log_events import log_events_markdown
-from machd.telemetry.metric_table import metrics_markdown
+from machd.settings.explain import settings_example, settings_schema
 from machd_probes.command import measured_matrix
 from machd_probes.markdown import matrix_markdown
 from machd_probes.matrix_file import MATRIX_PATH, KeptMatrix, encode_matrix_file, kept_matrix

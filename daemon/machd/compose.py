@@ -35,10 +35,9 @@ from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.configuration import Configuration
 from machd.serving.fanout import Fanout
-from machd.serving.kv_memory import effective_budget_bytes
+from machd.serving.kv_memory import effective_budget_bytes, prefix_limits, prefix_shape
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
-from machd.serving.prefix_memory import prefix_limits, prefix_shape
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.speculation_mode import draft_policy

@@ -12,6 +12,7 @@ import fcntl
 import socket
 import struct
 import termios
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -21,7 +22,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from machd.errors import ClientStalledError
-from machd.http.client_transport import ClientTransport
 from machd.http.connections import Connections
 from machd.http.sse import COMMENT_KEEP_ALIVE
 
@@ -316,3 +316,52 @@ class _StrictParser(h11.Connection):
             if {b"content-length", b"transfer-encoding"} <= names:
                 raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
         return event
+
+
+class ClientTransport:
+    """A transport whose ``close`` waits for a client that is still sending.
+
+    Attributes:
+        written_bytes: What was written so far.
+        is_lingering: Whether the answer has ended and what the client still sends is dropped.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_client_sending: Callable[[], bool]) -> None:
+        """Wrap a transport; ``is_client_sending`` is asked once, when it is to be closed."""
+        self._transport = transport
+        self._is_client_sending = is_client_sending
+        self.written_bytes = 0
+        self.is_lingering = False
+
+    def write(self, data: bytes) -> None:
+        """Write, unless the answer has ended."""
+        if self.is_lingering:
+            return
+        self.written_bytes += len(data)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """End the answer; the connection as well, unless the client is still sending."""
+        if self.is_closing():
+            return
+        if not self._is_client_sending():
+            self._transport.close()
+            return
+        try:
+            self._transport.write_eof()  # behind what waits to be written
+        except OSError:  # the client has reset the connection
+            self._transport.close()
+            return
+        self.is_lingering = True
+        self._transport.resume_reading()
+
+    def close_now(self) -> None:
+        """End the connection once everything is written, whatever the client still sends."""
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """True if nothing more can be written."""
+        return self.is_lingering or self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a transport has
+        return getattr(self._transport, name)

@@ -43,8 +43,7 @@ from machd.serving.inbox import (
     Stop,
     Submit,
 )
-from machd.serving.loop_snapshot import LoopSnapshot, Snapshots
-from machd.serving.pulse import Pulse
+from machd.serving.loop_snapshot import LoopSnapshot, Pulse, Snapshots
 from machd.serving.startup_guard import IdleProbe, NothingToMeasure, Probe, Results
 
 _IDLE_WAIT_S = 0.5

@@ -11,7 +11,7 @@ from typing import cast
 
 import tomlkit
 
-from machd.settings.keys import SettingKey, setting_keys, setting_sections
+from machd.settings.keys import SettingKey, setting_sections
 from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, Origin, OriginKind
@@ -88,17 +88,6 @@ def settings_schema(model: type[Settings] = Settings) -> dict[str, object]:
     return schema | model.model_json_schema() | {"title": "machd.toml"}
 
 
-def settings_markdown(model: type[Settings] = Settings) -> str:
-    """The reference table: key, default, flag, variable, whether a reload changes it, description."""
-    head = ("Key", "Default", "Flag", "Variable", "Changed by", "Description")
-    rows = [
-        head,
-        tuple("---" for _ in head),
-        *(_markdown_cells(key) for key in setting_keys(model)),
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
-
-
 def value_text(value: object) -> str:
     """A value as TOML writes it; whole seconds without a point, and ``unset`` for None."""
     if value is None:
@@ -138,7 +127,7 @@ def _aligned(lines: Sequence[str], notes: Iterable[str]) -> list[str]:
 
 def _example_entry(key: SettingKey) -> str:
     comment = textwrap.fill(
-        _full_description(key),
+        full_description(key),
         _WIDTH_CHARS,
         initial_indent="# ",
         subsequent_indent="# ",
@@ -149,20 +138,8 @@ def _example_entry(key: SettingKey) -> str:
     return f"{comment}\n# {key.name} = {value_text(key.example)}  # an example; by default unset"
 
 
-def _full_description(key: SettingKey) -> str:
+def full_description(key: SettingKey) -> str:
     """The description, and what the key takes where that is a short list or a range."""
     if key.choices:
         return f"{key.description} One of {', '.join(key.choices)}."
     return f"{key.description} ({key.range_text})" if key.range_text else key.description
-
-
-def _markdown_cells(key: SettingKey) -> tuple[str, ...]:
-    default = "unset" if key.default is None else f"`{value_text(key.default)}`"
-    return (
-        f"`{key.dotted}`",
-        default,
-        ", ".join(f"`{flag}`" for flag in key.flag_names),
-        ", ".join(f"`{name}`" for name in key.environment_names),
-        "reload" if key.is_live else "restart",
-        _full_description(key).replace("|", r"\|"),
-    )

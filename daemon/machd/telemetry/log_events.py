@@ -388,13 +388,3 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "See that `tracing.otlp_endpoint` answers; requests are not affected.",
     ),
 )
-
-
-def log_events_markdown() -> str:
-    """The table as Markdown, for ``docs/reference/log-events.md``."""
-    lines = ["| Event | Level | Fields | Meaning | What to do |", "|---|---|---|---|---|"]
-    for event in LOG_EVENTS:
-        fields = ", ".join(f"`{field}`" for field in event.fields) or "none"
-        levels = " or ".join(event.levels)
-        lines.append(f"| `{event.name}` | {levels} | {fields} | {event.meaning} | {event.advice} |")
-    return "\n".join(lines) + "\n"

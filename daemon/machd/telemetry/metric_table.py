@@ -212,12 +212,3 @@ METRICS: tuple[MetricSpec, ...] = (
         "Moments at which the scheduler's books did not add up: a bug of machd's.",
     ),
 )  # fmt: skip
-
-
-def metrics_markdown() -> str:
-    """The table as Markdown, for ``docs/reference/metrics.md``."""
-    lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
-    for spec in METRICS:
-        labels = ", ".join(f"`{label}`" for label in spec.labels) or "none"
-        lines.append(f"| `{spec.name}` | {spec.kind.value} | {labels} | {spec.help} |")
-    return "\n".join(lines) + "\n"

@@ -141,12 +141,3 @@ def _samples(spec: VllmName, source: Metric) -> dict[_Series, float]:
         series = (sample.name.removeprefix(source.name), tuple(labels.items()))
         samples[series] = samples.get(series, 0.0) + sample.value
     return samples
-
-
-def vllm_names_markdown() -> str:
-    """The table as Markdown, for the page about metrics."""
-    lines = ["| vLLM's name | Label | Shows |", "|---|---|---|"]
-    for spec in VLLM_NAMES:
-        label = f"`{spec.label}`" if spec.label else "none"
-        lines.append(f"| `{spec.name}` | {label} | `{spec.source}` |")
-    return "\n".join(lines) + "\n"

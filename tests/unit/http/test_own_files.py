@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from machd.http.own_files import OwnFile
+from machd.http.sockets import OwnFile
 
 
 @pytest.fixture(name="path")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from manual_clock import ManualClock
 
-from machd.serving.pulse import Pulse
+from machd.serving.loop_snapshot import Pulse
 
 
 def test_it_ages_until_the_next_beat() -> None:

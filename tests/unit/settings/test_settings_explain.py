@@ -11,6 +11,7 @@ from typing import Annotated
 import pytest
 from hypothesis import HealthCheck, given, settings
 from pydantic import Field, SecretStr
+from reference_tables import settings_markdown
 from unit.settings.setting_values import KEYS, as_variables, dotted_values
 
 from machd.errors import SettingsError
@@ -18,7 +19,6 @@ from machd.settings.explain import (
     MASK,
     settings_example,
     settings_json,
-    settings_markdown,
     settings_schema,
     settings_toml,
 )

@@ -11,6 +11,7 @@ import pytest
 from installed_programs import needs_programs, path_of
 from polling import CEILING_S
 from prometheus_client import ProcessCollector
+from reference_tables import metrics_markdown
 from scraping import Page
 
 from machd.engine.protocol.step import SampledToken
@@ -36,7 +37,7 @@ from machd.scheduler.events import (
 )
 from machd.serving.lifecycle import State
 from machd.serving.record import RequestRecord
-from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec, metrics_markdown
+from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 CONTRACT: dict[str, tuple[str, ...]] = {

@@ -11,13 +11,14 @@ import pytest
 from installed_programs import needs_programs, path_of
 from polling import CEILING_S
 from prometheus_client.parser import text_string_to_metric_families
+from reference_tables import vllm_names_markdown
 
 from machd.engine.protocol.step import SampledToken
 from machd.scheduler.events import DecodeMode, StepCompleted, TokenGenerated
 from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS
 from machd.telemetry.metrics import Metrics
-from machd.telemetry.vllm_names import VLLM_NAMES, VllmName, vllm_names_markdown
+from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operating" / "metrics.md"
 
