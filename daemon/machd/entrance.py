@@ -67,7 +67,7 @@ class Entrance:
     def withdraw_token(self) -> None:
         """Remove the file of the token that was made here; call it while the listener is open.
 
-        Whoever gets the address next leaves a token of the same name.
+        The next process at the address leaves a token of the same name.
         """
         if self.admin_token is not None:
             self.admin_token.close()

@@ -63,7 +63,7 @@ class AbortedRequests(Struct, frozen=True, kw_only=True):
 
 @endpoint("GET /admin/requests", OpenRequestList)
 async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList:
-    """The open requests: who and how far, never what.
+    """The open requests: their clients and progress, never their texts.
 
     The oldest first.
     """

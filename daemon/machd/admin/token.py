@@ -60,7 +60,7 @@ def credential_path(environ: Mapping[str, str]) -> Path | None:
     """Return the service manager's credential; None where there is none.
 
     Raises:
-        SettingsError: Nobody can tell.
+        SettingsError: It cannot be told.
     """
     directory = environ.get("CREDENTIALS_DIRECTORY")
     path = Path(directory, _CREDENTIAL) if directory else None

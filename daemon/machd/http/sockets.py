@@ -91,7 +91,7 @@ class Listener:
         From here on no other process gets the address. One with a path, or handed over, is open already.
 
         Raises:
-            ListenError: Somebody was faster.
+            ListenError: Another process was faster.
         """
         if self.is_inherited or self._file is not None:
             return
@@ -113,7 +113,7 @@ class Listener:
 def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
     """Bind the public address; a socket from the service manager wins.
 
-    Whoever may reach it can be judged before clients can connect: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
+    Its reach can be judged before clients can connect: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
     own user only, mode 0600; for others, let the service manager open one with another mode.
 
     Args:
