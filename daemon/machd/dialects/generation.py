@@ -1,4 +1,4 @@
-"""Parts that generating endpoints share: reading a request, its identity, opening the answer."""
+"""Parts that generating endpoints share: reading a request, identity, fingerprint, opening the answer."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Litestar: one module for each endpoint family."""
+"""Transport: sockets, connections, gate, authentication, bodies, streams, failures; no dialect."""

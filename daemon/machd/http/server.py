@@ -1,4 +1,4 @@
-"""uvicorn with a socket of ours, connections of ours, and without its hands on the signals."""
+"""uvicorn with machd's sockets and connections, and without its signal handlers."""
 
 from __future__ import annotations
 

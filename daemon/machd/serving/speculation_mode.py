@@ -1,4 +1,4 @@
-"""Who guesses tokens ahead: what was asked for, what there is, and why.
+"""The proposer in force: as asked for, as there is, and why; and how drafts are bounded.
 
 Pure, and asked again wherever the answer is shown, so that the log, ``/v1/capabilities`` and the
 admin API cannot disagree with what the scheduler was told.

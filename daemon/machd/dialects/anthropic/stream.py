@@ -1,4 +1,4 @@
-"""Pieces of an answer as the blocks of Anthropic's content, whole and in events."""
+"""A generation as Anthropic's message, whole or as a stream of events over blocks of content."""
 
 from __future__ import annotations
 

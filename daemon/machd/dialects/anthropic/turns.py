@@ -1,4 +1,4 @@
-"""The blocks of content that Anthropic's messages are made of."""
+"""Anthropic's messages: their blocks of content, and the turns that a chat template reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of ``POST /v1/chat/completions``, whole and in chunks."""
+"""Answers of ``POST /v1/chat/completions``, whole and in chunks, made of pieces of output."""
 
 from __future__ import annotations
 

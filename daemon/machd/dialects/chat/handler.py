@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``."""
+"""``/v1/chat/completions``: create one, look at a stored one, forget it."""
 
 from __future__ import annotations
 

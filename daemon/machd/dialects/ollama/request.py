@@ -1,4 +1,4 @@
-"""The messages of Ollama's chats, as clients send them and as a chat template sees them."""
+"""Requests of Ollama's ``/api/chat`` and ``/api/generate``: messages, options, format."""
 
 from __future__ import annotations
 
