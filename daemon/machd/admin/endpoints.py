@@ -14,7 +14,7 @@ from machd.admin.mode import drain, probe, resume, set_mode
 from machd.admin.requests import abort_requests, list_requests
 from machd.admin.status import get_status
 from machd.admin.warming import warm_cache
-from machd.dialects.health import get_health, get_health_live, get_health_ready
+from machd.dialects.health import Health, get_health, get_health_live, get_health_ready
 from machd.dialects.inspection import get_metrics
 from machd.http.endpoint import Answer, Endpoint, endpoint_of
 
@@ -40,14 +40,12 @@ ADMIN_HANDLERS = (*_OWN_HANDLERS, *_SHARED_HANDLERS)
 
 
 def _shared(handler: HTTPRouteHandler) -> Endpoint:
-    """Return a public endpoint as the admin listener has it; its health looks at no Host and no Origin."""
+    """Return a public endpoint as the admin listener has it; of health, the refusals are left out."""
     public = endpoint_of(handler)
-    errors = () if public.public else (401, 403, 421)
-    answers = [one for one in public.answers if one.status == 200 or public.public]
-    answers = [one for one in answers if one.status in (200, 503)]
-    answers += [Answer(status, AdminErrorBody) for status in errors]
+    own = [one for one in public.answers if one.body is None or one.body is Health]
+    refusals = [Answer(status, AdminErrorBody) for status in (401, 403, 421) if not public.public]
     name = public.name.replace("get_", "get_admin_")
-    return replace(public, name=name, answers=tuple(answers))
+    return replace(public, name=name, answers=(*own, *refusals))
 
 
 ADMIN_ENDPOINTS: tuple[Endpoint, ...] = (

@@ -92,7 +92,7 @@ class SettingsSources:
 
     Attributes:
         config_path: The file that ``--config`` names; None to look in the usual places.
-        environ: Variables; those that do not start with ``LME_`` are none of ours.
+        environ: Variables; those that do not start with ``LME_`` are none of machd's.
         flags: Values by dotted key, only for the flags that were given.
     """
 
@@ -206,11 +206,9 @@ def _merged(
         raise SettingsError([printable(problem) for problem in problems])
     for source in reversed(sources):
         origins = {**origins, **source.origins}
-    build: dict[str, Any] = {
-        "_build_sources": ((*sources, *below), {})
-    }  # unknown to the mypy plugin
+    ready_made: dict[str, Any] = {"_build_sources": ((*sources, *below), {})}
     try:
-        settings = model(**build)
+        settings = model(**ready_made)  # a parameter that pydantic's mypy plugin does not know
     except ValidationError as error:
         lines = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
         raise SettingsError(lines) from None
