@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 from PIL import Image
-from prometheus_server import PrometheusServer, query_range
-from serve_process import ServeProcess
+from support.daemon.serve_process import ServeProcess
+from support.programs.prometheus_server import PrometheusServer, query_range
 
 from machd.clock import SystemClock
 

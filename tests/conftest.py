@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from daemon_reports import daemon_reports
 from httpx import _config as httpx_config
 from hypothesis import HealthCheck, settings
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
+from support.daemon.daemon_reports import daemon_reports
 
 from machd.engine.backend.blas import choose_blas
 

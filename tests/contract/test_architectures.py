@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
-from probing import without_compilation
+from support.engines.probing import without_compilation
 
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import KvCacheKind

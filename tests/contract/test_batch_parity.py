@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import NOISE, Alone, margins
-from tiny_engines import alone, loaded
-from tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines.parity import NOISE, Alone, margins
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv import row_positions

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import pytest
-from faults_in_rows import a_chunk_beside_rows_begins_anew
-from tiny_engines import alone, loaded
-from tiny_models import TinyKind
+from support.engines.faults_in_rows import a_chunk_beside_rows_begins_anew
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import mixed

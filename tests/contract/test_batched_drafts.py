@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import pytest
-from block_drafts import HearingDraft
-from guessed_rows import GuessedScripts, always, say
-from oracle import WatchedEngine, open_draws
-from tiny_models import TinyKind
+from support.engines.block_drafts import HearingDraft
+from support.engines.guessed_rows import GuessedScripts, always, say
+from support.engines.oracle import WatchedEngine, open_draws
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.rollback import CacheCheckpoint

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from block_rows import BlockRows, FilesInMemory, saved_block
-from constrained_rows import grammar_of
-from tiny_engines import loaded
-from tiny_models import TinyKind
+from support.engines.block_rows import BlockRows, FilesInMemory, saved_block
+from support.engines.constrained_rows import grammar_of
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.fake.blocks import FakeDisk

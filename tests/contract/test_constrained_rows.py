@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from constrained_rows import grammar_of, many_readings, run_rows, schema_grammar
 from jsonschema import validate
+from support.engines.constrained_rows import grammar_of, many_readings, run_rows, schema_grammar
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from constrained_rows import Run, grammar_of, run_rows, schema_grammar
+from support.engines.constrained_rows import Run, grammar_of, run_rows, schema_grammar
 
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import Matcher

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from constrained_rows import run_rows, schema_grammar
-from tiny_engines import loaded
-from tiny_models import TinyKind
+from support.engines.constrained_rows import run_rows, schema_grammar
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
-from architectures import each_architecture
-from drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
-from probing import without_compilation
+from support.engines.architectures import each_architecture
+from support.engines.drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
+from support.engines.probing import without_compilation
 
 from machd.capabilities.batching_rules import batched_specdec
 from machd.capabilities.facts import CacheFacts

@@ -12,12 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import NOISE
-from tiny_engines import loaded
-from tiny_models import TinyKind
+from support.engines.drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
+from support.engines.parity import NOISE
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.kv import batch_lane, rollback

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import parity
 import pytest
-from guessed_rows import GUESSES, GuessedScripts, always, if_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines import parity
+from support.engines.guessed_rows import GUESSES, GuessedScripts, always, if_alone
+from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import DraftSchedule, Join

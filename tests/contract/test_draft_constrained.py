@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from constrained_rows import grammar_of, schema_grammar
-from guessed_rows import GUESSES, constrained_differences, say
 from jsonschema import validate
-from oracle import Oracle, WatchedEngine
-from tiny_engines import loaded
-from tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines.constrained_rows import grammar_of, schema_grammar
+from support.engines.guessed_rows import GUESSES, constrained_differences, say
+from support.engines.oracle import Oracle, WatchedEngine
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
@@ -157,7 +157,9 @@ def test_what_a_grammar_rules_out_is_not_verified() -> None:
 
     oracle.answers = {(row.prompt, row.sampling): letters * 20}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oracle._Row.propose", lambda _self, count: tuple(letters * count))
+        patch.setattr(
+            "support.engines.oracle._Row.propose", lambda _self, count: tuple(letters * count)
+        )
         said = say(engine, [row], GUESSES)
 
     assert constrained_differences(expected, said, [row]) == []

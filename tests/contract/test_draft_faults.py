@@ -14,11 +14,16 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from constrained_rows import grammar_of
-from guessed_rows import GUESSES, Said, constrained_differences, say
-from oracle import Oracle, WatchedEngine, fail_verification
-from tiny_engines import alone, loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind_and_look_ahead, tiny_model
+from support.engines.constrained_rows import grammar_of
+from support.engines.guessed_rows import GUESSES, Said, constrained_differences, say
+from support.engines.oracle import Oracle, WatchedEngine, fail_verification
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import (
+    VOCABULARY_TOKENS,
+    TinyKind,
+    each_kind_and_look_ahead,
+    tiny_model,
+)
 
 from machd.engine.protocol.step import Lane, ProposerKind
 from machd.engine.step import sampling
@@ -211,7 +216,9 @@ def test_a_proposer_that_proposes_too_many_is_cut_short() -> None:
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
     with pytest.MonkeyPatch.context() as patch:
         right = type(oracle.open(row.prompt, row.sampling)).propose
-        patch.setattr("oracle._Row.propose", lambda this, count: right(this, count + 50))
+        patch.setattr(
+            "support.engines.oracle._Row.propose", lambda this, count: right(this, count + 50)
+        )
         said = say(engine, [row], GUESSES)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
@@ -298,7 +305,7 @@ def test_a_wrong_guess_that_makes_no_numbers_leaves_nothing(
         guess[len(this._said) % count :] = [poison] * (count - len(this._said) % count)
         return tuple(guess)
 
-    monkeypatch.setattr("oracle._Row.propose", propose)
+    monkeypatch.setattr("support.engines.oracle._Row.propose", propose)
     engine = _poisoned(kind, poison, oracle, looks_ahead=looks_ahead)
 
     said = say(engine, rows, GUESSES)
@@ -362,7 +369,9 @@ def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
         return right(this, current)
 
     monkeypatch.setattr(Decoder, "_recompute", recompute)
-    monkeypatch.setattr("oracle._Row.propose", lambda this, _count: (poison,) * bool(this._answer))
+    monkeypatch.setattr(
+        "support.engines.oracle._Row.propose", lambda this, _count: (poison,) * bool(this._answer)
+    )
     engine = _poisoned(TinyKind.STANDARD, poison, oracle, looks_ahead=False)
 
     said = say(engine, rows, GUESSES)

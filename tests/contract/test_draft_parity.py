@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from oracle import Answers, Oracle, WatchedEngine
-from tiny_engines import alone, loaded
-from tiny_models import TinyKind
+from support.engines.oracle import Answers, Oracle, WatchedEngine
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import Join, play

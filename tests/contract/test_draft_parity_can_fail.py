@@ -7,11 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from constrained_rows import grammar_of
-from guessed_rows import GUESSES, GuessedScripts, always, constrained_differences, if_alone, say
-from oracle import Oracle, WatchedEngine
-from tiny_engines import loaded
-from tiny_models import TinyKind
+from support.engines.constrained_rows import grammar_of
+from support.engines.guessed_rows import (
+    GUESSES,
+    GuessedScripts,
+    always,
+    constrained_differences,
+    if_alone,
+    say,
+)
+from support.engines.oracle import Oracle, WatchedEngine
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv import rollback

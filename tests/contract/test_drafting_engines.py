@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from constrained_rows import schema_grammar
-from oracle import Oracle, WatchedEngine
-from scripted_drafts import drafts_by
-from tiny_engines import alone, loaded
-from tiny_models import TinyKind
+from support.engines.constrained_rows import schema_grammar
+from support.engines.oracle import Oracle, WatchedEngine
+from support.engines.scripted_drafts import drafts_by
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.blocks import DropBlocks, StoreBlock

@@ -7,9 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from oracle import fail_verification
-from tiny_engines import alone, loaded
-from tiny_models import TinyKind, tiny_model
+from support.engines.oracle import fail_verification
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.row_caches import innermost

@@ -6,8 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from constrained_rows import schema_grammar
-from json_schema_cases import (
+from support.clients.json_schema_cases import (
     IGNORED_ALTERNATIVES,
     IGNORED_FORMATS,
     IGNORED_KEYWORDS,
@@ -18,6 +17,7 @@ from json_schema_cases import (
     is_valid,
     spelled_json,
 )
+from support.engines.constrained_rows import schema_grammar
 
 from machd.engine.grammar.grammar import compiled
 from machd.engine.grammar.matcher import matcher_for

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import mlx.core as mx
 import pytest
-from architectures import each_architecture
-from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
-from parity import differences
-from probing import without_compilation
+from support.engines.architectures import each_architecture
+from support.engines.block_rows import ASKED, BlockRows, FilesInMemory, saved_block
+from support.engines.parity import differences
+from support.engines.probing import without_compilation
 
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache

@@ -12,10 +12,10 @@ from functools import cache
 
 import mlx.core as mx
 import pytest
-from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
-from parity import differences
-from tiny_engines import loaded
-from tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines.block_rows import ASKED, BlockRows, FilesInMemory, saved_block
+from support.engines.parity import differences
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from architectures import MENDED
-from faults_in_caches import (
+from support.engines.architectures import MENDED
+from support.engines.faults_in_caches import (
     Plant,
     a_former_rows_token_stays,
     a_left_batch_is_not_dropped,
@@ -31,7 +31,7 @@ from faults_in_caches import (
     windows_are_a_token_short,
     windows_are_taken_for_whole_texts,
 )
-from faults_in_rows import (
+from support.engines.faults_in_rows import (
     a_chunk_beside_rows_begins_anew,
     a_chunk_loses_its_last_token,
     a_finished_prompt_is_held,
@@ -43,7 +43,7 @@ from faults_in_rows import (
     snapshots_share_their_arrays,
     unmended,
 )
-from probing import probed, without_compilation
+from support.engines.probing import probed, without_compilation
 
 from machd.capabilities import batching_rules
 from machd.capabilities.batching_rules import continuous_batching

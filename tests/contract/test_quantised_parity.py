@@ -5,12 +5,12 @@ And what they say is near what plain keys and values make of it, on a text and a
 
 from __future__ import annotations
 
-import parity
 import pytest
-from block_rows import ASKED, BlockRows
-from kv_quality import measured_quality
-from tiny_engines import alone, loaded
-from tiny_models import TinyKind
+from support.engines import parity
+from support.engines.block_rows import ASKED, BlockRows
+from support.engines.kv_quality import measured_quality
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.loading.loader import LoadedModel

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import pytest
-from tiny_engines import loaded
-from tiny_models import TinyKind
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.fake.engine import FakeEngine

@@ -9,15 +9,15 @@ from importlib.resources import files
 import mlx.core as mx
 import numpy as np
 import pytest
-from architectures import (
+from mlx.utils import tree_flatten
+from support.engines.architectures import (
     MENDED,
     NEED_METAL,
     ONE_OF_EACH_KIND,
     buildable_variants,
     each_architecture,
 )
-from mlx.utils import tree_flatten
-from probing import without_compilation
+from support.engines.probing import without_compilation
 
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.engine.kernels.batchable import make_batchable

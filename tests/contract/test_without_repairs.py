@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from architectures import MENDED
-from polling import CEILING_S
-from probing import without_compilation
+from support.clocks.polling import CEILING_S
+from support.engines.architectures import MENDED
+from support.engines.probing import without_compilation
 
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge

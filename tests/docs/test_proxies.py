@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from installed_programs import needs_programs, path_of
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from shown_sessions import fenced_blocks
-from step_gate import StepGate, at_decode
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.step_gate import StepGate, at_decode
+from support.programs.installed_programs import needs_programs, path_of
+from support.programs.shown_sessions import fenced_blocks
 
 from machd.engine.fake.engine import FakeEngine, spelled
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from polling import CEILING_S
-from serve_process import ServeProcess
-from shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
+from support.clocks.polling import CEILING_S
+from support.daemon.serve_process import ServeProcess
+from support.programs.shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("systemd/*.md")])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
 
 ROOT = Path(__file__).resolve().parents[2]
 

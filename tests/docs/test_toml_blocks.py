@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from shown_sessions import fenced_blocks
+from support.programs.shown_sessions import fenced_blocks
 
 from machd.errors import SettingsError
 from machd.settings.sources import SettingsSources

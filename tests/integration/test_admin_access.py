@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.running_daemon import RunningDaemon
 
 from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine

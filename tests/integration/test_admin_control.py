@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon
-from dialogue import chat, sse_data, sse_text, told
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from step_gate import StepGate, at_decode
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, sse_data, sse_text, told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.fake.engine import FakeEngine

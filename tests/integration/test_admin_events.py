@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon, sse_events
-from connection_ages import ConnectionAges
-from dialogue import chat, told
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon, sse_events
+from support.daemon.connection_ages import ConnectionAges
+from support.engines.dialogue import chat, told
 
 from machd.admin.event_feed import MAX_WATCHERS
 from machd.engine.fake.engine import FakeEngine

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon, kept_logging
-from dialogue import chat
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
+from support.daemon.admin_daemon import AdminDaemon, kept_logging
+from support.engines.dialogue import chat
 
 from machd.settings.explain import MASK
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from bad_requests import (
+from support.clients.bad_requests import (
     BAD_REQUESTS,
     HEAVY_REQUESTS,
     PATHS,
@@ -17,10 +17,10 @@ from bad_requests import (
     error_of,
     valid_body,
 )
-from held_call import HeldCall
-from running_daemon import RunningDaemon
-from scraping import scrape
-from step_gate import StepGate, at_decode
+from support.clocks.held_call import HeldCall
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import LlguidanceCompiler
@@ -164,7 +164,7 @@ _STERN = (
 
 def _stern_engine() -> Engine:
     """A tiny model whose chat template refuses whatever does not alternate."""
-    from tiny_models import TinyKind, tiny_model  # noqa: PLC0415
+    from support.engines.tiny_models import TinyKind, tiny_model  # noqa: PLC0415
 
     from machd.engine.assembly import make_engine  # noqa: PLC0415 - mlx belongs to the engine thread
     from machd.engine.tokenizer.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same

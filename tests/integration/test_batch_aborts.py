@@ -12,15 +12,15 @@ from typing import Any, Self
 
 import httpx
 import pytest
-from arrivals import Arrivals
-from dialogue import sse_text
-from gated_engine import GatedEngine
-from polling import wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import wait_until
+from support.daemon.arrivals import Arrivals
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import sse_text
+from support.engines.gated_engine import GatedEngine
+from support.engines.step_gate import StepGate
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine

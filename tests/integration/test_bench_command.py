@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from polling import CEILING_S
-from running_daemon import RunningDaemon
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
 
 from machd.bench.scenarios import Scenario
 from machd.bench.server import ServerProcess

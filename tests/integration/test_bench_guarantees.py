@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from serve_process import servers_of_this_process
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.daemon.serve_process import servers_of_this_process
 
 from machd.bench.guarantees.run import OF_REQUESTS, OF_STOPS, GuaranteesBench
 from machd.bench.progress import BenchProgress

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from unit.bench.caching_openai import CachingOpenAi
 
 from machd.cli.bench import bench

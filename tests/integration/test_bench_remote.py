@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fake_openai import FakeOpenAi
+from support.programs.fake_openai import FakeOpenAi
 
 from machd.bench.client import CompletionClient
 from machd.bench.connection import ServerAddress

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from polling import CEILING_S, wait_until
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clocks.polling import CEILING_S, wait_until
 
 _DEFAULT_SIGNALS_CODE = (
     "import os, signal, sys\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from serve_process import servers_of_this_process
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.daemon.serve_process import servers_of_this_process
 
 from machd.cli.bench import bench
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from block_samples import ROOT, files_in, is_same_content
-from block_writing import KEY, block_content, block_writers
+from support.engines.block_samples import ROOT, files_in, is_same_content
+from support.engines.block_writing import KEY, block_content, block_writers
 
 from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.protocol.blocks import SavedBlock

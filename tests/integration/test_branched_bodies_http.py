@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat
-from held_call import HeldCall
-from running_daemon import RunningDaemon
+from support.clocks.held_call import HeldCall
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat
 
 from machd.dialects.wire import raw_json
 from machd.engine.fake.tokenizer import FakeTokenizer

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from chaos_clients import Answer, Errand, Town, answer_of, errands, valid_requests
-from polling import CEILING_S, wait_until
-from raw_client import RawAnswer
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
 from structlog.testing import capture_logs
-from tiny_models import TinyKind
+from support.clients.chaos_clients import Answer, Errand, Town, answer_of, errands, valid_requests
+from support.clients.raw_client import RawAnswer
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.protocol.engine import Engine
 from machd.serving.loop import EngineLoop
@@ -70,7 +70,7 @@ def _checked_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def _engine() -> Engine:
     """The standard tiny model, made on the thread that calls this."""
-    from tiny_models import tiny_model  # noqa: PLC0415
+    from support.engines.tiny_models import tiny_model  # noqa: PLC0415
 
     from machd.engine.assembly import make_engine  # noqa: PLC0415 - mlx belongs to the engine thread
 

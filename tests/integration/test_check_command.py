@@ -16,9 +16,9 @@ import msgspec
 import pytest
 import structlog
 from click.testing import CliRunner, Result
-from header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from mlx.utils import tree_flatten
-from polling import CEILING_S
+from support.checkpoints.header_checkpoint import write_header_checkpoint, write_tokenizer_files
+from support.clocks.polling import CEILING_S
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.capabilities.evidence import Outcome, ProbeResult

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from polling import CEILING_S
-from serve_process import ServeProcess
+from support.clocks.polling import CEILING_S
+from support.daemon.serve_process import ServeProcess
 
 _STREAMS = 8
 _MAX_LOG_BYTES = 1_000_000

@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from admin_daemon import AdminDaemon
-from connection_ages import ConnectionAges
-from dialogue import chat, sse_text, told
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate, at_decode, at_prefill
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.connection_ages import ConnectionAges
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import chat, sse_text, told
+from support.engines.step_gate import StepGate, at_decode, at_prefill
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan

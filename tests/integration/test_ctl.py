@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from admin_daemon import AdminDaemon, kept_logging
-from dialogue import chat, sse_data, sse_text, told
-from forked_commands import run_machd
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from step_gate import StepGate, at_decode
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon, kept_logging
+from support.daemon.forked_commands import run_machd
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, sse_data, sse_text, told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.admin.status import AdminState, AdminStatus
 from machd.cli.ctl_client import AdminAddress, AdminClient

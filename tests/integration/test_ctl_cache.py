@@ -9,11 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon
-from dialogue import completion, told
-from forked_commands import run_machd
-from polling import wait_until
 from structlog.testing import capture_logs
+from support.clocks.polling import wait_until
+from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.forked_commands import run_machd
+from support.engines.dialogue import completion, told
 
 from machd.admin.warming import WarmPrompt
 from machd.cli.ctl_cache import _groups

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from connection_ages import ConnectionAges
-from dialogue import chat, completion, sse_text, told
-from polling import wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import wait_until
+from support.daemon.connection_ages import ConnectionAges
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import chat, completion, sse_text, told
+from support.engines.step_gate import StepGate, at_decode, at_prefill
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan

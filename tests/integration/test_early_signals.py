@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from polling import CEILING_S
-from service_daemon import ServiceDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.service_daemon import ServiceDaemon
 
 _ENTRY = """
 import os, signal, sys, time

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
-from polling import CEILING_S, wait_until
-from scraping import scrape
-from serve_process import ServeProcess
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.scraping import scrape
+from support.daemon.serve_process import ServeProcess
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from arrivals import Arrivals
-from dialogue import sse_data, sse_text
-from oracle import Oracle, draft_eagerly
-from polling import wait_until
-from raw_client import RawAnswer, RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
-from step_gate import StepGate
-from tiny_models import TinyKind, tiny_model
+from support.clients.raw_client import RawAnswer, RawClient
+from support.clocks.polling import wait_until
+from support.daemon.arrivals import Arrivals
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import sse_data, sse_text
+from support.engines.oracle import Oracle, draft_eagerly
+from support.engines.step_gate import StepGate
+from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import engine_parts
 from machd.engine.protocol.engine import Engine

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from dialogue import chat
-from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
-from running_daemon import RunningDaemon
-from scraping import scrape
+from support.clients.hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import chat
 
 _CHAT = "/v1/chat/completions"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
-from hostile_templates import ENDLESS, UNINTERRUPTIBLE
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
+from support.checkpoints.hostile_templates import ENDLESS, UNINTERRUPTIBLE
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
+from support.daemon.running_daemon import RunningDaemon
 from unit.engine.tiny_llama import TOKENS, TinyLlama
 
 from machd.engine.protocol.engine import Engine

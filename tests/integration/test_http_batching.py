@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import completion, sse_data, sse_text, told
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import completion, sse_data, sse_text, told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.fake.engine import FakeEngine

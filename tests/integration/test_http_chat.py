@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, told
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, told
 
 from machd.engine.fake.engine import FakeEngine
 

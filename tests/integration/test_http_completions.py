@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import completion, sse_data, told
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from openai.types import Completion
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import completion, sse_data, told
 
 from machd.engine.fake.engine import FakeEngine
 

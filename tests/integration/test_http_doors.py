@@ -9,12 +9,12 @@ import httpx
 import openai
 import pytest
 from anthropic import Anthropic
-from bad_requests import PATHS, valid_body
-from dialogue import chat, told
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
-from step_gate import StepGate, at_decode
+from support.clients.bad_requests import PATHS, valid_body
+from support.clients.raw_client import RawClient
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import chat, told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine

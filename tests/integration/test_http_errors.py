@@ -11,16 +11,16 @@ from typing import Any, Protocol, cast
 
 import httpx
 import pytest
-from dialogue import chat, completion, sse_data, sse_text, told
 from litestar import Litestar
-from manual_clock import ManualClock
 from openai import APIError, InternalServerError, OpenAI
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import chat, completion, sse_data, sse_text, told
+from support.engines.step_gate import StepGate, at_decode, at_prefill
 
 from machd.clock import SystemClock
 from machd.compose import installed_versions

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from bad_requests import valid_body
-from dialogue import told
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from step_gate import StepGate, at_decode
+from support.clients.bad_requests import valid_body
+from support.clients.raw_client import RawClient
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.fake.tokenizer import FakeTokenizer
@@ -149,8 +149,8 @@ _MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 @pytest.fixture(name="coder", scope="module")
 def _coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a real daemon whose model has Qwen2.5-Coder's markers."""
-    from serve_process import ServeProcess  # noqa: PLC0415
-    from tiny_checkpoint import write_tiny_llama  # noqa: PLC0415 - imports mlx
+    from support.checkpoints.tiny_checkpoint import write_tiny_llama  # noqa: PLC0415 - imports mlx
+    from support.daemon.serve_process import ServeProcess  # noqa: PLC0415
 
     path = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-coder", added_tokens=_MARKERS)
     with ServeProcess(str(path)) as server, httpx.Client(base_url=server.url) as client:

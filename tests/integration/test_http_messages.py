@@ -11,13 +11,13 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
-from dialogue import chat, told
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
-from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import chat, told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.request.generation import SamplingParams

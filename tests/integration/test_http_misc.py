@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 
 import httpx
 import pytest
-from dialogue import chat, completion, sse_data, sse_text, told
 from openai import NotFoundError, OpenAI
-from polling import CEILING_S, wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate, at_decode, at_prefill
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import chat, completion, sse_data, sse_text, told
+from support.engines.step_gate import StepGate, at_decode, at_prefill
 
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine

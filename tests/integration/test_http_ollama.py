@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import told
-from polling import wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
-from step_gate import StepGate, at_decode, at_prefill
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import told
+from support.engines.step_gate import StepGate, at_decode, at_prefill
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.fake.tokenizer import FakeTokenizer

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from polling import CEILING_S
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from step_gate import StepGate, at_decode
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine
 from machd.errors import EngineFaultError

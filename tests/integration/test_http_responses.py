@@ -18,10 +18,10 @@ from openai.types.responses import (
     ResponseFunctionToolCall,
     ResponseReasoningItem,
 )
-from polling import CEILING_S
 from pydantic import BaseModel
-from running_daemon import RunningDaemon
-from scraping import scrape
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.request.generation import SamplingParams

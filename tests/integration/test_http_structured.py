@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, completion, sse_text, told
 from openai import BadRequestError, OpenAI
-from polling import CEILING_S
 from pydantic import BaseModel
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, completion, sse_text, told
 
 from machd.engine.fake.engine import FakeEngine
 

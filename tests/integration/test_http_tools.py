@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, sse_data, told
 from openai import BadRequestError, OpenAI
 from openai.lib.streaming._deltas import accumulate_delta
 from openai.types.chat import ChatCompletion
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, sse_data, told
 
 from machd.engine.fake.engine import FakeEngine, spelled
 

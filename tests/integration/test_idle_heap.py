@@ -6,10 +6,10 @@ import threading
 
 import httpx
 import pytest
-from dialogue import completion, told
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from step_gate import StepGate
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import completion, told
+from support.engines.step_gate import StepGate
 
 from machd.engine.fake.engine import FakeEngine
 from machd.serving.idle_heap import IdleHeap

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, completion, told
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from serve_process import ServeProcess
-from step_gate import StepGate, at_decode
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.serve_process import ServeProcess
+from support.engines.dialogue import chat, completion, told
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine
 

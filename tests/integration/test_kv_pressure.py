@@ -15,15 +15,15 @@ from typing import Any
 
 import httpx
 import pytest
-from chaos_clients import Answer, Conduct, Errand, Town, answer_of
-from dialogue import completion, sse_text, told
-from gated_engine import GatedEngine
-from polling import CEILING_S, wait_until
-from raw_client import RawAnswer, RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate
 from structlog.testing import capture_logs
+from support.clients.chaos_clients import Answer, Conduct, Errand, Town, answer_of
+from support.clients.raw_client import RawAnswer, RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import completion, sse_text, told
+from support.engines.gated_engine import GatedEngine
+from support.engines.step_gate import StepGate
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from dialogue import completion, sse_text
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import is_idle, scrape
-from step_gate import StepGate, at_decode
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle, scrape
+from support.engines.dialogue import completion, sse_text
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.engine.fake.engine import FakeEngine, lettered
 from machd.engine.protocol.engine import Engine

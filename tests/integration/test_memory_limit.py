@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from polling import CEILING_S
-from serve_process import ServeProcess
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clocks.polling import CEILING_S
+from support.daemon.serve_process import ServeProcess
 
 _WORDS = [
     "alpha",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon, kept_logging
-from dialogue import chat
-from installed_programs import needs_programs, path_of
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from scraping import scrape
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon, kept_logging
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import chat
+from support.programs.installed_programs import needs_programs, path_of
 
 _CONFIG = "/admin/config"
 

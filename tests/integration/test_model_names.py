@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from dialogue import chat
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat
 
 _CHAT = "/v1/chat/completions"
 _FLAGS = {"models.aliases": ("gpt-4o-mini", "Acme/House-Model")}

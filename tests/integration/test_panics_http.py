@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, completion, sse_data
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from scraping import is_idle
-from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import is_idle
+from support.engines.dialogue import chat, completion, sse_data
+from support.engines.step_gate import StepGate, at_decode
 
 from machd.admin.gate import AdminGate
 from machd.clock import SystemClock

@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon
-from dialogue import chat, completion, sse_data, told
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
-from step_gate import StepGate
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import chat, completion, sse_data, told
+from support.engines.step_gate import StepGate
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.fake.blocks import FakeDisk

@@ -15,13 +15,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from admin_daemon import AdminDaemon
-from cached_answers import Answer, Asked, ask, ask_all, ask_streamed, prefix_stats
-from common_words import WORDS
-from dialogue import completion, told
-from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
-from polling import CEILING_S, wait_until
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clients.cached_answers import Answer, Asked, ask, ask_all, ask_streamed, prefix_stats
+from support.clients.common_words import WORDS
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
+from support.engines.dialogue import completion, told
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan

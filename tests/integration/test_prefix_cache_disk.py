@@ -17,11 +17,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cached_answers import Answer, Asked, ask, ask_all, prefix_stats, stats
-from common_words import WORDS
-from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
-from polling import CEILING_S, wait_until
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clients.cached_answers import Answer, Asked, ask, ask_all, prefix_stats, stats
+from support.clients.common_words import WORDS
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 
 from machd.errors import SettingsError
 

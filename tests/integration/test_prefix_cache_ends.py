@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from serve_process import ServeProcess
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.serve_process import ServeProcess
 
 from machd.engine.fake.engine import FakeEngine, spelled
 from machd.engine.protocol.blocks import SavedBlock

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from drafting_engine import drafting_engine
-from installed_programs import needs_programs
-from mixed_load import MixedLoad
-from polling import wait_until
-from prometheus_server import ALERTS, PrometheusServer
-from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
+from support.clocks.polling import wait_until
+from support.daemon.mixed_load import MixedLoad
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.drafting_engine import drafting_engine
+from support.programs.installed_programs import needs_programs
+from support.programs.prometheus_server import ALERTS, PrometheusServer
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from installed_programs import needs_programs, path_of
-from polling import CEILING_S
-from prometheus_server import ALERTS
+from support.clocks.polling import CEILING_S
+from support.programs.installed_programs import needs_programs, path_of
+from support.programs.prometheus_server import ALERTS
 
 from machd.errors import SettingsError
 from machd.settings.sources import load_settings

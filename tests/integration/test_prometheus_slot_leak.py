@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 
-from dialogue import completion
-from polling import wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
+from support.clients.raw_client import RawClient
+from support.clocks.polling import wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import completion
 
 from machd.engine.fake.engine import FakeEngine
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import completion, sse_data, told
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import completion, sse_data, told
 
 from machd.engine.fake.engine import FakeEngine
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cached_answers import Asked, ask, ask_all, stats
-from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
-from header_checkpoint import write_header_checkpoint
 from mlx.utils import tree_flatten
-from polling import wait_until
-from tiny_checkpoint import write_tiny_llama
+from support.checkpoints.header_checkpoint import write_header_checkpoint
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clients.cached_answers import Asked, ask, ask_all, stats
+from support.clocks.polling import wait_until
+from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.errors import SettingsError

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from connection_ages import ConnectionAges
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.connection_ages import ConnectionAges
+from support.daemon.running_daemon import RunningDaemon
 
 _CHAT = "/v1/chat/completions"
 _MIB = 1_048_576

@@ -11,9 +11,9 @@ from anthropic.types import message_create_params as anthropic_messages
 from openai.types import completion_create_params as openai_completion
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.responses import response_create_params as openai_responses
-from polling import CEILING_S
 from request_fields import DOORS, Door, Fate
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
 
 _SDK_TYPES: dict[str, type] = {
     "/v1/chat/completions": openai_chat.CompletionCreateParamsBase,

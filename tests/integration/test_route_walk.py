@@ -14,11 +14,11 @@ from typing import Any, cast
 import httpx
 import pytest
 import structlog
-from dialogue import chat, completion, told
 from litestar import Litestar
 from litestar.routes import HTTPRoute
-from raw_client import RawClient
-from running_daemon import RunningDaemon
+from support.clients.raw_client import RawClient
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, completion, told
 
 from machd.clock import SystemClock
 from machd.compose import installed_versions

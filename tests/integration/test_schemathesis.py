@@ -16,8 +16,6 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
 from msgspec import Struct
-from polling import CEILING_S
-from running_daemon import RunningDaemon
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import CacheConfig, SchemathesisConfig
@@ -29,6 +27,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
 
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.engine.fake.engine import FakeEngine

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import mlx.core as mx
 import pytest
-from architectures import MENDED, NEED_METAL, ONE_OF_EACH_KIND
-from polling import CEILING_S
-from probing import without_compilation
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.architectures import MENDED, NEED_METAL, ONE_OF_EACH_KIND
+from support.engines.probing import without_compilation
 
 from machd.daemon import Daemon
 from machd.engine.assembly import make_engine

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dialogue import chat
-from manual_clock import ManualClock
-from notify_socket import NotifySocket
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
-from service_daemon import ServiceDaemon
-from step_gate import StepGate
+from support.clients.raw_client import RawClient
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.daemon.service_daemon import ServiceDaemon
+from support.engines.dialogue import chat
+from support.engines.step_gate import StepGate
+from support.programs.notify_socket import NotifySocket
 
 from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine

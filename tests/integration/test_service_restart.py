@@ -16,11 +16,11 @@ from typing import Self
 
 import httpx
 import pytest
-from dialogue import chat
-from notify_socket import NotifySocket
-from polling import CEILING_S, wait_until
-from raw_client import RawClient
-from service_daemon import ServiceDaemon, socket_activated
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.service_daemon import ServiceDaemon, socket_activated
+from support.engines.dialogue import chat
+from support.programs.notify_socket import NotifySocket
 
 _CLIENTS = 4
 

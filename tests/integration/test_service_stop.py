@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from dialogue import completion, sse_data, sse_text
-from raw_client import RawClient
-from service_daemon import STEP_S, ServiceDaemon
+from support.clients.raw_client import RawClient
+from support.daemon.service_daemon import STEP_S, ServiceDaemon
+from support.engines.dialogue import completion, sse_data, sse_text
 
 _AT_A_TIME = 2
 _STREAMS = 8

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +16,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from observed_daemon import LEAK_VARIABLE, ask
-from polling import wait_until
-from scraping import is_idle, read_page
-from serve_process import ServeProcess
-from soak_load import RoundOutcome, SoakLoad
-from soak_samples import Sample, problems, report_table, rss_growth, write_report
-from tiny_checkpoint import write_tiny_llama
+from support import module_command
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clocks.polling import wait_until
+from support.daemon.observed_daemon import LEAK_VARIABLE, ask
+from support.daemon.scraping import is_idle, read_page
+from support.daemon.serve_process import ServeProcess
+from support.daemon.soak_load import RoundOutcome, SoakLoad
+from support.daemon.soak_samples import Sample, problems, report_table, rss_growth, write_report
 
 from machd.clock import SystemClock
 
@@ -226,8 +226,7 @@ def _run(
     soak = _Soak()
     socket_path = directory / "observer.sock"
     program = (
-        sys.executable,
-        str(Path(__file__).parents[1] / "observed_daemon.py"),
+        *module_command("support.daemon.observed_daemon"),
         str(socket_path),
     )
     with ServeProcess(str(model), *_ARGUMENTS, environ=environ, program=program) as server:

@@ -11,15 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_daemon import AdminDaemon, sse_events
-from dialogue import chat, told
-from drafting_engine import drafting_engine
-from oracle import draft_eagerly
-from polling import wait_until
-from raw_client import RawClient
-from running_daemon import RunningDaemon
-from scraping import scrape
 from structlog.testing import capture_logs
+from support.clients.raw_client import RawClient
+from support.clocks.polling import wait_until
+from support.daemon.admin_daemon import AdminDaemon, sse_events
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.engines.dialogue import chat, told
+from support.engines.drafting_engine import drafting_engine
+from support.engines.oracle import draft_eagerly
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dialogue import completion
-from forked_commands import run_machd
-from forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
+from support.daemon.forked_commands import run_machd
+from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
+from support.engines.dialogue import completion
 
 
 @pytest.fixture(name="parent", scope="module")

@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import completion, told
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
-from scraping import scrape
-from serve_process import ServeProcess
 from structlog.testing import capture_logs
-from tiny_models import TinyKind, tiny_model
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import scrape
+from support.daemon.serve_process import ServeProcess
+from support.engines.dialogue import completion, told
+from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts

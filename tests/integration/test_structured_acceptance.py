@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from polling import CEILING_S
-from scraping import scrape
-from serve_process import ServeProcess
-from shaped_requests import ShapedRequest, shaped_requests
+from support.clients.shaped_requests import ShapedRequest, shaped_requests
+from support.clocks.polling import CEILING_S
+from support.daemon.scraping import scrape
+from support.daemon.serve_process import ServeProcess
 
 _MODEL = "smollm2-135m-instruct"
 _MAX_TOKENS = 56

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, completion
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, completion
 
 from machd.engine.fake.engine import FakeEngine
 

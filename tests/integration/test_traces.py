@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue import chat, completion
-from otlp_receiver import OtlpReceiver, ReceivedSpan
-from polling import CEILING_S, wait_until
-from running_daemon import RunningDaemon
 from structlog.testing import capture_logs
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.running_daemon import RunningDaemon
+from support.engines.dialogue import chat, completion
+from support.programs.otlp_receiver import OtlpReceiver, ReceivedSpan
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dialogue import completion
-from polling import CEILING_S
-from serve_process import ServeProcess
+from support.clocks.polling import CEILING_S
+from support.daemon.serve_process import ServeProcess
+from support.engines.dialogue import completion
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXTRA = "cpu" if sys.platform == "linux" else ""

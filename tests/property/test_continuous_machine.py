@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from manual_clock import ManualClock
-from scripted_drafts import drafts_by
-from sequence_samples import LateFirstToken, drafting_eagerly
+from support.clocks.manual_clock import ManualClock
+from support.engines.scripted_drafts import drafts_by
+from support.schedulers.sequence_samples import LateFirstToken, drafting_eagerly
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import (

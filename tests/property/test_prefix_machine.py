@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
-from chained_engine import STATE_BYTES, TOKEN_BYTES, Chained, ChainedDisk, ChainedEngine, said
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,8 +22,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scripted_drafts import drafts_by
-from sequence_samples import EagerPace, batching_of
+from support.engines.chained_engine import (
+    STATE_BYTES,
+    TOKEN_BYTES,
+    Chained,
+    ChainedDisk,
+    ChainedEngine,
+    said,
+)
+from support.engines.scripted_drafts import drafts_by
+from support.schedulers.sequence_samples import EagerPace, batching_of
 
 from machd.engine.protocol.blocks import (
     BlockChange,

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import StepPlan, StepResult

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from daemon_reports import daemon_reports, reported
-from running_daemon import RunningDaemon
+from support.daemon.daemon_reports import daemon_reports, reported
+from support.daemon.running_daemon import RunningDaemon
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from soak_samples import Sample, problems, report_table, rss_growth, write_report
+from support.daemon.soak_samples import Sample, problems, report_table, rss_growth, write_report
 
 _MB = 1_000_000
 _LEVEL = Sample(

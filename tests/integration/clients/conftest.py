@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue import told
-from running_daemon import RunningDaemon
-from serve_process import ServeProcess
+from support.daemon.running_daemon import RunningDaemon
+from support.daemon.serve_process import ServeProcess
+from support.engines.dialogue import told
 
 from machd.engine.fake.engine import FakeEngine, spelled
 from machd.request.generation import SamplingParams

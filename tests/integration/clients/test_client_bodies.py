@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from polling import CEILING_S
-from running_daemon import RunningDaemon
+from support.clocks.polling import CEILING_S
+from support.daemon.running_daemon import RunningDaemon
 
 from machd.engine.fake.engine import FakeEngine, spelled
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from client_pages import (
+from support.clients.client_pages import (
     CLIENT_PAGES,
     CLIENT_PROGRAMS,
     client_terminal,
@@ -17,8 +17,8 @@ from client_pages import (
     own_programs,
     page_steps,
 )
-from running_daemon import RunningDaemon
-from shown_sessions import fenced_blocks, is_as_shown
+from support.daemon.running_daemon import RunningDaemon
+from support.programs.shown_sessions import fenced_blocks, is_as_shown
 
 OWN_PAGES = ("anthropic", "ollama", "openai")
 """The clients that the tests themselves use; all others have an environment of their own."""

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 from anthropic import Anthropic
 from anthropic.types import MessageParam, ToolParam
-from client_transcript import transcript
-from polling import CEILING_S
 from pydantic import BaseModel
+from support.clients.client_transcript import transcript
+from support.clocks.polling import CEILING_S
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"

@@ -9,8 +9,8 @@ from contextlib import closing
 from typing import Any, Literal
 
 import pytest
-from client_transcript import transcript
 from pydantic import BaseModel
+from support.clients.client_transcript import transcript
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import pytest
-from client_transcript import transcript
 from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
-from polling import CEILING_S
 from pydantic import BaseModel
+from support.clients.client_transcript import transcript
+from support.clocks.polling import CEILING_S
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import httpx
 import pytest
-from client_transcript import transcript
-from polling import CEILING_S
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.messages import ModelResponse, ThinkingPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
+from support.clients.client_transcript import transcript
+from support.clocks.polling import CEILING_S
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"

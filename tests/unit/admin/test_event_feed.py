@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 import pytest
-from manual_clock import ManualClock
-from serving_parts import admitted, finished, tokens
+from support.clocks.manual_clock import ManualClock
+from support.daemon.serving_parts import admitted, finished, tokens
 
 from machd.admin.event_feed import (
     MAX_UNREAD_EVENTS,

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fake_openai import FakeOpenAi, _head
+from support.programs.fake_openai import FakeOpenAi, _head
 
 TOKEN_BYTES = 1000
 """What it says that a kept token takes."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-from fake_openai import FakeOpenAi, _head
+from support.programs.fake_openai import FakeOpenAi, _head
 
 
 @dataclass

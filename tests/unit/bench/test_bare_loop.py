@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mlx.core as mx
-from manual_clock import ManualClock
 from mlx.nn.layers.base import Module
+from support.clocks.manual_clock import ManualClock
 
 from machd.engine.ceiling import BareLoop, equal_lengths
 

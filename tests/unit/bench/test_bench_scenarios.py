@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from fake_openai import FakeOpenAi
+from support.clocks.virtual_time import LoopClock, in_virtual_time
+from support.programs.fake_openai import FakeOpenAi
 from unit.bench.bench_reports import made_timing
-from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.client import CompletionClient
 from machd.bench.coalescing import run_coalescing

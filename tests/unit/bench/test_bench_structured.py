@@ -6,10 +6,10 @@ import json
 from functools import partial
 
 import pytest
-from fake_openai import FakeOpenAi
 from llguidance import LLMatcher
+from support.clocks.virtual_time import LoopClock, in_virtual_time
+from support.programs.fake_openai import FakeOpenAi
 from unit.bench.bench_reports import made_timing
-from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.client import CompletionClient
 from machd.bench.connection import ServerAddress

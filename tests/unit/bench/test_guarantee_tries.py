@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.bench.connection import ServerAddress
 from machd.bench.guarantees.bodies import Body, Refusal

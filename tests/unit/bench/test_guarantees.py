@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from fake_openai import FakeOpenAi
 from rich.console import Console
+from support.programs.fake_openai import FakeOpenAi
 from unit.bench.bench_reports import made_guarantees, made_report
 
 from machd.bench.connection import Connection, ServerAddress

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from support.clocks.virtual_time import LoopClock, in_virtual_time
 from unit.bench.bench_reports import made_timing
 from unit.bench.caching_openai import CachingOpenAi
-from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.connection import ServerAddress
 from machd.bench.prefix.prompts import PromptSource

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from support.clocks.virtual_time import LoopClock, in_virtual_time
 from unit.bench.speculating_openai import SpeculatingOpenAi
 from unit.bench.speculation_samples import COUNTERS, made_decode, made_pair, made_speculation
-from virtual_time import LoopClock, in_virtual_time
 
 from machd.bench.connection import ServerAddress
 from machd.bench.goal import Verdict

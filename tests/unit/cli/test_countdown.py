@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from polling import wait_until
+from support.clocks.polling import wait_until
 
 from machd.cli.ctl_wait import Countdown
 

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from installed_programs import needs_programs
+from support.programs.installed_programs import needs_programs
 
 from machd.cli.launchd_plists import LABEL, agent_plist, daemon_plist
 from machd.cli.service_units import Installation, UnitFile, cuda_drop_in, system_units, user_units

@@ -13,7 +13,7 @@ from anthropic.types import Message, RawMessageStreamEvent, StopReason
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from serving_parts import identity_of
+from support.daemon.serving_parts import identity_of
 
 from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.errors import EngineFaultError

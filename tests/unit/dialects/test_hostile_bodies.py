@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hostile_bodies import HOSTILE_CHAT_BODIES
+from support.clients.hostile_bodies import HOSTILE_CHAT_BODIES
 
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.wire.decoding import decode_body

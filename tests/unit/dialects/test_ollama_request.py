@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
+from support.clients.hostile_bodies import HOSTILE_CHAT_BODIES, HostileBody
 
 from machd.dialects.ollama.request import OllamaChatRequest, OllamaGenerateRequest
 from machd.dialects.wire.decoding import decode_body

@@ -14,7 +14,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from serving_parts import identity_of
+from support.daemon.serving_parts import identity_of
 
 from machd.clock import SystemClock
 from machd.dialects.responses.answer import OutputItem

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.loading import inspection, template_abilities

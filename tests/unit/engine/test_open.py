@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from block_samples import content_of, file_of, saved_block
-from polling import CEILING_S
 from structlog.testing import capture_logs
+from support.clocks.polling import CEILING_S
+from support.engines.block_samples import content_of, file_of, saved_block
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.loading.loader import load_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tiny_engines import alone, loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model, tiny_tokenizer
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model, tiny_tokenizer
 
 from machd.capabilities.facts import KvCacheKind
 from machd_probes.play import Join

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from polling import CEILING_S, wait_until
+from support.clocks.polling import CEILING_S, wait_until
 
 from machd.capabilities.evidence import MeasuredOn, Outcome
 from machd.capabilities.verdict import Support

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from polling import CEILING_S, wait_until
 from rich.console import Console
+from support.clocks.polling import CEILING_S, wait_until
 from unit.probes.fake_worker import COMMAND, LOG_VARIABLE, made_report
 
 from machd.capabilities.evidence import Outcome

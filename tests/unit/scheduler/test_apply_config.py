@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequence_samples import LIMITS, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
 from machd.engine.fake.engine import FakeEngine
 from machd.errors import KvBudgetExceededError, QueueFullError, QueueTimeoutError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sequence_samples import (
+from support.schedulers.sequence_samples import (
     LIMITS,
     LateFirstToken,
     batching_of,

@@ -8,7 +8,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from sequence_samples import LIMITS, LateFirstToken, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import (
+    LIMITS,
+    LateFirstToken,
+    batching_of,
+    only,
+    request_of,
+    run_step,
+)
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import Lane, StepPlan

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import LIMITS, batching_of, only, request_of
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import Lane, StepPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import sequence_of
+from support.schedulers.sequence_samples import sequence_of
 
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.scheduler.pacing import StepPace

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from chained_engine import STATE_BYTES, TOKEN_BYTES, ChainedEngine, said
-from sequence_samples import LIMITS, batching_of, only
+from support.engines.chained_engine import STATE_BYTES, TOKEN_BYTES, ChainedEngine, said
+from support.schedulers.sequence_samples import LIMITS, batching_of, only
 
 from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
 from machd.engine.protocol.step import StepPlan

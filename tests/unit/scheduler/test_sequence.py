@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequence_samples import running_decode_of, sequence_of, subscriber_of
+from support.schedulers.sequence_samples import running_decode_of, sequence_of, subscriber_of
 
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken
 from machd.scheduler.sequence import PRIORITY_DELAY_S

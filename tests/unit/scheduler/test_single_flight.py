@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
-from sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
+from support.schedulers.sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
 
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol.step import SampledToken, StepPlan, StepResult

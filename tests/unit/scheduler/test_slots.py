@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequence_samples import sequence_of
+from support.schedulers.sequence_samples import sequence_of
 
 from machd.engine.protocol.step import Lane
 from machd.scheduler.slots import Slots

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sequence_samples import request_of, subscriber_of
+from support.schedulers.sequence_samples import request_of, subscriber_of
 
 from machd.errors import RequestTimeoutError
 from machd.scheduler.events import FinishReason, SequenceFinished

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequence_samples import LIMITS, sequence_of, subscriber_of
+from support.schedulers.sequence_samples import LIMITS, sequence_of, subscriber_of
 
 from machd.errors import QueueFullError
 from machd.scheduler.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sequence_samples import LIMITS, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
 from machd.engine.fake.blocks import BYTES_PER_TOKEN
 from machd.engine.fake.engine import FakeEngine, lettered

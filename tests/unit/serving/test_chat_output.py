@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from answers import (
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.clients.answers import (
     BARE,
     SPELLINGS,
     chat_output,
@@ -14,8 +16,6 @@ from answers import (
     put_together,
     read_answer,
 )
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from machd.engine.protocol.chat_format import ParsedToolCall, TextState
 from machd.engine.tokenizer.chat_format import MarkedChatFormat

@@ -9,13 +9,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from engine_thread import STOPPED, Thread, running_thread
-from manual_clock import ManualClock
-from polling import CEILING_S, wait_until
-from sequence_samples import LIMITS, batching_of, request_of
-from step_gate import StepGate, at_decode
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.engine_thread import STOPPED, Thread, running_thread
+from support.engines.step_gate import StepGate, at_decode
+from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.clock import Clock, SystemClock

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from manual_clock import ManualClock
 from structlog.testing import capture_logs
+from support.clocks.manual_clock import ManualClock
 
 from machd.errors import (
     FaultError,

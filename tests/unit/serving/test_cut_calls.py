@@ -6,9 +6,18 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from answers import BARE, FAKE, SPELLINGS, Read, chat_output, cut_text, mlx_format, read_answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.clients.answers import (
+    BARE,
+    FAKE,
+    SPELLINGS,
+    Read,
+    chat_output,
+    cut_text,
+    mlx_format,
+    read_answer,
+)
 
 from machd.serving.chat_output import ChatOutput
 

@@ -10,18 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from engine_thread import (
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.engine_thread import (
     CHUNK_TOKENS,
     STOPPED,
     Thread,
     running_thread,
 )
-from manual_clock import ManualClock
-from polling import CEILING_S, wait_until
-from sequence_samples import LIMITS, batching_of, request_of
-from step_gate import StepGate, at_decode
-from structlog.testing import capture_logs
-from structlog.typing import EventDict
+from support.engines.step_gate import StepGate, at_decode
+from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
 from machd.clock import SystemClock
 from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled

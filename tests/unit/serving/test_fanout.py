@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
 import pytest
-from serving_parts import admitted, finished, token
+from support.daemon.serving_parts import admitted, finished, token
 
 from machd.errors import ClientStalledError, EngineFaultError
 from machd.scheduler.events import (

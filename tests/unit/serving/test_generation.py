@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from serving_parts import OpenGeneration, admitted, finished, token, tokens
+from support.daemon.serving_parts import OpenGeneration, admitted, finished, token, tokens
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.engine.fake.engine import FakeEngine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from polling import CEILING_S, wait_until
-from sequence_samples import LIMITS, request_of
+from support.clocks.polling import CEILING_S, wait_until
+from support.schedulers.sequence_samples import LIMITS, request_of
 
 from machd.errors import DrainDeadlineError
 from machd.scheduler.config import single_flight

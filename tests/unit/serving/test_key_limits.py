@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.errors import KeyLimitError
 from machd.serving.key_limits import KeyLimits

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from engine_thread import running_thread
-from polling import CEILING_S, wait_until
-from sequence_samples import LIMITS, batching_of, only, request_of
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.engine_thread import running_thread
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of
 
 from machd.engine.fake.blocks import BYTES_PER_TOKEN
 from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from manual_clock import ManualClock
-from notify_socket import NotifySocket
-from polling import wait_until
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import wait_until
+from support.programs.notify_socket import NotifySocket
 
 from machd.serving.notify import ServiceNotifier, forget_service_variables
 

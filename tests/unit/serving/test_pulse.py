@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.serving.loop_snapshot import Pulse
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from manual_clock import ManualClock
-from sequence_samples import LIMITS, request_of
 from structlog.testing import capture_logs
+from support.clocks.manual_clock import ManualClock
+from support.schedulers.sequence_samples import LIMITS, request_of
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.engine.fake.engine import FakeEngine

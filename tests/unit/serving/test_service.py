@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Never
 
 import pytest
-from manual_clock import ManualClock
-from sequence_samples import LIMITS
-from serving_parts import admitted, finished, identity_of, token, tokens
+from support.clocks.manual_clock import ManualClock
+from support.daemon.serving_parts import admitted, finished, identity_of, token, tokens
+from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from manual_clock import ManualClock
-from notify_socket import NotifySocket
-from polling import wait_until
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import wait_until
+from support.programs.notify_socket import NotifySocket
 
 from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.config import single_flight

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from manual_clock import ManualClock
-from serving_parts import finished, tokens
+from support.clocks.manual_clock import ManualClock
+from support.daemon.serving_parts import finished, tokens
 
 from machd.serving.throughput import Throughput
 

@@ -178,7 +178,7 @@ def test_a_grammar_beside_tools_is_refused() -> None:
 def _with_tokens() -> MlxTokenizer:
     """A byte-level tokenizer whose markers are tokens, a special one and a plain one."""
     import_mlx_lm()
-    from tiny_models import tiny_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
+    from support.engines.tiny_models import tiny_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
 
     wrapped = tiny_tokenizer().wrapped
     wrapped.add_tokens([AddedToken("<tool_call>", special=True)], special_tokens=True)

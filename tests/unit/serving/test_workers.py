@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
 
 from machd.serving.workers import Workers
 

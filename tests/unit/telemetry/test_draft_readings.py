@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
-from manual_clock import ManualClock
-from scraping import Page
-from sequence_samples import LIMITS
+from support.clocks.manual_clock import ManualClock
+from support.daemon.scraping import Page
+from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.config import single_flight

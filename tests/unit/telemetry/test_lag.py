@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.telemetry.lag import EventLoopLag
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import structlog
-from manual_clock import ManualClock
+from support.clocks.manual_clock import ManualClock
 
 from machd.scheduler.events import (
     DecodeMode,

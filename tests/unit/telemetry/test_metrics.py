@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from installed_programs import needs_programs, path_of
-from polling import CEILING_S
 from prometheus_client import ProcessCollector
 from reference_tables import metrics_markdown
-from scraping import Page
+from support.clocks.polling import CEILING_S
+from support.daemon.scraping import Page
+from support.programs.installed_programs import needs_programs, path_of
 
 from machd.engine.protocol.step import SampledToken
 from machd.errors import (

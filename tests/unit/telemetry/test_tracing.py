@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from manual_clock import ManualClock
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from polling import CEILING_S, wait_until
 from structlog.testing import capture_logs
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S, wait_until
 
 from machd.clock import SystemClock
 from machd.errors import SettingsError

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from installed_programs import needs_programs, path_of
-from polling import CEILING_S
 from prometheus_client.parser import text_string_to_metric_families
 from reference_tables import vllm_names_markdown
+from support.clocks.polling import CEILING_S
+from support.programs.installed_programs import needs_programs, path_of
 
 from machd.engine.protocol.step import SampledToken
 from machd.scheduler.events import DecodeMode, StepCompleted, TokenGenerated

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from manual_clock import ManualClock
-from polling import CEILING_S
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S
 
 from machd.engine.backend import blas
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas

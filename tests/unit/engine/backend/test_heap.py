@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
 
 from machd.engine.backend.heap import find_heap_trim
 

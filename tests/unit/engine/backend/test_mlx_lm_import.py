@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from polling import CEILING_S
+from support.clocks.polling import CEILING_S
 
 
 def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:

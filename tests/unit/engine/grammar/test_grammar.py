@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from constrained_rows import many_readings, schema_grammar
 from llguidance import LLMatcher, LLParserLimits
+from support.engines.constrained_rows import many_readings, schema_grammar
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled

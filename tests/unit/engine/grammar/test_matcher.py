@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from constrained_rows import grammar_of, schema_grammar
+from support.engines.constrained_rows import grammar_of, schema_grammar
 
 from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import END_OF_TEXT

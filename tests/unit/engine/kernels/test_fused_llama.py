@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
-from tiny_models import TinyKind, tiny_model
+from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kernels.fused_llama import fuse_layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny_models import TinyKind, tiny_model
+from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_engines import loaded
-from tiny_models import TinyKind
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import TinyKind
 
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kv.batch_lane import BatchLaneKv

@@ -12,10 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from header_checkpoint import write_header_checkpoint
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.utils import tree_flatten
+from support.checkpoints.header_checkpoint import write_header_checkpoint
 from unit.engine.gguf_writer import llama_metadata, tiny_gguf
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from header_checkpoint import write_header_checkpoint, write_tokenizer_files
+from support.checkpoints.header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 
 from machd.engine.loading.inspection import inspect_model

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from block_samples import content_of, files_in, saved_block
+from support.engines.block_samples import content_of, files_in, saved_block
 
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.open import engine_loader

@@ -18,7 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import structlog
-from block_samples import (
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S, wait_until
+from support.engines.block_samples import (
     ROOT,
     chain,
     content_of,
@@ -27,8 +29,6 @@ from block_samples import (
     is_same_content,
     saved_block,
 )
-from manual_clock import ManualClock
-from polling import CEILING_S, wait_until
 
 from machd.engine.prefix_blocks import scan as block_scan
 from machd.engine.prefix_blocks.directory import KeyDirectory

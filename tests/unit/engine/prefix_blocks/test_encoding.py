@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from block_samples import content_of, is_same_content, saved_block
+from support.engines.block_samples import content_of, is_same_content, saved_block
 
 from machd.engine.prefix_blocks.encoding import (
     MAX_HEADER_BYTES,

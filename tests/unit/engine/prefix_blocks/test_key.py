@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tiny_models import TinyKind, tiny_model
+from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine import open as opening
 from machd.engine.kv.formats import kv_format_named

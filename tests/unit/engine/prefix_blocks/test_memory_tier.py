@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 import structlog
-from block_rows import ASKED, BlockRows, FilesInMemory, saved_block
-from manual_clock import ManualClock
 from numpy.typing import NDArray
-from parity import differences
-from tiny_engines import loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.clocks.manual_clock import ManualClock
+from support.engines.block_rows import ASKED, BlockRows, FilesInMemory, saved_block
+from support.engines.parity import differences
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache

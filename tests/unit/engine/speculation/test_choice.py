@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from oracle import open_draws
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.engines.oracle import open_draws
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts

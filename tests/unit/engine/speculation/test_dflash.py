@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
-from oracle import open_draws
-from tiny_engines import loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind
+from support.engines.oracle import open_draws
+from support.engines.tiny_engines import loaded
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind
 
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from oracle import open_draws
-from tiny_engines import alone, loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.engines.oracle import open_draws
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine

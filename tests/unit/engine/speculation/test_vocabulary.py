@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tiny_models import tiny_tokenizer
+from support.engines.tiny_models import tiny_tokenizer
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.fake.tokenizer import FakeTokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from parity import differences
-from tiny_engines import alone, loaded
-from tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.engines.parity import differences
+from support.engines.tiny_engines import alone, loaded
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_lane import BatchLaneKv

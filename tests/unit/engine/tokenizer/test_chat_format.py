@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import tiny_tokenizer
+from support.engines.tiny_models import tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from header_checkpoint import CHATML
-from tiny_models import tiny_tokenizer
+from support.checkpoints.header_checkpoint import CHATML
+from support.engines.tiny_models import tiny_tokenizer
 from unit.engine.tiny_llama import CHAT_TEMPLATE
 
 from machd.engine.tokenizer.template_renderer import TOOL

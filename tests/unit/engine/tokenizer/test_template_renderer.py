@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
-from polling import CEILING_S, wait_until
+from support.checkpoints.hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
+from support.clocks.polling import CEILING_S, wait_until
 
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.gguf_tokenizer import build_tokenizer

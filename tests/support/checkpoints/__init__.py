@@ -1,0 +1,1 @@
+"""Model files that tests write: tiny, hollow or hostile."""

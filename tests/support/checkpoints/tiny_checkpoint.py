@@ -1,0 +1,152 @@
+"""A llama too small to cost anything, with a vocabulary of the usual size, as ``machd serve`` takes it.
+
+What a server spends on such a model is nearly all its own: scheduling, sampling over the whole
+vocabulary, text, HTTP. Weights are random and nobody keeps them; the tokenizer is the embedded
+model's. To measure with it::
+
+    .venv/bin/python tests/support/checkpoints/tiny_checkpoint.py /tmp/tiny-llama
+    .venv/bin/machd bench /tmp/tiny-llama --compare single,static,continuous
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading import embedded
+from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.tokenizer_files import gguf_tokenizer
+
+TINY_VOCABULARY_TOKENS = 49_152
+"""The embedded model's, whose tokenizer it has."""
+
+_CONTEXT_TOKENS = 8192
+
+
+def write_tiny_llama(
+    directory: Path,
+    *,
+    vocabulary: int = TINY_VOCABULARY_TOKENS,
+    hidden: int = 64,
+    layers: int = 2,
+    head_dim: int = 16,
+    kv_heads: int = 2,
+    seed: int = 0,
+    added_tokens: Sequence[str] = (),
+) -> Path:
+    """Write weights, configuration and tokenizer in mlx-lm layout.
+
+    Args:
+        directory: Made if it is not there.
+        vocabulary: Tokens; at least as many as the embedded model's tokenizer has.
+        hidden: Width; a multiple of 32.
+        layers: How many.
+        head_dim: Width of a head; a position takes 8 bytes of KV for each of it, KV head and layer.
+        kv_heads: Heads of keys and values; there are as many of queries where these are more than
+            ``hidden`` has room for.
+        seed: Of the random weights.
+        added_tokens: Tokens besides those; they get the next ids, and rows of their own.
+
+    Returns:
+        The directory.
+    """
+    assert vocabulary >= TINY_VOCABULARY_TOKENS, "every token of the tokenizer has a row"
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes = _Sizes(vocabulary + len(added_tokens), hidden, layers, head_dim, kv_heads)
+    arrays = {name: mx.array(value) for name, value in _weights(sizes, seed).items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
+    config = _config(sizes, write_embedded_tokenizer(directory, added_tokens))
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return directory
+
+
+def write_embedded_tokenizer(directory: Path, added_tokens: Sequence[str] = ()) -> frozenset[int]:
+    """Write the embedded model's tokenizer and chat template beside some weights.
+
+    ``added_tokens`` are recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
+
+    Returns:
+        The tokens that end its texts.
+    """
+    import_mlx_lm()
+    cache_directory = embedded.user_cache_directory(os.environ)
+    path = embedded.locate(cache_directory) or embedded.pull(cache_directory)
+    tokenizer, _ = gguf_tokenizer(read_gguf_header(path), chat_template=None)
+    tokenizer.wrapped._tokenizer.add_tokens(list(added_tokens))
+    tokenizer.wrapped._tokenizer.save_pretrained(str(directory))
+    return tokenizer.eos_token_ids
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    vocabulary: int
+    hidden: int
+    layers: int
+    head_dim: int
+    kv_heads: int
+
+    @property
+    def heads(self) -> int:
+        return max(self.hidden // self.head_dim, self.kv_heads)
+
+    @property
+    def inner(self) -> int:
+        return 4 * self.hidden
+
+
+def _config(sizes: _Sizes, eos_token_ids: frozenset[int]) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "intermediate_size": sizes.inner,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": _CONTEXT_TOKENS,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": sorted(eos_token_ids),
+    }
+
+
+def _weights(sizes: _Sizes, seed: int) -> dict[str, NDArray[np.float32]]:
+    hidden, inner = sizes.hidden, sizes.inner
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (sizes.vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(sizes.layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
+            f"{prefix}.self_attn.q_proj.weight": (queries, hidden),
+            f"{prefix}.self_attn.k_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.v_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.o_proj.weight": (hidden, queries),
+            f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+        }
+    random = np.random.default_rng(seed)
+    return {
+        name: (random.standard_normal(shape) * hidden**-0.5 + (len(shape) == 1)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+if __name__ == "__main__":
+    write_tiny_llama(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Clients and requests: well-behaved, hostile, recorded."""

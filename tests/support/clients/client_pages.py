@@ -1,0 +1,88 @@
+"""The pages of ``docs/clients/``, and an environment in which their blocks are run as they stand.
+
+A page's steps are its Python programs and those of its console blocks that a comment leaves to
+``tests/integration/clients``. They run as subprocesses, in the page's order, with variables and a
+home directory of their own, and reach no host but this one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from support.programs.shown_sessions import Session, Step, Terminal, fenced_blocks, sessions
+
+ROOT = Path(__file__).resolve().parents[3]
+CLIENT_PAGES = sorted((ROOT / "docs" / "clients").glob("*.md"))
+CLIENT_PROGRAMS = ROOT / ".venv-clients" / "bin"
+
+_RUN_HERE = "tests/integration/clients runs it"
+_NOWHERE = "http://127.0.0.1:9"
+"""Nothing listens there: a client that calls another host through this proxy fails at once."""
+
+
+def needs_clients() -> pytest.MarkDecorator:
+    """Skip a test where ``make clients`` has not run; on CI it fails, because a skip proves nothing."""
+    return pytest.mark.skipif(
+        not (CLIENT_PROGRAMS / "python").exists() and "CI" not in os.environ,
+        reason=".venv-clients is missing: `make clients` makes it",
+    )
+
+
+def page_steps(page: Path) -> list[Step]:
+    """Return the commands and programs of a page that are run, each with the output it shows."""
+    return list(_steps(page))
+
+
+def client_terminal(folder: Path, url: str, programs: Path = CLIENT_PROGRAMS) -> Terminal:
+    """Open a shell whose programs are those of one environment, with the daemon at ``url``.
+
+    Args:
+        folder: The working directory and the home directory.
+        url: What stands behind the pages' 127.0.0.1:8080.
+        programs: The environment's ``bin``.
+    """
+    # A key or an address in a developer's own shell changes nothing here.
+    return Terminal(
+        folder,
+        stand_ins={"127.0.0.1:8080": urlsplit(url).netloc},
+        variables={
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "COLUMNS": "120",
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _NOWHERE),
+            "NO_PROXY": "127.0.0.1",
+        },
+    )
+
+
+def own_programs() -> Path:
+    """Return the ``bin`` of the environment that the tests run in."""
+    return Path(sys.executable).parent
+
+
+def _steps(page: Path) -> Iterator[Step]:
+    sessions_run = {one.line: one for one in sessions(page) if _is_run_here(one)}
+    programs = {line: block for line, _, block in fenced_blocks(page, "python")}
+    outputs = {line: block.strip() for line, _, block in fenced_blocks(page, "text")}
+    lines = sorted([*sessions_run, *programs, *outputs])
+    for line, next_line in zip_longest(lines, lines[1:]):
+        if line in sessions_run:
+            yield from sessions_run[line].steps
+        elif line in programs:  # the text block after a program is what it prints
+            yield Step(_python(programs[line]), outputs.get(next_line or 0, ""))
+
+
+def _is_run_here(session: Session) -> bool:
+    return session.not_run is not None and session.not_run.startswith(_RUN_HERE)
+
+
+def _python(program: str) -> str:
+    return f"python - <<'END_OF_PROGRAM'\n{program}END_OF_PROGRAM"

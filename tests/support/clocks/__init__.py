@@ -1,0 +1,1 @@
+"""Time that tests own, and waiting without sleeping."""

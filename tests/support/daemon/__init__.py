@@ -1,0 +1,1 @@
+"""Daemons as tests run them: in the test's process, forked, as a command, as a service."""

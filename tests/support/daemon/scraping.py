@@ -1,0 +1,62 @@
+"""Numbers from a daemon's metrics page."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from machd.telemetry.metrics import Metrics
+from support.clients.raw_client import RawClient
+
+
+class Page:
+    """A scraped page, by series."""
+
+    def __init__(self, page: Metrics | str) -> None:
+        """Parse a page, or render one and parse it."""
+        self.text = page if isinstance(page, str) else page.render().decode()
+        self.families = {one.name: one for one in text_string_to_metric_families(self.text)}
+        self._values = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One series' value; None while it does not exist."""
+        return self._values.get((name, tuple(sorted(labels.items()))))
+
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """Values of a metric by its label values."""
+        return {
+            tuple(value for _, value in labels): number
+            for (sample, labels), number in self._values.items()
+            if sample == name
+        }
+
+    def counted(self, name: str) -> dict[tuple[str, ...], float]:
+        """Those series that are not at zero."""
+        return {labels: value for labels, value in self.series(name).items() if value}
+
+
+def read_page(url: str) -> Page:
+    """The page of a daemon that serves."""
+    with RawClient(url) as client:
+        client.request("GET", "/metrics", headers={"Connection": "close"})
+        answer = client.read_answer()
+    assert answer.status == 200, answer
+    return Page(answer.body.decode())
+
+
+def scrape(url: str, name: str, **labels: str) -> float:
+    """The sum of all series with these labels; 0 while there is none."""
+    return sum(
+        float(sample.value)
+        for family in read_page(url).families.values()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def is_idle(url: str) -> bool:
+    """Whether nothing runs and nothing waits."""
+    return scrape(url, "machd_requests_running") == scrape(url, "machd_requests_waiting") == 0

@@ -1,0 +1,1 @@
+"""Engines as tests run them: scripted, gated, tiny models; their rows, and faults to plant."""

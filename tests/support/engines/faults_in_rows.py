@@ -1,0 +1,155 @@
+"""Faults to plant around the rows of a batch: samplers, prompts, snapshots and left-out mends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from machd.engine import assembly
+from machd.engine.backend.untyped import Cache
+from machd.engine.kernels import batchable, mixed
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.protocol.step import PrefillChunk
+from machd.engine.step import decoder, sampling
+from machd.engine.step import prefill as prefill_module
+from machd.engine.step.decode_pass import Forward
+from machd.engine.step.decoder import Decoder
+from machd.engine.step.decoder_row import DecoderRow
+from machd.engine.step.prefill import Prefill, Prefills
+from machd.engine.step.sampling import RowSampling, Sampler
+from machd_probes import passes
+from support.engines.faults_in_caches import Plant
+
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # isort: skip - after the engine
+
+
+def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Every row is sampled with the parameters and the state of the row in the first place."""
+    patch.setattr(decoder, "Sampler", lambda rows, *others: Sampler([rows[0]] * len(rows), *others))
+
+
+def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
+    """A row's draw depends on how many draws there were, and its seed is ignored."""
+    right, count = sampling.uniform_draw, [0]
+
+    def draw(_seed: int, _position: int) -> float:
+        count[0] += 1
+        return right(0, count[0])
+
+    patch.setattr(sampling, "uniform_draw", draw)
+
+
+def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:
+    """A row that moves to another place loses what its penalties have counted."""
+    right = Decoder._remove
+
+    def remove(self: Decoder, rows: Collection[DecoderRow]) -> None:
+        before = list(self._rows)
+        right(self, rows)
+        for row, former in zip(self._rows, before, strict=False):
+            if row is not former and row.sampling.counts is not None:
+                row.sampling.counts = mx.zeros_like(row.sampling.counts)
+
+    patch.setattr(Decoder, "_remove", remove)
+
+
+def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:
+    """A row's penalties count the tokens of the row that had its slot before."""
+    right, known = Decoder.join, dict[int, RowSampling]()
+
+    def join(self: Decoder, row: DecoderRow, prefilled: PrefilledRow) -> None:
+        former = known.get(row.slot_index)
+        if former is not None and former.counts is not None and row.sampling.counts is not None:
+            row.sampling.counts = former.counts
+        known[row.slot_index] = row.sampling
+        right(self, row, prefilled)
+
+    patch.setattr(Decoder, "join", join)
+
+
+def a_chunk_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
+    """Of each chunk but the last one, the token at the border is not computed."""
+    right = Prefill.append
+
+    def append(self: Prefill, chunk: PrefillChunk) -> tuple[int, ...]:
+        token_ids = right(self, chunk)
+        return token_ids if chunk.is_last else token_ids[:-1]
+
+    patch.setattr(Prefill, "append", append)
+
+
+def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    """Prompt tokens in a step of others stand where the prompt begins."""
+    right = mixed.mixed_caches
+
+    def mixed_caches(slabs: Any, prompt: Any, tokens: int) -> Any:
+        caches = right(slabs, prompt, tokens)
+        rows = len(caches[0].offset) - tokens
+        positions = mx.concatenate([caches[0].offset[:rows], mx.arange(tokens, dtype=mx.int32)])
+        for cache in caches:
+            cache.offset = positions
+        return caches
+
+    patch.setattr(assembly, "mixed_caches", mixed_caches)
+
+
+def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Prompts of unequal length are computed together, padded at their ends, states and all."""
+
+    def can_share(_: Prefills, chunk: PrefillChunk) -> bool:
+        return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
+
+    def compute_together(
+        forward: Forward, prefills: Sequence[Prefill], _layers: int, _format: KvFormat
+    ) -> None:
+        prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
+        longest = max(map(len, prompts))
+        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+        caches = list(prefills[0].caches)
+        forward(mx.array(padded, dtype=mx.int32), caches)
+        for row, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
+            prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
+
+    patch.setattr(Prefills, "_can_share", can_share)
+    patch.setattr(prefill_module, "compute_together", compute_together)
+
+
+def _of_row(cache: Cache, row: int, length: int) -> Cache:
+    if isinstance(cache, CacheList):
+        return CacheList(*(_of_row(inner, row, length) for inner in cache.caches))
+    if isinstance(cache, ArraysCache):
+        state: Cache = cache.extract(row)
+        return state
+    keys, values = (array[row : row + 1, :, :length] for array in (cache.keys, cache.values))
+    kept: Cache = KVCache.from_state((keys, values, length))
+    return kept
+
+
+def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
+    """Somebody holds every prompt's caches for good."""
+    right, held = Prefill.finish, list[PrefilledRow]()
+
+    def finish(self: Prefill) -> PrefilledRow:
+        held.append(right(self))
+        return held[-1]
+
+    patch.setattr(Prefill, "finish", finish)
+
+
+def snapshots_share_their_arrays(patch: pytest.MonkeyPatch) -> None:
+    """What was taken out of a cache changes with it."""
+    patch.setattr(passes, "_copied", lambda state: state)
+
+
+def unmended(architecture: str, layer: str) -> Plant:
+    """Layers of this class stay as mlx-lm has them."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.delitem(batchable._MENDED, (architecture, layer))
+
+    plant.__name__ = f"{architecture}_{layer}_is_not_mended"
+    return plant

@@ -1,0 +1,1 @@
+"""Sequences and limits for tests of the scheduler."""
