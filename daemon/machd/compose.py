@@ -59,7 +59,7 @@ Access = Callable[[Settings], ApiKeys]
 
 
 def installed_versions() -> Versions:
-    """Of machd and what it was measured with; read from the installed packages."""
+    """Return the installed versions of machd and of the packages that it was measured with."""
     return Versions(
         machd=__version__, mlx=installed_version("mlx"), mlx_lm=installed_version("mlx-lm")
     )
@@ -86,12 +86,12 @@ class Parts:
             loaded: Settings, checked.
             load: Makes the engine; called on the engine thread.
             clock: Reads time.
-            admit: Reads who may ask, for these settings and for later ones.
+            admit: Reads the API keys, for these settings and for later ones.
             is_exposed: Whether other machines can reach the public port.
             measures: Find out what the model can do; called on the engine thread.
 
         Raises:
-            SettingsError, ListenError: Nobody may be let in like that, or the limit of open files has
+            SettingsError, ListenError: The daemon may not listen like that, or the limit of open files has
                 no room for ``limits.max_connections``.
         """
         settings = loaded.settings
@@ -184,7 +184,7 @@ class Parts:
     def _scheduler_config(
         self, engine: Engine, settings: Settings | None = None
     ) -> SchedulerConfig:
-        """What the settings ask for and the model allows; on the engine thread."""
+        """Return the scheduler config that the settings ask for and the model allows; on the engine thread."""
         settings = settings or self.configuration.settings
         limits = _queue_limits(settings)
         verdicts, decision = self.served.judge(engine.model, settings)
@@ -195,7 +195,7 @@ class Parts:
         return single_flight(limits, drafts)
 
     def _prefixes(self, engine: Engine) -> PrefixCache | None:
-        """What prompts can begin from, if that is wanted and works; on the engine thread."""
+        """Return the prefix cache, if it is wanted and works; on the engine thread."""
         self._available_bytes = engine.memory().available_bytes
         self._has_prefixes = True  # from now on changes are told; those before are read here
         section = self.configuration.settings.cache
@@ -206,7 +206,7 @@ class Parts:
         return PrefixCache(prefix_shape(section, engine.model), limits, engine.saved_blocks())
 
     def _prefix_limits(self, model: ModelDescription, settings: Settings) -> PrefixLimits:
-        """What blocks may take: nothing where they turned out to be wrong."""
+        """Return the limits of blocks: nothing where they turned out to be wrong."""
         limits = prefix_limits(settings.cache, self._available_bytes)
         verdicts, _ = self.served.judge(model, settings)
         is_right = verdicts.prefix_cache.support is Support.SUPPORTED
@@ -294,7 +294,7 @@ class Parts:
 
 
 def _arranged_by(settings: Settings) -> tuple[object, ...]:
-    """What a running scheduler has to be arranged anew for."""
+    """Return the settings whose change needs a new scheduler config."""
     return settings.continuous_batching, settings.speculation
 
 

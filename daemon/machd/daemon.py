@@ -100,17 +100,17 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """Where the daemon listens."""
+        """Return the URL of the public listener."""
         return self._entrance.public.url
 
     @property
     def admin_url(self) -> str | None:
-        """Where operators are answered; None where nobody is."""
+        """Return the URL of the admin listener; None without one."""
         return None if self._entrance.admin is None else self._entrance.admin.url
 
     @property
     def decode_mode(self) -> DecodeModeDecision | None:
-        """How sequences are decoded, and why; None until the model is loaded."""
+        """Return how sequences are decoded, and why; None until the model is loaded."""
         return self._decode_mode
 
     def request_stop(self) -> None:

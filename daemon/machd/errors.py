@@ -56,7 +56,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
       - OperatorAbortError            503
       - RequestTimeoutError           504
       - DrainDeadlineError            503
-    + NoDaemonError                   nobody answers at the admin address        exit 69
+    + NoDaemonError                   no answer at the admin address             exit 69
     + FaultError                      machd's own failure               exit 70, 5xx
       - RowFaultError                 500, one request
       - EngineFaultError              503, the engine
@@ -291,7 +291,7 @@ class ModeUnavailableError(ConflictError):
 
 
 class SettingsChangedError(RequestError):
-    """The settings are no longer those that If-Match names; somebody else has changed them."""
+    """The settings are no longer those that If-Match names: another change came first."""
 
     code = "settings_changed"
     http_status = 412
@@ -392,7 +392,7 @@ class AbortError(MachdError):
 
 
 class ClientDisconnectedError(AbortError):
-    """The client closed the connection; nobody reads this answer."""
+    """The client closed the connection before this answer."""
 
     code = "client_disconnected"
     http_status = 499

@@ -28,7 +28,7 @@ _HEADERS = [
     ),
 )
 async def watch_events(admin: NamedDependency[AdminContext]) -> ASGIApp:
-    """What happens, as it happens, without any text or tokens.
+    """Stream events as they happen, without any text or tokens.
 
     The state comes first.
     """

@@ -40,7 +40,7 @@ class Evidence:
     Attributes:
         token_mismatches: Tokens that differ from those of the row alone, by more than noise.
         max_logprob_diff: The largest difference of a log-probability, in nats; :data:`FURTHEST_NATS`
-            for one that is infinite or no number.
+            for one that is infinite or NaN.
         noise_floor: The largest difference between two ways of computing a row alone, in nats.
         cases: Rows compared.
     """

@@ -10,7 +10,7 @@ from machd.capabilities.document import Device, ModelCapabilities
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
-    """Whether the model fits into the device's memory, and why that is the answer.
+    """The verdict on the model's size: the device's memory, what the model needs of it, and why.
 
     Attributes:
         working_bytes: An estimate of what computing takes beside weights and KV cache.
@@ -31,7 +31,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
 
 
 class QuantizationReport(Struct, frozen=True, kw_only=True):
-    """How the weights are packed on disk.
+    """The format of the weights on disk.
 
     Attributes:
         mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
@@ -48,7 +48,7 @@ class QuantizationReport(Struct, frozen=True, kw_only=True):
 
 
 class ChatTemplateReport(Struct, frozen=True, kw_only=True):
-    """What a conversation with the model may contain.
+    """The abilities of the model's chat template.
 
     Attributes:
         system_role: Whether a system message reaches the prompt.

@@ -1,4 +1,4 @@
-"""What ``machd check MODEL`` found, in the words of its JSON."""
+"""The result of ``machd check MODEL``, in the words of its JSON."""
 
 from __future__ import annotations
 

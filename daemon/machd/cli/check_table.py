@@ -1,4 +1,4 @@
-"""What ``machd check MODEL`` found, as a table for a person: 80 columns, and no colour in a pipe."""
+"""The result of ``machd check MODEL`` as a table of 80 columns, without colour in a pipe."""
 
 from __future__ import annotations
 

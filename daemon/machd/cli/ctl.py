@@ -185,7 +185,7 @@ def _say_mode(mode: ModeStatus) -> None:
 
 
 def _mode_now(client: AdminClient) -> ModeStatus:
-    """How sequences are decoded.
+    """Return how sequences are decoded.
 
     Raises:
         UnavailableError: That is not decided before the model is loaded.
@@ -212,7 +212,7 @@ def _is_drained(status: AdminStatus) -> bool:
 
 
 def _has_mode(status: AdminStatus) -> bool:
-    """Whether the switch is over, however it went."""
+    """Return whether the switch is over, whatever its outcome."""
     _check_alive(status)
     return status.decode_mode is not None and not status.decode_mode.is_switching
 

@@ -184,7 +184,7 @@ def _read(file: BinaryIO) -> list[Line]:
 
 
 def _prompt(line: bytes) -> WarmPrompt:
-    """What a line says.
+    """Return the prompt of one line.
 
     Raises:
         InvalidRequestError: It is no prompt; the message goes on from the line's number.
@@ -252,7 +252,7 @@ def _groups(lines: Sequence[Line]) -> Iterator[list[WarmPrompt]]:
 
 
 def _in_options(error: RequestError, asked: WarmRequest) -> RequestError:
-    """The daemon's refusal in the words of who typed the command."""
+    """Return the daemon's refusal in terms of the command's options."""
     option = _OPTIONS.get(error.param or "")
     if option is None:
         return error

@@ -29,7 +29,7 @@ _EVENTS_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class AdminAddress:
-    """Where a daemon answers operators.
+    """The address of a daemon's admin API.
 
     Attributes:
         path: Of a Unix socket; None for TCP.
@@ -60,7 +60,7 @@ class AdminAddress:
         return cls(host, int(port))
 
     def __str__(self) -> str:
-        """As it is typed."""
+        """Return the address as it is typed."""
         if self.path is not None:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -89,7 +89,7 @@ class AdminClient:
         """Connect, and ask nothing.
 
         Raises:
-            NoDaemonError: Nobody answers.
+            NoDaemonError: Nothing answers at the address.
         """
         self._connected(self._timeout_s).close()
 
@@ -114,7 +114,7 @@ class AdminClient:
             timeout_s: That the daemon may take for this answer; None for the client's own.
 
         Raises:
-            NoDaemonError: Nobody answers, it is no machd, or the token is not the right one.
+            NoDaemonError: Nothing answers, it is no machd, or the token is not the right one.
             RequestError, UnavailableError, FaultError: The daemon refuses. UnavailableError also
                 where it took the request and did not answer in time.
         """
@@ -183,11 +183,11 @@ class AdminClient:
         raise _refusal(status, detail)
 
     def _unanswered(self, error: Exception, *, is_change: bool) -> MachdError:
-        """What to say of a request that was taken and not answered.
+        """Return the error of a request that was taken and not answered.
 
-        A daemon that is there and late is not one that is missing: whoever reads 69 might start a
-        second. Nor is it known to have failed, which is 70. All that can be said is that what was
-        asked for does not hold as far as anybody knows: 1. One that broke the connection off has
+        A daemon that is there and late is not missing: a script that gets exit code 69 might start a
+        second. Nor is it known to have failed, which is 70. Whether the request has taken effect is
+        not known: 1. A daemon that broke the connection off has
         gone, and that is 69.
         """
         unknown = (

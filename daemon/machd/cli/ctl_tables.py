@@ -1,4 +1,4 @@
-"""What ``machd ctl`` shows to a person: 80 columns, and no colour in a pipe."""
+"""The tables of ``machd ctl``: 80 columns, and no colour in a pipe."""
 
 from __future__ import annotations
 

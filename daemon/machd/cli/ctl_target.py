@@ -147,7 +147,7 @@ def _token(address: AdminAddress, given: Path | None, loaded: LoadedSettings | N
     """The token, looked for where the daemon does; None where a socket needs none.
 
     Raises:
-        NoDaemonError: It cannot be read, or is nowhere; or nobody would want to see it.
+        NoDaemonError: It cannot be read, or there is none.
     """
     environ = process_environ()
     try:

@@ -23,7 +23,7 @@ _HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where which files go, and what is to be done then, a shell command each."""
+    """The files to write, and the shell commands to run then."""
 
     folder: Path
     units: tuple[UnitFile, ...]
@@ -76,7 +76,7 @@ def install_service(
 
 
 def running_command(argument: str, interpreter: str) -> tuple[str, ...]:
-    """What starts the machd that runs now: its script, or its interpreter with ``-m machd``.
+    """Return the command of the machd that runs now: its script, or its interpreter with ``-m machd``.
 
     Args:
         argument: ``sys.argv[0]``.
@@ -92,7 +92,7 @@ def running_command(argument: str, interpreter: str) -> tuple[str, ...]:
 def _installation(
     config_path: Path | None, environ: Mapping[str, str], *, is_user: bool
 ) -> Installation:
-    """What the service runs.
+    """Return the program that the service runs.
 
     Raises:
         SettingsError: Its settings are wrong; better said now than by the service.
@@ -198,7 +198,7 @@ def _write_all(plan: _Plan, *, force: bool) -> None:
 
 
 def _read(path: Path) -> str | None:
-    """What is there; None where nothing is."""
+    """Return the file's text; None where there is no file."""
     try:
         return path.read_text("utf-8", errors="replace")
     except FileNotFoundError:

@@ -99,7 +99,7 @@ def settings_options(
 
 
 def settings_sources() -> SettingsSources:
-    """Where the running command reads its settings."""
+    """Return the sources of the running command's settings."""
     meta = click.get_current_context().meta
     return SettingsSources(
         config_path=meta.get(_CONFIG_KEY),

@@ -89,7 +89,7 @@ def _handle_stops(handle: Callable[[int], None]) -> None:
 def welcome(
     url: str, admin_url: str | None, engine: Engine, decision: DecodeModeDecision | None
 ) -> str:
-    """What a person is told once requests are taken; of operators where they are answered."""
+    """Return the lines that are printed once requests are taken, with the admin address if there is one."""
     model = engine.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
     operators = f"  operators        {admin_url} (machd ctl status)\n" if admin_url else ""

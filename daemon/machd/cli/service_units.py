@@ -1,7 +1,7 @@
 """machd as a systemd service: the unit files, for the system and for one user.
 
-What the settings of the units are for stands beside them, since whoever changes one reads it
-there. The shipped files under ``systemd/`` are these texts for an installation in ``/usr/bin``.
+The reason for each setting of the units stands beside it, for the operator that changes it.
+The shipped files under ``systemd/`` are these texts for an installation in ``/usr/bin``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What is to be run.
+    """The program that a unit runs.
 
     Attributes:
         command: The words that start machd; the first one is an absolute path.
@@ -39,7 +39,7 @@ class Installation:
 
     @property
     def address(self) -> str | None:
-        """What a socket unit can listen on: an IP address with its port, or nothing."""
+        """Return what a socket unit can listen on: an IP address with its port; None for another host."""
         host = "127.0.0.1" if self.host == "localhost" else self.host.strip("[]")
         try:
             address = ipaddress.ip_address(host)
@@ -51,7 +51,7 @@ class Installation:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine is served, as far as can be told without a name server."""
+        """Return whether only this machine is served, as far as that shows without a name server."""
         if self.host.startswith("unix:") or self.host == "localhost":
             return True
         try:
@@ -90,7 +90,7 @@ def _units(
 
 
 def cuda_drop_in() -> UnitFile:
-    """What the system's service needs besides, to reach NVIDIA GPUs."""
+    """Return the drop-in that lets the system's service reach NVIDIA GPUs."""
     return UnitFile("machd.service.d/cuda.conf", _CUDA)
 
 

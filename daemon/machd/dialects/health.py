@@ -43,13 +43,13 @@ async def get_health(
 async def get_health_live(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> Response[bytes]:
-    """Whether the engine's heartbeat is fresh."""
+    """Tell whether the engine's heartbeat is fresh."""
     return _live(context, loop)
 
 
 @endpoint("GET|HEAD /health/ready", Health, Answer(503, Health), public=True)
 async def get_health_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
-    """Whether the daemon accepts work.
+    """Tell whether the daemon accepts work.
 
     It does while an operator has the model measured: requests then queue as behind a long answer.
     """

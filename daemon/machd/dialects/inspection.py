@@ -36,7 +36,7 @@ from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 async def get_capabilities(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> Capabilities:
-    """What the loaded model can do here, and why."""
+    """Return the capabilities of the loaded model on this machine, with reasons."""
     service = context.service
     model = service.model
     verdicts = loop.judge(model)
@@ -83,7 +83,7 @@ async def get_capabilities(
 async def get_cache_stats(
     context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
 ) -> CacheStats:
-    """What the caches hold.
+    """Return the contents of the caches in numbers.
 
     One generation at a time: while one runs, what they held at the last idle moment.
     """

@@ -112,7 +112,7 @@ class Slot(Struct, frozen=True, kw_only=True):
 
 @endpoint("GET|HEAD /", Welcome, also=(503,), public=True)
 async def get_root() -> Welcome:
-    """Where the API begins.
+    """Point to the API.
 
     Clients and load balancers ask here whether anything answers.
     """

@@ -85,7 +85,7 @@ def always_answered(app: ASGIApp) -> ASGIApp:
     """Wrap an application so that every exception that escapes it is logged and answered in the envelope.
 
     The framework's handlers see Exceptions only, and the server's own answer is plain text. A response
-    that has begun cannot be taken back: its connection is cut, so that the client sees a broken answer
+    that has begun cannot be replaced: its connection is cut, so that the client sees a broken answer
     and no short one.
     """
 

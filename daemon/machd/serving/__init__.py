@@ -1,1 +1,1 @@
-"""Where threads meet: the one engine thread, its inbox, and the fan-out to clients."""
+"""The one engine thread, its inbox, and the fan-out to clients."""

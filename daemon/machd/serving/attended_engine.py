@@ -1,4 +1,4 @@
-"""An engine under measurement: between its steps, whoever waits for the daemon is looked after."""
+"""An engine under measurement that attends to waiting requests between its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Interruption(BaseException):
     """The measurement is over before its end.
 
     No Exception: a probe takes those for the model's, and would find it wanting. The cause is what
-    went wrong between two steps; None where somebody just wants the measurement to end.
+    went wrong between two steps; None where the measurement was just told to end.
     """
 
 

@@ -29,7 +29,7 @@ _WHITESPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class ChatOutput:
-    """How the answers to one conversation are read.
+    """The output format of one conversation's answers.
 
     Attributes:
         chat_format: How the model writes.
@@ -51,7 +51,7 @@ class ChatOutput:
 
     @property
     def looks_for_markers(self) -> bool:
-        """Whether markers of calls mean anything."""
+        """Return whether markers of calls mean anything."""
         return bool(self.tools) and self.has_marked_calls
 
     @property
@@ -120,7 +120,7 @@ class _Reader:
 
     @property
     def held(self) -> str:
-        """What came and was not handed out, should no more be understood."""
+        """Return the text that came and was not handed out, for an answer that ends here."""
         section = "" if self._section is None else self._section.raw
         return "".join([self._text.gap, section, *(stretch for _, stretch in self._untaken)])
 
@@ -142,7 +142,7 @@ class _Reader:
         self._text.finish()
 
     def _begins_call(self, held: list[tuple[TextState, str]]) -> bool:
-        """Whether text that may begin a marker is a call's: behind other text it may be text as well."""
+        """Return whether text that may begin a marker is a call's: behind other text it may be text as well."""
         markers = self._output.chat_format.tool_markers
         if markers is None or not self._output.looks_for_markers:
             return False

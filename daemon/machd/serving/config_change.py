@@ -1,9 +1,9 @@
-"""Another way of scheduling, from the moment it is asked for until it is in force.
+"""A change of the scheduler config, from the request for it until it is in force.
 
-A row keeps the config that it was admitted under, so a change waits until nothing runs. Who
-waits meanwhile goes on waiting, and whatever goes wrong leaves the old config, with admission
-open: a change that failed costs nobody an answer. Nor does one that is taken back: who asks for what
-is in force anyway has it at once, and nobody waits for what nobody wants any more.
+A row keeps the config that it was admitted under, so a change waits until nothing runs. Sequences
+that wait meanwhile go on waiting. A failed change leaves the old config in force with admission
+open, and costs no request its answer. Nor does one that is withdrawn: a change equal to the config in
+force completes at once, and the change before it is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from machd.serving.inbox import (
 
 
 class ConfigChange:
-    """What was asked for and is not done yet. Lives on the engine thread."""
+    """A requested scheduler config that is not in force yet. Lives on the engine thread."""
 
     def __init__(self, measure: Callable[[Engine, Scheduler], None], clock: Clock) -> None:
         """Begin with nothing asked for.
@@ -53,18 +53,18 @@ class ConfigChange:
 
     @property
     def is_pending(self) -> bool:
-        """Whether anything is asked for, or being measured for it."""
+        """Return whether a change is requested, or is being measured."""
         return bool(self._asked) or self._is_measuring
 
     def take(self, messages: Sequence[Message], engine: Engine, scheduler: Scheduler) -> bool:
-        """Take in those that are about how to schedule; the others are not its business.
+        """Take the messages that are about the scheduler config; leave the others.
 
-        A later wish comes in place of an earlier one, and whoever waits for that one waits on.
+        A later request replaces an earlier one, whose futures wait on for the later one.
         Limits hold at once, and also for what was asked for before them, which does not know them.
 
         Returns:
-            Whether the last wish is what is in force: then there is nothing left to be done, and
-            :meth:`answer` tells all who wait.
+            Whether the last request equals the config in force: then nothing is left to be done, and
+            :meth:`answer` resolves all futures.
         """
         for message in messages:
             self._take(message, scheduler)
@@ -84,7 +84,7 @@ class ConfigChange:
                 pass
 
     def _is_taken_back(self, engine: Engine, scheduler: Scheduler) -> bool:
-        """Let everybody in again if what is in force is what is wanted, and nothing more."""
+        """Open admission again if the config in force is the requested one."""
         if self._is_measuring or any(one.is_measured for one in self._asked):
             return False  # what a measurement finds may change what is wanted
         try:
@@ -143,7 +143,7 @@ class ConfigChange:
             self._is_measuring = False
 
     def answer(self) -> None:
-        """Tell those for whom it was made, once everybody else can see it."""
+        """Resolve the change's futures, once the new config is visible in the snapshot."""
         made, error = self._made, self._error
         self._made, self._error = [], None
         for one in made:

@@ -36,7 +36,7 @@ that requests can see. What it returns takes the settings on, on the event loop,
 
 
 class ChangeKind(StrEnum):
-    """What asked for other settings."""
+    """The origin of a change of settings."""
 
     START = "start"
     RELOAD = "reload"
@@ -45,7 +45,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LastChange:
-    """How the last attempt to change the settings went.
+    """The outcome of the last attempt to change the settings.
 
     Attributes:
         at_unix_s: When it ended.
@@ -60,7 +60,7 @@ class LastChange:
 
     @property
     def is_successful(self) -> bool:
-        """Whether the settings that were asked for are in force."""
+        """Return whether the settings that were asked for are in force."""
         return not self.problems
 
 
@@ -116,12 +116,12 @@ class Configuration:
 
     @property
     def last_change(self) -> LastChange:
-        """How the last reload or change went."""
+        """Return the outcome of the last reload or change."""
         return self._last_change
 
     @property
     def last_reload(self) -> LastChange:
-        """How the last reload went, or the start; changes over the admin API do not count."""
+        """Return the outcome of the last reload, or of the start; changes over the admin API do not count."""
         return self._last_reload
 
     @property
@@ -154,7 +154,7 @@ class Configuration:
             if_match: The :attr:`etag` that the change was made for; None for whatever it is now.
 
         Raises:
-            SettingsChangedError: Somebody else was faster.
+            SettingsChangedError: Another change came first.
             SettingsError, RestartRequiredError, MachdError: As for :meth:`reload`.
         """
         async with self._turn:
@@ -176,7 +176,7 @@ class Configuration:
         changes: Mapping[str, Mapping[str, object]],
         overrides: Mapping[str, Mapping[str, object]],
     ) -> LoadedSettings:
-        """What was read, with the overrides above it; also what is taken away has to exist."""
+        """Return the values that were read, with the overrides above them; also a removed key has to exist."""
         problems = name_problems(changes, type(self.settings))
         try:
             loaded = overlaid(self._read, overrides)

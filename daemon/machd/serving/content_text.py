@@ -49,7 +49,7 @@ class ContentText:
         self._has_said = False
 
     def end_scan(self) -> None:
-        """What began as bare calls goes on no further."""
+        """End the scan of bare calls."""
         bare_calls = self._bare_calls
         if self._is_scanning and bare_calls is not None:
             self._bare_calls = None
@@ -76,7 +76,7 @@ class ContentText:
         self._gap = []
 
     def _scan(self, bare_calls: JsonCalls, text: str) -> str:
-        """What is no call of an answer that may begin with one."""
+        """Return the text that is no call, of an answer that may begin with one."""
         if not self._is_scanning:
             whole, text = text, text.lstrip(_WHITESPACE)
             if text and text[0] not in "{[":

@@ -115,7 +115,7 @@ def _predicted(
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """What a conversation and its model make of tools.
+    """The tools of a conversation, and how its model writes calls of them.
 
     Attributes:
         tools: That the model may call, as templates see them.
@@ -163,7 +163,7 @@ class _Calls:
         return self.chat_format.tool_markers is not None
 
     def spelling(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> CallSpelling:
-        """How a grammar writes calls."""
+        """Return how a grammar writes calls."""
         markers = self.chat_format.tool_markers
         if markers is None:
             return CallSpelling(argument_keys=("parameters", "arguments"))
@@ -196,7 +196,7 @@ def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -
 
 
 def _thinking(conversation: Conversation, tokenizer: Tokenizer, prompt: str) -> Thinking | None:
-    """Where thoughts are, for a model that has some unless it was told not to."""
+    """Return the markers of reasoning, for a model that reasons unless it was told not to."""
     markers = tokenizer.chat_format.reasoning_markers
     if markers is None:
         return None

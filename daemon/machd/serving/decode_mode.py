@@ -1,4 +1,4 @@
-"""How sequences are decoded: what was asked for, what the model allows, and which one it is.
+"""The decode mode: the requested one, the one that the model allows, and the one in force.
 
 Pure, and asked again wherever the answer is shown, so that the scheduler, the log and
 ``/v1/capabilities`` cannot disagree.
@@ -27,7 +27,7 @@ class DecodeModeDecision:
 
     @property
     def is_as_requested(self) -> bool:
-        """Whether the operator got what was asked for."""
+        """Return whether the mode in force is the requested one."""
         return self.requested is self.active
 
 

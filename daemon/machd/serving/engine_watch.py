@@ -30,7 +30,7 @@ class EngineWatch:
         self._on_stall = on_stall
 
     async def failed(self) -> None:
-        """Return once the engine can answer nobody any more."""
+        """Return once the engine can answer no request any more."""
         finished = asyncio.wrap_future(self._loop.finished)
         stalled = asyncio.create_task(self._stalled())
         try:

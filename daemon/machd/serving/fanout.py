@@ -60,12 +60,12 @@ class Stream:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether any of the sequences has had a slot."""
+        """Return whether any of the sequences has had a slot."""
         return self._is_admitted
 
     @property
     def completion_tokens(self) -> int:
-        """What the engine has made for the sequences: also what is unread, or was dropped unread."""
+        """Return the tokens that the engine has made for the sequences, those that were never read included."""
         return self._finished_tokens + sum(self._running_tokens.values())
 
     def push(self, event: SequenceEvent) -> None:
@@ -85,7 +85,7 @@ class Stream:
         self._wake.set()
 
     async def take(self) -> list[SequenceEvent]:
-        """What is unread, at least one event and at most ``MAX_TAKEN_EVENTS``.
+        """Return the unread events, at least one and at most ``MAX_TAKEN_EVENTS``.
 
         Raises:
             MachdError: The stream failed, and all before that has been read.
@@ -116,7 +116,7 @@ class Stream:
 
 
 class Fanout:
-    """Who reads which sequence. Owned by the event loop; only ``publish`` may come from elsewhere."""
+    """The streams of each sequence. Owned by the event loop; only ``publish`` may come from elsewhere."""
 
     def __init__(
         self, event_loop: asyncio.AbstractEventLoop, observers: Sequence[EventObserver] = ()
@@ -130,7 +130,7 @@ class Fanout:
         self._is_waking = False
 
     def __len__(self) -> int:
-        """Sequences that somebody reads."""
+        """Return the number of sequences that have a stream."""
         return len(self._streams)
 
     def publish(self, events: list[Event]) -> None:
@@ -160,7 +160,7 @@ class Fanout:
         return stream
 
     def close(self, sequence_ids: Sequence[str]) -> None:
-        """Nobody reads these any more."""
+        """Drop the streams of these sequences."""
         for sequence_id in sequence_ids:
             self._streams.pop(sequence_id, None)
 

@@ -39,7 +39,7 @@ AbortSequences = Callable[[tuple[str, ...], MachdError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class GenerationIdentity:
-    """Who asked, where, and under which ids; never what.
+    """The client, the endpoint and the ids of a request; never its text.
 
     Attributes:
         generation_id: Ours and unique; the answer's id.
@@ -67,7 +67,7 @@ class GenerationIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one choice gained since the last look.
+    """The text and tokens that one choice gained since the last read.
 
     Attributes:
         text: As the model wrote it, markers of thoughts and calls included.
@@ -92,7 +92,7 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class GenerationTiming:
-    """Where the time of a request went so far; None for what has not begun.
+    """The time of a request by phase so far; None for phases that have not begun.
 
     Attributes:
         queue_s: From arrival to the first admission.
@@ -156,7 +156,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class _News:
-    """What one choice is told at one look."""
+    """The new events of one choice."""
 
     tokens: list[SampledToken] = field(default_factory=list)
     finished: SequenceFinished | None = None
@@ -164,7 +164,7 @@ class _News:
 
 
 class Generation:
-    """Lives on the event loop. Whoever opened it must call :meth:`close`, which is synchronous."""
+    """The completions of one request, on the event loop. Its opener must call :meth:`close`, which is synchronous."""
 
     def __init__(  # noqa: PLR0913 - one argument for each party that it stands between
         self,
@@ -181,13 +181,13 @@ class Generation:
         """Wrap the sequences of one request.
 
         Args:
-            identity: Whose request it is.
+            identity: Of the request.
             stream: Where the sequences' events come out.
             choices: Sequence ids with a fresh text each, in the order of the answer's indices.
             prompt_tokens: Of each prompt.
             output: How the choices' texts are read.
             abort: Ends sequences; safe to call for finished ones.
-            on_close: Told once, when nobody reads any more.
+            on_close: Called once, when the generation is closed.
             on_tokens: Told how many tokens the request has used since the last time, at each look
                 of the reader's and when it closes: those of its prompts when the first of its
                 sequences has a slot, and those of its completions as the engine makes them, whether
@@ -233,7 +233,7 @@ class Generation:
 
     @property
     def admission(self) -> SequenceAdmitted | None:
-        """How the first of its sequences came to a slot; None while all of them wait.
+        """Return how the first of its sequences got a slot; None while all of them wait.
 
         The decode mode is that of the first token, as soon as there is one.
         """
@@ -246,7 +246,7 @@ class Generation:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has its finish reason."""
+        """Return whether every choice has its finish reason."""
         return all(choice.finish_reason is not None for choice in self._choices.values())
 
     async def admitted(self) -> SequenceAdmitted:
@@ -262,7 +262,7 @@ class Generation:
         return self._admission
 
     async def deltas(self, *, idle_s: float) -> AsyncIterator[list[ChoiceDelta]]:
-        """What has come, whenever something has, until every choice is finished.
+        """Yield new deltas as they come, until every choice is finished.
 
         Args:
             idle_s: Seconds without news after which an empty list comes instead.
@@ -358,7 +358,7 @@ class Generation:
         )
 
     def _charge(self) -> None:
-        """Tell what was used since the last time, also of what nobody has read or ever will."""
+        """Report the tokens used since the last time, unread ones included."""
         prompt_tokens = self._prompt_tokens if self._stream.is_admitted else 0
         used_tokens = prompt_tokens + self._stream.completion_tokens
         if used_tokens > self._charged_tokens:
@@ -406,7 +406,7 @@ class Generation:
             self._admission = replace(self._admission, decode_mode=event.decode_mode)
 
     def _advance(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
-        """What a choice gained; its prompt's log-probabilities once, though they may be told again."""
+        """Return what a choice gained; its prompt's log-probabilities once, though events may repeat them."""
         delta = self._grow(choice, news.tokens, news.finished)
         if news.prompt_logprobs is None or choice.is_prompt_scored:
             return delta
@@ -456,7 +456,7 @@ class Generation:
         )
 
     def _has_enough(self, pieces: Sequence[OutputPiece]) -> bool:
-        """Whether a choice has made the one call that the client wants."""
+        """Return whether a choice has made the one call that the client wants."""
         return self._stops_after_call and any(isinstance(one, ToolCallEnd) for one in pieces)
 
     def _end(self, choice: _Choice, pieces: list[OutputPiece]) -> None:

@@ -1,4 +1,4 @@
-"""What shapes a completion beyond sampling, and how its text is read."""
+"""The grammar and the output format of a completion."""
 
 from __future__ import annotations
 

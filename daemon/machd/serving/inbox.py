@@ -47,11 +47,11 @@ class ChangeConfig:
     done: Future[None] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        """Whoever waits for ``done`` may leave, which must not cancel it: others wait, too."""
+        """Shield ``done``: a waiter that leaves must not cancel it for the others."""
         self.done.set_running_or_notify_cancel()
 
     def answer(self, error: Exception | None) -> None:
-        """Tell who waits, on any thread. Whoever answers first is heard, the others are not."""
+        """Resolve ``done``, on any thread. The first answer counts."""
         with suppress(InvalidStateError):
             if error is None:
                 self.done.set_result(None)
@@ -61,14 +61,14 @@ class ChangeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """Hold whoever comes, waits or runs against other limits."""
+    """Apply other limits to requests that come, wait or run."""
 
     limits: QueueLimits
 
 
 @dataclass(frozen=True, slots=True)
 class ClearPrefixes:
-    """Forget the blocks of the prefix cache that nobody uses.
+    """Forget the unused blocks of the prefix cache.
 
     Attributes:
         is_disk_included: Whether the disk tier is emptied, too.
@@ -79,7 +79,7 @@ class ClearPrefixes:
     done: Future[int] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        """Whoever waits for ``done`` may leave, which must not cancel it."""
+        """Shield ``done``: a waiter that leaves must not cancel it."""
         self.done.set_running_or_notify_cancel()
 
 
@@ -142,7 +142,7 @@ class OpenChanges:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits."""
+        """Return whether no future waits."""
         with self._lock:
             return all(one.done.done() for one in self._changes)
 
@@ -156,7 +156,7 @@ class OpenChanges:
             change.answer(error)
 
     def refuse(self, error: MachdError) -> None:
-        """Tell all who wait, and all who come, that it will never be done; the first time counts."""
+        """Fail all futures, and those that come later; the first call counts."""
         with self._lock:
             if self._end_error is None:
                 self._end_error = error

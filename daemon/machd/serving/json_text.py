@@ -1,6 +1,6 @@
 """JSON that a model writes, followed while it comes.
 
-What models get wrong inside of strings is put right on the way, as it cannot be taken back once a
+Mistakes of models inside of strings are corrected on the way, because text is final once a
 client has seen it: control characters that have to be escaped, and backslashes that escape nothing.
 """
 
@@ -59,7 +59,7 @@ class JsonText:
 
     @property
     def expects_value(self) -> bool:
-        """Whether the next character may begin an object's value."""
+        """Return whether the next character may begin an object's value."""
         return self._expected is _Expected.VALUE and not self._in_string and not self._scalar
 
     @property
@@ -74,7 +74,7 @@ class JsonText:
 
     @property
     def is_done(self) -> bool:
-        """Whether the value has ended."""
+        """Return whether the value has ended."""
         return self._expected is _Expected.NOTHING
 
     def push(self, character: str) -> str:

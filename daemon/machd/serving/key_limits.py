@@ -1,4 +1,4 @@
-"""How much one client may ask for: generations open at once, and tokens in a minute.
+"""Limits of one client: generations open at once, and tokens in a minute.
 
 Tokens are counted when they are used, not when they are asked for: the prompts of a generation when
 the first of its sequences has a slot, each prompt once however many completions it gets; and the
@@ -20,7 +20,7 @@ _MINUTE_S = 60.0
 
 
 class _Usage:
-    """What one client has open, and the tokens that have not drained away yet."""
+    """The open generations of one client, and its tokens that have not drained away yet."""
 
     __slots__ = ("as_of_s", "open_count", "used_tokens")
 
@@ -40,7 +40,7 @@ class KeyLimits:
         max_requests: int | None = None,
         max_tokens_per_minute: int | None = None,
     ) -> None:
-        """Begin with nobody known.
+        """Begin without any client.
 
         Args:
             clock: Reads time.
@@ -75,7 +75,7 @@ class KeyLimits:
         self._max_tokens_per_minute = max_tokens_per_minute
 
     def check(self, client: str) -> None:
-        """Whether the client may open one more generation now.
+        """Raise unless the client may open one more generation now.
 
         Raises:
             KeyLimitError: It may not; the error says how many seconds to wait.

@@ -46,7 +46,7 @@ def effective_budget_bytes(asked_gb: float, device_memory_bytes: int) -> int:
 
     Args:
         asked_gb: ``continuous_batching.kv_budget_gb``.
-        device_memory_bytes: What the device can hold; 0 where nobody knows.
+        device_memory_bytes: What the device can hold; 0 where that is not known.
     """
     asked_bytes = asked_budget_bytes(asked_gb)
     if not device_memory_bytes:
@@ -55,7 +55,7 @@ def effective_budget_bytes(asked_gb: float, device_memory_bytes: int) -> int:
 
 
 def kv_memory(snapshot: LoopSnapshot, model: ModelDescription) -> KvMemory:
-    """What a snapshot says of the KV cache.
+    """Return the KV cache's part of a snapshot.
 
     One generation at a time needs no budget: the most that can lie in the cache is one sequence as
     long as the context, and nothing is reserved.
@@ -76,7 +76,7 @@ the cache gives way."""
 
 
 def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixConfig:
-    """What the prefix cache of a model is made of."""
+    """Return the shape of a model's prefix cache."""
     facts = model.cache
     state_bytes = 0
     if not facts.has_positions_only:
@@ -88,11 +88,11 @@ def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixConfi
 
 
 def prefix_limits(section: CacheSettings, available_bytes: int | None) -> PrefixLimits:
-    """How much blocks may take.
+    """Return the limits of the prefix cache's blocks.
 
     Args:
         section: The settings.
-        available_bytes: What the machine had left with the model loaded; where nobody knows, only
+        available_bytes: What the machine had left with the model loaded; where that is not known, only
             ``cache.memory_mb`` can say it.
     """
     known_bytes = available_bytes or 0

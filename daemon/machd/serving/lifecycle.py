@@ -1,4 +1,4 @@
-"""Where the daemon is in its life, and whether it takes new work."""
+"""The daemon's lifecycle state, and whether it takes new work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Lifecycle:
 
     @property
     def is_held(self) -> bool:
-        """Whether it drains because an operator wants it to, and can go on."""
+        """Return whether an operator drains it, so that it can resume."""
         return self._is_held
 
     def watch(self, watcher: StateWatcher) -> None:

@@ -96,7 +96,7 @@ class EngineLoop:
             publish: Takes the events of a step; called on the engine thread.
             clock: Reads time.
             probe: Measures the loaded engine before a scheduler is made for it, and later when
-                somebody asks for it; None to know nothing.
+                the admin API asks for it; None to measure nothing.
             adopt: Schedules by what was measured beside the daemon, and tells of it; called on the
                 engine thread, with the scheduler at rest.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
@@ -129,11 +129,11 @@ class EngineLoop:
 
     @property
     def probe_results(self) -> Results:
-        """What is measured of the loaded model; there before the scheduler is made."""
+        """Return the probe results of the loaded model; there before the scheduler is made."""
         return self._probe_results
 
     def judge(self, model: ModelDescription) -> ModelVerdicts:
-        """What the loaded model can do, by its rules and by what is measured of it."""
+        """Return the capabilities of the loaded model, by its rules and its probe results."""
         return judge(model.cache, self._probe_results)
 
     @property
@@ -174,7 +174,7 @@ class EngineLoop:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:
@@ -204,11 +204,11 @@ class EngineLoop:
 
     @property
     def is_changing_config(self) -> bool:
-        """Whether another way of scheduling was asked for that is not in force yet."""
+        """Return whether a requested scheduler config is not in force yet."""
         return not self._changes.is_empty
 
     def set_queue_limits(self, limits: QueueLimits) -> None:
-        """Hold whoever comes, waits or runs against other limits, from the next step on."""
+        """Apply other limits to requests that come, wait or run, from the next step on."""
         self.inbox.put(SetLimits(limits))
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
@@ -216,7 +216,7 @@ class EngineLoop:
         self.inbox.put(SetPrefixLimits(limits))
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
-        """Forget the blocks of the prefix cache that nobody uses; resolves to how many.
+        """Forget the unused blocks of the prefix cache; resolves to their number.
 
         Never resolves when the thread ends before.
         """
@@ -225,9 +225,9 @@ class EngineLoop:
         return request.done
 
     def stop(self, error: MachdError) -> None:
-        """Ask the thread to end whatever runs with ``error`` and leave.
+        """Ask the thread to end all sequences with ``error`` and leave.
 
-        Who waits for another way of scheduling is told at once: the thread may be measuring, or
+        A pending change of the scheduler config fails at once: the thread may be measuring, or
         hang.
         """
         self._changes.refuse(error)
@@ -316,7 +316,7 @@ class EngineLoop:
             self._step(engine, scheduler, plan)
 
     def _change_config(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Schedule as was asked for; who asked is told when everybody else can see it.
+        """Apply the requested scheduler config; its futures resolve when the snapshot shows it.
 
         A stop that comes meanwhile is left for the caller to see.
         """
@@ -338,10 +338,10 @@ class EngineLoop:
             self._probe_results = self._probe.remeasure(attended)
 
     def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Look after those who wait, between two steps of a measurement.
+        """Attend to waiting requests, between two steps of a measurement.
 
-        For them it is as if somebody else's long answer ran: they queue, may leave, and are turned
-        away when their time is over. So the daemon need not refuse work for as long as it measures,
+        For them it is as if another request's long answer ran: they queue, may leave, and are rejected
+        when their time is over. So the daemon need not refuse work for as long as it measures,
         as one that read no messages would have to.
 
         Raises:
@@ -371,7 +371,7 @@ class EngineLoop:
             self._note(engine, scheduler, idle=True)
 
     def _rest_s(self, scheduler: Scheduler) -> float:
-        """How long to sleep when no step can run; a message wakes the thread sooner."""
+        """Return how long to sleep when no step can run; a message wakes the thread sooner."""
         if self._config_change.is_pending:
             return 0.0  # nothing runs: its turn has come
         due_s = scheduler.wait_s(self._clock.monotonic_s())

@@ -20,7 +20,7 @@ _MAX_MEASUREMENT_S = 120.0
 
 
 class Pulse:
-    """When the thread last showed that it moves; beaten by it, read by anybody."""
+    """The time of the engine thread's last heartbeat; written by it, read by any thread."""
 
     def __init__(self, clock: Clock) -> None:
         """Begin with a beat."""
@@ -60,12 +60,12 @@ class LoopSnapshot:
     """The engine thread at one moment, replaced whole and never changed.
 
     Attributes:
-        is_rearranging: Whether nobody is admitted, because another way of scheduling is to begin
+        is_rearranging: Whether admission is closed, because another scheduler config is to begin
             as soon as nothing runs.
         prefix: The prefix cache; None without one.
         mode: How sequences decode at the most.
         step_mode: How the next token is made.
-        drafts: What came of guesses since the start.
+        drafts: Counts of draft tokens since the start.
     """
 
     taken_unix_s: float = 0.0
@@ -84,7 +84,7 @@ class LoopSnapshot:
 
 
 class Snapshots:
-    """The newest snapshot and the newest at rest; taken by the engine thread, read by anybody."""
+    """The newest snapshot and the newest at rest; taken by the engine thread, read by any thread."""
 
     def __init__(self, clock: Clock) -> None:
         """Begin with nothing known."""

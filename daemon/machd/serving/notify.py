@@ -1,4 +1,4 @@
-"""What the service manager is told: sd_notify(3), which is silence where nobody listens."""
+"""Messages to the service manager by sd_notify(3); none are sent without one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServiceNotifier:
     """Sends datagrams to ``$NOTIFY_SOCKET``. Never raises: a deaf service manager stops no daemon."""
 
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
-        """Find out from the process's variables whether anybody listens."""
+        """Find the service manager's socket in the process's variables."""
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self._watchdog_interval_s = _watchdog_interval_s(environ)
         self._clock = clock
@@ -37,7 +37,7 @@ class ServiceNotifier:
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody listens."""
+        """Return whether there is a service manager."""
         return self._address is not None
 
     @property

@@ -81,11 +81,11 @@ class OutputParser(Protocol):
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text has come to thoughts that are not over yet."""
+        """Return whether the text is inside of reasoning."""
         ...
 
     def push(self, text: str) -> list[OutputPiece]:
-        """What this text makes certain."""
+        """Return the deltas that this text makes certain."""
         ...
 
     def finish(self, *, is_cut: bool) -> list[OutputPiece]:
@@ -98,7 +98,7 @@ class OutputParser(Protocol):
 
 
 class OutputFormat(Protocol):
-    """How the answers to one request are read. Immutable."""
+    """The output format of one request's answers. Immutable."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class OutputFormat(Protocol):
 
     @property
     def stops_after_call(self) -> bool:
-        """Whether a choice ends with its first call."""
+        """Return whether a choice ends with its first call."""
         ...
 
     def parser(self) -> OutputParser:

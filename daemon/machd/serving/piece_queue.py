@@ -15,7 +15,7 @@ from machd.serving.output import (
 
 
 class PieceQueue:
-    """What was read and not yet handed out. Takes calls as they are read."""
+    """Pieces that were read and not yet handed out. Takes calls as they are read."""
 
     def __init__(self) -> None:
         self._pieces: list[OutputPiece] = []
@@ -23,7 +23,7 @@ class PieceQueue:
 
     @property
     def calls(self) -> int:
-        """That have begun."""
+        """Return the number of calls that have begun."""
         return self._calls
 
     def take(self) -> list[OutputPiece]:

@@ -1,4 +1,4 @@
-"""What is known of one request when it ends: the facts behind its log line and its metrics."""
+"""The facts of one request at its end, behind its log line and its metrics."""
 
 from __future__ import annotations
 

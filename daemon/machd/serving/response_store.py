@@ -3,7 +3,7 @@
 ``previous_response_id`` and ``GET /v1/responses/{id}`` need what was said before. It is kept as the
 bytes that went over the wire, within a number of responses and of bytes. A response holds its own
 turn alone and stands on the turn before it, so a conversation counts its length and not the square
-of it. Room is made by whoever has the most, so no client can drive out what the others keep.
+of it. The namespace that holds the most makes room, so no client can evict what the others keep.
 Nothing of it is ever logged or written to a disk.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Turn:
-    """What one request and its response add to a conversation. Each is itself: none equals another.
+    """One request and its response in a conversation. Compared by identity.
 
     Attributes:
         items: An item each, as JSON.
@@ -65,7 +65,7 @@ class StoredResponse:
 
     @property
     def size_bytes(self) -> int:
-        """What it needs by itself: its answer, and the whole conversation."""
+        """Return the bytes of its answer and of the whole conversation."""
         return len(self.answer) + sum(turn.size_bytes for turn in self.turn.lineage())
 
     def item(self, item_id: str) -> bytes:
@@ -76,7 +76,7 @@ class StoredResponse:
 
 @dataclass(slots=True)
 class _Namespace:
-    """What one API key's requests have left: responses, those used last at the end.
+    """The responses of one API key, those used last at the end.
 
     Attributes:
         makers: Id of an item to that of the response that made it.
@@ -125,7 +125,7 @@ class _Namespace:
 class ResponseStore:
     """Responses by namespace and id. Owned by the event loop: no other thread may call it.
 
-    A namespace is the name of an API key. Nobody finds what another key's requests have left here.
+    A namespace is the name of an API key. No request finds another key's responses.
     """
 
     def __init__(self, *, max_responses: int, max_bytes: int) -> None:
@@ -141,7 +141,7 @@ class ResponseStore:
 
     @property
     def size_bytes(self) -> int:
-        """What they count together; a turn that several stand on counts once."""
+        """Return the bytes of all; a turn that several stand on counts once."""
         return sum(one.size_bytes for one in self._namespaces.values())
 
     @property

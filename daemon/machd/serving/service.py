@@ -78,10 +78,10 @@ class EngineThread(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """What one request may ask for.
+    """Limits of one request.
 
     Attributes:
-        max_tokens_default: Completion tokens when the client names no number.
+        max_tokens_default: Completion tokens when the client sets none.
         max_n: Completions for each prompt.
         max_queue: Completions that may wait; one request with more than queue and slots hold
             together could never be admitted.
@@ -138,12 +138,12 @@ class GenerationService:
 
     @property
     def open_count(self) -> int:
-        """Generations that somebody reads."""
+        """Return the number of open generations."""
         return len(self._open)
 
     @property
     def open_generations(self) -> tuple[Generation, ...]:
-        """Those generations, in the order they came."""
+        """Return the open generations, oldest first."""
         return tuple(self._open.values())
 
     def set_limits(self, limits: GenerationLimits) -> None:
@@ -175,7 +175,7 @@ class GenerationService:
 
     @property
     def model(self) -> ModelDescription:
-        """What is served."""
+        """Return the description of the served model."""
         return self.engine.model
 
     @property
@@ -246,14 +246,14 @@ class GenerationService:
         Args:
             prompts: Token ids, at least one each.
             options: What is asked.
-            identity: Who asks.
+            identity: Of the client and the request.
             prompt_param: The request field that the prompts came from, for errors about them.
             guidance: What shapes the completions, and how they are read.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
             InvalidRequestError: The request asks for more than the limits or the context allow.
-            KeyLimitError: Whoever asks has reached a limit of its own.
+            KeyLimitError: The client has reached a limit of its own.
         """
         self.lifecycle.check_accepting()
         if identity.is_limited:
@@ -478,15 +478,15 @@ def _sampling_of_choices(
 
 
 def decode_namespace(client: str, salt: str | None) -> str:
-    """Whose requests may share a decode: those of one client, and of one salt where it has one.
+    """Return the namespace in which requests may share a decode: one client's, and one salt's.
 
-    How fast an answer comes tells whether somebody else asked the same, which a salt hides.
+    The speed of an answer tells whether the same was asked before, which a salt hides.
     """
     return _joined("key", client, salt)
 
 
 def cache_namespace(client: str, salt: str | None, *, is_shared: bool) -> str:
-    """Whose prompts a request finds again, and who finds its own.
+    """Return the namespace of the prefix cache in which a request finds prompts, and leaves its own.
 
     Args:
         client: Name of the API key, or ``anonymous``.

@@ -59,7 +59,7 @@ class ServiceReport:
         self._status_s = self._alive_s = self._loading_s = float("-inf")
 
     async def watch(self) -> None:
-        """Report until cancelled; returns at once where nobody listens."""
+        """Report until cancelled; returns at once without a service manager."""
         while self._notifier.is_heard:
             self.look()
             await asyncio.sleep(self._rest_s)
@@ -95,7 +95,7 @@ class ServiceReport:
 
     @property
     def status(self) -> str:
-        """What the daemon does, in a line."""
+        """Return the daemon's state in one line."""
         match self._lifecycle.state:
             case State.LOADING:
                 return "loading the model"
@@ -111,7 +111,7 @@ class ServiceReport:
 
     @property
     def _takes_reloads(self) -> bool:
-        """Whether the service manager knows of reloads now: it does not while we start or stop."""
+        """Return whether the service manager takes reloads now: it does not while the daemon starts or stops."""
         return self._is_ready and not self._is_stopping
 
     @property

@@ -29,9 +29,9 @@ class SpeculationDecision:
 
     Attributes:
         requested: What the settings ask for, ``speculation.mode``.
-        active: Who guesses.
-        reason: Why it is that one, or nobody.
-        max_draft_tokens: Tokens that are guessed ahead of one at the most; 0 where nobody guesses.
+        active: The proposer in force.
+        reason: Why it is that one, or none.
+        max_draft_tokens: The most draft tokens of a row in a step; 0 without a proposer.
     """
 
     requested: RequestedSpeculation
@@ -41,14 +41,14 @@ class SpeculationDecision:
 
     @property
     def is_as_requested(self) -> bool:
-        """Whether the operator got what was asked for by name; ``auto`` leaves it to machd."""
+        """Return whether the requested mode is in force; ``auto`` leaves the choice to machd."""
         return self.requested in (_AUTO, self.active.value)
 
 
 def decide_speculation(
     section: SpeculationSettings, model: ModelDescription, verdicts: ModelVerdicts
 ) -> SpeculationDecision:
-    """What the scheduler is told of ``speculation``, with its reason."""
+    """Return the scheduler's part of ``speculation``, with its reason."""
     policy = draft_policy(section, model, verdicts)
     if policy.max_draft_tokens:
         reason = model.proposer_reason or f"speculation.mode is {section.mode}"
@@ -63,7 +63,7 @@ def decide_speculation(
 def draft_policy(
     section: SpeculationSettings, model: ModelDescription, verdicts: ModelVerdicts
 ) -> DraftPolicy:
-    """Guesses for one row where somebody guesses and the model is known to take wrong ones back.
+    """Return drafts for one row where there is a proposer and the model is known to roll back.
 
     Beside others only where that is known of several rows, too.
     """

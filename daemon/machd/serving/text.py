@@ -41,7 +41,7 @@ class CompletionText:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has ended the text; ``stopped_by`` says which."""
+        """Return whether a stop string has ended the text; ``stopped_by`` says which."""
         return self.stopped_by is not None
 
     def push(self, token_id: int) -> str:

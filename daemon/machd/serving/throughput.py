@@ -1,4 +1,4 @@
-"""How many tokens a second come out of the daemon, over the last few seconds."""
+"""Tokens per second of the whole daemon, over the last few seconds."""
 
 from __future__ import annotations
 

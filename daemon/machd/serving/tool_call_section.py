@@ -21,13 +21,13 @@ _MAX_SLOW_CALLS = 256
 
 
 def tool_names(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
-    """Of the functions that may be called, by tools as templates see them."""
+    """Return the names of the functions that may be called, from tools as templates see them."""
     functions = [tool.get("function") for tool in tools]
     return frozenset(str(one.get("name")) for one in functions if isinstance(one, Mapping))
 
 
 class ToolCallSection:
-    """What stands between the markers of calls.
+    """The text between the markers of calls.
 
     JSON is read as it comes; other spellings when the section ends.
 
@@ -63,12 +63,12 @@ class ToolCallSection:
 
     @property
     def has_called(self) -> bool:
-        """Whether any of it was a call."""
+        """Return whether any of it was a call."""
         return self._pieces.calls > self._calls_before
 
     @property
     def raw(self) -> str:
-        """As the model wrote it so far, the opening marker included."""
+        """Return the text as the model wrote it so far, the opening marker included."""
         return self._start + "".join(self._raw)
 
     def push(self, text: str) -> None:
@@ -85,7 +85,7 @@ class ToolCallSection:
             self._other.append(self._json.push(text))
 
     def finish_cut(self) -> str:
-        """What is no call of a section in which the text was cut.
+        """Return the text that is no call, of a section in which the text was cut.
 
         That is nothing, unless the section holds no call for certain and the answer is not made of calls.
         """
@@ -96,7 +96,7 @@ class ToolCallSection:
         return self.raw if not is_made_of_calls and self._holds_no_call() else ""
 
     def finish(self, *, is_closed: bool) -> str:
-        """What is no call, as the model wrote it.
+        """Return the text that is no call, as the model wrote it.
 
         Args:
             is_closed: The closing marker was read.
@@ -119,7 +119,7 @@ class ToolCallSection:
             self._pieces.end()
 
     def _holds_no_call(self) -> bool:
-        """Whether no more text can make a call of a section that is still open."""
+        """Return whether no more text can make a call of a section that is still open."""
         if not self._is_readable("".join(self._raw)):
             return True
         if self._is_blank or self._format.tool_format != JSON_TOOLS:
@@ -127,7 +127,7 @@ class ToolCallSection:
         return self._json is None or self._json.is_over
 
     def _is_readable(self, text: str) -> bool:
-        """Whether mlx-lm's parsers, whose patterns look back and forth, are done with it soon."""
+        """Return whether mlx-lm's parsers, whose patterns backtrack, finish with it soon."""
         if self._format.tool_format not in _SLOW_FORMATS:
             return len(text) <= _MAX_CHARACTERS
         return len(text) <= _MAX_SLOW_CHARACTERS and text.count("call") <= _MAX_SLOW_CALLS

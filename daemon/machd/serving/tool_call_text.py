@@ -63,7 +63,7 @@ class _JsonCall:
 
     @property
     def can_be_call(self) -> bool:
-        """Whether an object that is not done can still turn out to be a call, by its keys so far."""
+        """Return whether an unfinished object can still turn out to be a call, by its keys so far."""
         json_text = self._json
         if json_text.depth > 1:
             return self._key in _OBJECTS and self._name in {None, *self._names}
@@ -76,7 +76,7 @@ class _JsonCall:
         return known and self._name in {None, *self._names}
 
     def push(self, text: str) -> int:
-        """How many characters belong to the object.
+        """Return how many characters belong to the object.
 
         Raises:
             NotJsonError: It is none; the offending character belongs to it.
@@ -159,17 +159,17 @@ class JsonCalls:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether what is held back can still turn out to be a call."""
+        """Return whether the text held back can still turn out to be a call."""
         return not self.is_over and (self._call is None or self._call.can_be_call)
 
     def push(self, text: str) -> str:
-        """What is no call, as it was written; from the first such text on that is all text."""
+        """Return the text that is no call, as it was written; from the first such text on that is all text."""
         while text and not self.is_over:
             text = self._push_call(text) if self._call is not None else self._push_between(text)
         return text
 
     def finish(self) -> str:
-        """What was held back and is no call, as no more text comes."""
+        """Return the text held back, which is no call as no more text comes."""
         call, self._call = self._call, None
         if call is not None and not call.is_started:
             return self._between + "".join(call.raw)

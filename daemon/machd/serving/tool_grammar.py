@@ -36,7 +36,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How calls are to be written.
+    """The spelling of calls in a grammar.
 
     Attributes:
         start: What stands before a call, in Lark; None for bare JSON.
@@ -61,7 +61,7 @@ class CallSpelling:
     def native(
         cls, tokenizer: Tokenizer, start: str, eos_token_ids: frozenset[int]
     ) -> CallSpelling:
-        """What the model makes of calls by itself, from its own marker on."""
+        """Return the spelling that the model uses by itself, from its own marker on."""
         ids = ",".join(str(one) for one in sorted(eos_token_ids))
         return cls(start=_marker(tokenizer, start), free=f"<[^{ids}]>*")
 
@@ -82,7 +82,7 @@ def forced_calls(
 
 
 def arguments_alone(tool: FunctionTool) -> Constraint:
-    """What one tool's arguments may be: compiled by itself, it shows whose schema is wrong.
+    """Return the grammar of one tool's arguments: compiled by itself, it shows which schema is wrong.
 
     Raises:
         GrammarError: It is beyond the bounds.
@@ -115,7 +115,7 @@ def _constraint(rules: list[str], param: str) -> Constraint:
 def _calls(
     tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
 ) -> tuple[str, list[str]]:
-    """What calls are, as the right side of a rule, and the rules that it needs."""
+    """Return the right side of a rule for calls, and the rules that it needs."""
     if spelling.free is not None:
         return f"{spelling.start} {spelling.free}", []
     check_schemas([tool.parameters for tool in tools], param=_PARAM)

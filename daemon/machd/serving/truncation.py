@@ -57,5 +57,5 @@ def kept_messages(
 
 
 def _begins_turn(messages: Sequence[dict[str, object]], index: int) -> bool:
-    """Whether a user's message begins a turn: the message before it is not the user's."""
+    """Return whether a user's message begins a turn: the message before it is not the user's."""
     return messages[index - 1].get("role") != _USER

@@ -11,7 +11,7 @@ from machd.settings.texts import Text
 
 
 class CacheSettings(SettingsSection):
-    """What is kept of prompts and answers, so that nothing is computed twice."""
+    """The prefix cache: blocks of prompts and answers, in memory and on disk."""
 
     prefix: Annotated[bool, Mark.RESTART] = Field(
         default=True,

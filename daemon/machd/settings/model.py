@@ -41,7 +41,7 @@ _MaxConnections: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)] | Literal
 
 
 class ServerSettings(SettingsSection):
-    """Where the daemon listens."""
+    """The public listener."""
 
     host: Annotated[ListenHost, Mark.RESTART] = Field(
         default="127.0.0.1",
@@ -96,7 +96,7 @@ class ModelSettings(SettingsSection):
 
 
 class EngineSettings(SettingsSection):
-    """What computes."""
+    """The engine that computes."""
 
     blas: Annotated[Text, Mark.RESTART] = Field(
         default="auto",
@@ -113,7 +113,7 @@ class EngineSettings(SettingsSection):
 
 
 class StructuredOutputSettings(SettingsSection):
-    """How schemas are read."""
+    """The reading of JSON schemas."""
 
     strict: bool = Field(
         default=False,
@@ -123,7 +123,7 @@ class StructuredOutputSettings(SettingsSection):
 
 
 class StreamingSettings(SettingsSection):
-    """How answers are streamed."""
+    """The streaming of answers."""
 
     interval: int = Field(
         default=1,
@@ -141,7 +141,7 @@ class StreamingSettings(SettingsSection):
 
 
 class LimitsSettings(SettingsSection):
-    """How much is accepted, and how long it may take."""
+    """Limits of requests, in number, size and time."""
 
     max_queue: int = Field(
         default=64,
@@ -252,7 +252,7 @@ class LimitsSettings(SettingsSection):
 
 
 class AuthSettings(SettingsSection):
-    """Who may ask."""
+    """Authentication: API keys and the admin token."""
 
     api_keys_file: Text | None = Field(
         default=None,
@@ -286,7 +286,7 @@ class HttpSettings(SettingsSection):
 
 
 class AdminSettings(SettingsSection):
-    """Where operators reach the daemon."""
+    """The admin listener."""
 
     listen: Annotated[AdminListen, Mark.RESTART] = Field(
         default="127.0.0.1:8081",
@@ -296,7 +296,7 @@ class AdminSettings(SettingsSection):
 
 
 class MetricsSettings(SettingsSection):
-    """What is measured, and where it is shown."""
+    """The metrics page."""
 
     public: bool = Field(
         default=True,
@@ -310,7 +310,7 @@ class MetricsSettings(SettingsSection):
 
 
 class LoggingSettings(SettingsSection):
-    """What is logged. Prompts and completions never are."""
+    """Logging. Prompts and completions are never logged."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
@@ -323,7 +323,7 @@ class LoggingSettings(SettingsSection):
 
 
 class TracingSettings(SettingsSection):
-    """Where spans of requests are sent."""
+    """Tracing: the spans of requests."""
 
     otlp_endpoint: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
@@ -334,7 +334,7 @@ class TracingSettings(SettingsSection):
 
 
 class ProbeSettings(SettingsSection):
-    """What is measured of the model that is served."""
+    """Probes of the served model."""
 
     on_start: Annotated[Literal["facts", "measure", "auto", "off"], Mark.RESTART] = Field(
         default="auto",

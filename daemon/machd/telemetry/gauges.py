@@ -81,7 +81,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
         configuration: Knows the settings, and how the last reload went.
         responses: Holds what later requests may refer to.
         in_flight: Counts the open HTTP requests.
-        open_generations: Counts what somebody reads, whatever the engine thinks.
+        open_generations: Counts the open generations, whatever the engine holds.
         versions: Of machd and what it was measured with, by the label's name.
     """
     metrics.set_info("machd_build_info", python=platform.python_version(), **versions)
@@ -158,7 +158,7 @@ def _numbered(counts: Sequence[int], configuration: Configuration) -> dict[str, 
 
 
 def _watch_requests(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
-    """How requests are decoded, and how many there are of them."""
+    """Export the decode mode, and the counts of requests."""
     metrics.watch_decode_mode(lambda: loop.snapshot.step_mode)
     for name, read in (
         ("machd_decode_mode_requested", lambda: _requested_mode(configuration)),

@@ -1,4 +1,4 @@
-"""How late the event loop is: what every stream on it feels."""
+"""The event loop's lag, which delays every stream on it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class RepeatFilter(logging.Filter):
         self._passed: dict[Hashable, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; ``record.repeats`` is how many were not since the last one."""
+        """Return whether the record is written; ``record.repeats`` counts those that were not since the last."""
         if record.levelno < logging.WARNING:
             return True
         kind = _kind(record)
@@ -60,7 +60,7 @@ def _kind(record: logging.LogRecord) -> Hashable:
 
 
 def _exception_type(exc_info: object) -> type[BaseException] | None:
-    """Of what structlog and logging take as ``exc_info``: an exception, a triple, or True."""
+    """Return the type of an ``exc_info`` of structlog or logging: an exception, a triple, or True."""
     if isinstance(exc_info, BaseException):
         return type(exc_info)
     if isinstance(exc_info, tuple):

@@ -222,7 +222,7 @@ class Metrics:
 
 
 def _known_values() -> dict[str, list[str]]:
-    """What the label of a counter can be, by the counter's name."""
+    """Return the values of a counter's label, by the counter's name."""
     return {
         "machd_faults_total": ["row", "engine"],
         "machd_decode_mode_changes_total": list(DecodeMode),

@@ -1,4 +1,4 @@
-"""What the served model can do, and how it is decoded: asked in one place, exported and logged."""
+"""The served model's capabilities and decode mode: asked in one place, exported and logged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServedModel:
     def judge(
         self, model: ModelDescription, settings: Settings | None = None
     ) -> tuple[ModelVerdicts, DecodeModeDecision]:
-        """What a model can do, and how it is decoded under ``settings``; by default, today's."""
+        """Return a model's capabilities and decode mode under ``settings``; by default, those in force."""
         section = (settings or self._configuration.settings).continuous_batching
         verdicts = self._loop.judge(model)
         decision = decide_decode_mode(
@@ -59,7 +59,7 @@ class ServedModel:
         return verdicts, decision
 
     def decision(self, settings: Settings) -> DecodeModeDecision | None:
-        """How the loaded model is decoded under ``settings``; None while none is loaded."""
+        """Return the loaded model's decode mode under ``settings``; None while none is loaded."""
         model = self.description
         return None if model is None else self.judge(model, settings)[1]
 
@@ -89,7 +89,7 @@ class ServedModel:
         return decision
 
     def announce_changes(self, changed: frozenset[str]) -> None:
-        """Export what is known now; log, and tell who watches, what can do something else."""
+        """Export the verdicts; log those that changed, and send them to watchers."""
         model = self.description
         assert model is not None, "there is a model to speak of"
         verdicts, _ = self.judge(model)

@@ -95,7 +95,7 @@ class SpanSender:
         return batch
 
     def _report_at_times(self) -> None:
-        """Report unless that was done lately, or is about to be: whoever closes has the sum."""
+        """Report unless that was done lately, or is about to be: the last report has the sum."""
         now_s = self._clock.monotonic_s()
         is_due = self._reported_s is None or now_s - self._reported_s >= _REPORT_INTERVAL_S
         if is_due and not self._is_closing:

@@ -33,7 +33,7 @@ _TEXT_ENDPOINTS = frozenset({"completions", "infill"})
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """What sends spans to an endpoint, as protobuf over HTTP.
+    """Return an exporter of spans to an endpoint, as protobuf over HTTP.
 
     Headers, certificates and compression are taken from OpenTelemetry's own variables.
     """
@@ -113,7 +113,7 @@ def _context(
 
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, AttributeValue]:
-    """What is known of the request; what is not known is left out."""
+    """Return the known attributes of the request."""
     known: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "machd",

@@ -28,7 +28,7 @@ class RequestTracer(Protocol):
 
 
 def tracers(otlp_endpoint: str | None, clock: Clock) -> Sequence[RequestTracer]:
-    """What exports spans to an endpoint; nothing without one.
+    """Return the exporters of spans; none without an endpoint.
 
     Args:
         otlp_endpoint: The whole URL that takes traces, path included.

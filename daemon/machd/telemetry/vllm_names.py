@@ -116,7 +116,7 @@ class VllmNames(Collector):
             yield family
 
     def _model_name(self) -> str:
-        """What is served; empty until it is known."""
+        """Return the name of the served model; empty until it is known."""
         (info,) = self._collectors["machd_model_info"].collect()
         return info.samples[0].labels["model"] if info.samples else ""
 

@@ -113,7 +113,7 @@ async def create_ollama_generate(
 async def show_ollama_model(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> OllamaModelFacts:
-    """What is known of the served model, in Ollama's words."""
+    """Describe the served model, in Ollama's words."""
     timeout_s = context.settings.limits.stall_timeout_s
     body = await read_body(request, OllamaShowRequest, timeout_s=timeout_s)
     service = context.service

@@ -157,7 +157,7 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
     """Sampling parameters. Null means the default.
 
     Attributes:
-        num_predict: Tokens of completion; -1 and -2 for all that fit, 0 names no number.
+        num_predict: Tokens of completion; -1 and -2 for all that fit, 0 for the default.
         repeat_last_n: Tokens over which penalties look. machd's look at the whole text (-1); 0
             switches penalties off.
         num_ctx: Ignored, as the context is always as long as the model's.

@@ -1,6 +1,6 @@
 """Decoding of bodies: bytes to a wire type, or to an error that says what was expected.
 
-Decoding is strict: no text for a number, no number for a boolean. A number without a fraction is an
+Decoding is strict: a text does not count as a number, nor a number as a boolean. A number without a fraction is an
 integer however it is written (``4.0``), as JSON Schema has it. A key that occurs twice counts as its last
 occurrence, here and in :func:`unknown_fields` alike.
 """
