@@ -13,7 +13,7 @@ _ChunkTokens: TypeAlias = Annotated[int, Field(ge=1, le=65_536)] | Literal["auto
 
 
 class ContinuousBatchingSettings(SettingsSection):
-    """Continuous batching: decoding of several requests together, and its limits."""
+    """Decoding of several requests together, and its limits."""
 
     enabled: bool = Field(
         default=False,

@@ -96,7 +96,7 @@ class ModelSettings(SettingsSection):
 
 
 class EngineSettings(SettingsSection):
-    """The engine that computes."""
+    """The libraries that compute."""
 
     blas: Annotated[Text, Mark.RESTART] = Field(
         default="auto",
@@ -252,7 +252,7 @@ class LimitsSettings(SettingsSection):
 
 
 class AuthSettings(SettingsSection):
-    """Authentication: API keys and the admin token."""
+    """API keys and the admin token."""
 
     api_keys_file: Text | None = Field(
         default=None,
@@ -323,7 +323,7 @@ class LoggingSettings(SettingsSection):
 
 
 class TracingSettings(SettingsSection):
-    """Tracing: the spans of requests."""
+    """Spans of requests, and where they are sent."""
 
     otlp_endpoint: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
@@ -334,7 +334,7 @@ class TracingSettings(SettingsSection):
 
 
 class ProbeSettings(SettingsSection):
-    """Probes of the served model."""
+    """Measurements of the served model at start-up."""
 
     on_start: Annotated[Literal["facts", "measure", "auto", "off"], Mark.RESTART] = Field(
         default="auto",

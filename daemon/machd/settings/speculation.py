@@ -11,7 +11,7 @@ from machd.settings.texts import Text
 
 
 class SpeculationSettings(SettingsSection):
-    """Speculation: draft tokens that are proposed and verified together."""
+    """Draft tokens that are proposed and verified together."""
 
     mode: Annotated[Literal["auto", "off", "ngram", "draft", "dflash"], Mark.RESTART] = Field(
         default="auto",
