@@ -148,7 +148,7 @@ def test_the_comparison_is_decided_by_more_than_noise(kind: TinyKind) -> None:
 
 
 def _mlx_lm_answers(model: LoadedModel, rows: list[Join]) -> list[list[int]]:
-    """What mlx-lm's own batching says, greedily and past any end of text."""
+    """Return what mlx-lm's own batching says, greedily and past any end of text."""
     from mlx_lm.generate import batch_generate  # noqa: PLC0415 - after import_mlx_lm()
 
     class Endless:
@@ -168,7 +168,7 @@ def _mlx_lm_answers(model: LoadedModel, rows: list[Join]) -> list[list[int]]:
 
 
 def _decided(reference: Alone, row: Join) -> int:
-    """How many of a greedy row's tokens come before the first near tie."""
+    """Return how many of a greedy row's tokens come before the first near tie."""
     gaps = margins(reference.tokens(row))
     return next((place for place, gap in enumerate(gaps) if gap <= NOISE), len(gaps))
 

@@ -57,7 +57,7 @@ def _rows() -> list[Join]:
 
 
 def _plain(kind: TinyKind, rows: Sequence[Join]) -> Said:
-    """What rows say alone."""
+    """Return what rows say alone."""
     return Said([alone(kind).tokens(row) for row in rows])
 
 

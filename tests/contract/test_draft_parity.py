@@ -30,7 +30,7 @@ _ENGINES = list(product(TinyKind, Lane, (False, True)))
 
 
 def answers_of(kind: TinyKind, rows: list[Join]) -> Answers:
-    """What these rows say alone."""
+    """Return what these rows say alone."""
     return {
         (row.prompt, row.sampling): [one.token_id for one in alone(kind).tokens(row)]
         for row in rows

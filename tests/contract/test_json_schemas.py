@@ -34,14 +34,14 @@ _CLOSES = 0.4
 
 
 def is_accepted(engine: Engine, grammar: Grammar, text: str) -> bool:
-    """Whether a text's tokens are an answer, one after the other, to the end."""
+    """Return whether a text's tokens are an answer, one after the other, to the end."""
     matcher = compiled(grammar).llmatcher.deep_copy()
     token_ids = _token_ids(engine, text)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
 def is_offered(engine: Engine, grammar: Grammar, text: str) -> bool:
-    """Whether the mask at each token lets it through, and the end at the end."""
+    """Return whether the mask at each token lets it through, and the end at the end."""
     matcher = compiled(grammar).llmatcher.deep_copy()
     for token_id in _token_ids(engine, text):
         if not _is_in(matcher.compute_bitmask(), token_id) or not matcher.consume_token(token_id):

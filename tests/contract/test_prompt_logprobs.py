@@ -178,7 +178,7 @@ def _mlx_engine(short_engine: MlxEngine) -> Iterator[MlxEngine]:
 
 
 def bare_scores(loaded: LoadedModel, prompt: Sequence[int]) -> list[PromptLogprob]:
-    """What one forward pass over the whole prompt says, without caches."""
+    """Return what one forward pass over the whole prompt says, without caches."""
     import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
 
     logits = loaded.model(mx.array([list(prompt)]))[0].astype(mx.float32)

@@ -55,7 +55,7 @@ def name_of(path: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """What headings can be linked to, as forges spell it."""
+    """Return what headings can be linked to, as forges spell it."""
     titles = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -117,7 +117,7 @@ def check_machd(words: list[str]) -> None:
 
 
 def error_messages() -> Iterator[tuple[str, str]]:
-    """Where an operating error is made in the program, and its message as far as it is constant."""
+    """Yield where an operating error is made in the program, and its message as far as it is constant."""
     names = {one.__name__ for one in ERROR_CLASSES}
     for path in PROGRAM:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

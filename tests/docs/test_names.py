@@ -61,7 +61,7 @@ def name_of(path: Path) -> str:
 
 
 def spans(page: Path) -> list[str]:
-    """What stands in backticks, outside of blocks."""
+    """Return what stands in backticks, outside of blocks."""
     return _CODE.findall(_FENCE.sub("", page.read_text("utf-8")))
 
 
@@ -75,7 +75,7 @@ def words_of_the_program() -> str:
 
 
 def is_module(dotted: str) -> bool:
-    """Whether a module of machd is called so, without the package's own name."""
+    """Return whether a module of machd is called so, without the package's own name."""
     return (ROOT / "daemon" / "machd" / f"{dotted.replace('.', '/')}.py").is_file()
 
 

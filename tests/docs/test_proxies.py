@@ -83,7 +83,7 @@ def running(command: Sequence[str], port: int) -> Iterator[None]:
 
 
 def takes_connections(port: int) -> bool:
-    """Whether somebody listens and has a certificate for the name."""
+    """Return whether somebody listens and has a certificate for the name."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

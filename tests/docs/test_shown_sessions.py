@@ -95,7 +95,7 @@ def test_what_is_run_is_harmless(page: Path) -> None:
 
 
 def is_harmless(command: str) -> bool:
-    """Whether a command begins with one that may be run, after its variables, and ends by itself."""
+    """Return whether a command begins with one that may be run, after its variables, and ends by itself."""
     rest = _ASSIGNMENTS.sub("", command, count=1).split()
     return not rest or (rest[0] in RUNNABLE and rest[:2] != ["machd", "serve"])
 
@@ -124,7 +124,7 @@ def test_only_what_a_test_cannot_run_is_left_out() -> None:
 
 
 def needs_more(session: Session) -> bool:
-    """Whether a block's reason is one of those that commands without side effects may have."""
+    """Return whether a block's reason is one of those that commands without side effects may have."""
     return any(
         word in (session.not_run or "") for word in ("stands for", "another host", "a key", "root")
     )

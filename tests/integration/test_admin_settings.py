@@ -35,7 +35,7 @@ def daemon(tmp_path: Path, config_path: Path) -> Iterator[AdminDaemon]:
 
 
 def _max_n(daemon: AdminDaemon) -> int:
-    """What requests are held against, not what is shown."""
+    """Return what requests are held against, not what is shown."""
     answer = daemon.http.post(_CHAT, json=chat(n=99, max_tokens=1))
     assert answer.status_code == 400
     return int(answer.json()["error"]["message"].rpartition(" ")[2])

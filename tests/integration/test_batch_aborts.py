@@ -85,7 +85,7 @@ _FAKE = _Kind("fake", lambda before_step: FakeEngine(before_step=before_step))
 
 @pytest.fixture(name="alone", scope="module")
 def _alone() -> dict[str, dict[str, str]]:
-    """What each request is answered by a daemon that decodes one at a time, by model."""
+    """Return what each request is answered by a daemon that decodes one at a time, by model."""
     return {kind.model_id: _answers_alone(kind) for kind in (_TINY, _FAKE)}
 
 

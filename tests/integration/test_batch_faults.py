@@ -87,7 +87,7 @@ def _engine(gate: StepGate | None, *, looks_ahead: bool = False) -> Callable[[],
 
 @pytest.fixture(name="alone", scope="module")
 def _alone() -> dict[str, str]:
-    """What each request is answered by a daemon that decodes one at a time."""
+    """Return what each request is answered by a daemon that decodes one at a time."""
     with RunningDaemon(_engine(None)) as daemon:
         return {
             name: httpx.post(f"{daemon.url}{_PATH}", json={**body, "stream": False}).json()[
@@ -153,7 +153,7 @@ class _Crowd:
         return self._by_name[name].read_answer()
 
     def text(self, name: str) -> str:
-        """What one client was told in full."""
+        """Return what one client was told in full."""
         return _text(self.answer(name))
 
 

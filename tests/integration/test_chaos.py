@@ -163,7 +163,7 @@ def _everyone_stays(requests: list[tuple[str, dict[str, object]]]) -> list[list[
 
 
 def _answers_alone(requests: list[tuple[str, dict[str, object]]]) -> list[Answer]:
-    """What a daemon says that decodes one request at a time, with nobody else about."""
+    """Return what a daemon says that decodes one request at a time, with nobody else about."""
     with RunningDaemon(_engine, _LIMITS) as daemon:
         return _answers(daemon.url, _everyone_stays(requests), 1)
 

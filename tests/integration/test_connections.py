@@ -55,7 +55,7 @@ def _disconnects(url: str) -> float:
 
 
 def _read_to_end(client: RawClient) -> bytes:
-    """What came until the connection ended, in whichever way."""
+    """Return what came until the connection ended, in whichever way."""
     with suppress(ConnectionError):
         client.read_to_end(CEILING_S)
     return client.received

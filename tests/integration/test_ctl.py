@@ -66,7 +66,7 @@ def daemon(tmp_path: Path, config_path: Path, gate: StepGate) -> Iterator[AdminD
 def _ctl(
     daemon: AdminDaemon, *arguments: str, code: int = 0, environ: Mapping[str, str] | None = None
 ) -> str:
-    """What the command prints, and what it complains of where it fails."""
+    """Return what the command prints, and what it complains of where it fails."""
     address = daemon.admin_url.removeprefix("http://")
     done = run_machd(
         ["ctl", "--address", address, *arguments], {**daemon.environ, **(environ or {})}

@@ -238,7 +238,7 @@ def test_the_address_is_free_again_after_the_end() -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """Where a socket file can lie; the system allows about a hundred characters."""
+    """Yield where a socket file can lie; the system allows about a hundred characters."""
     chosen = tmp_path / "s"
     assert len(str(chosen)) < 100
     yield chosen

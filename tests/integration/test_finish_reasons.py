@@ -48,7 +48,7 @@ class Case:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the answer ended before the model had ended it."""
+        """Return whether the answer ended before the model had ended it."""
         return self.chat == "length"
 
 

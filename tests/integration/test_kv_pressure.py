@@ -78,7 +78,7 @@ class _Watch:
 
     @property
     def is_within_budget(self) -> bool:
-        """Whether no more was ever promised than there is."""
+        """Return whether no more was ever promised than there is."""
         return self.max_reserved_bytes <= _BUDGET_BYTES
 
     def note(self, loop: EngineLoop, scheduler: Scheduler) -> None:
@@ -134,7 +134,7 @@ def _fitting(number: int, rng: random.Random) -> dict[str, object]:
 
 
 def _needed_bytes(body: dict[str, Any], choices: int = 1) -> int:
-    """What a request of the tiny model has to be promised."""
+    """Return what a request of the tiny model has to be promised."""
     return (len(body["prompt"]) + int(body["max_tokens"])) * _TINY_TOKEN_BYTES * choices
 
 
@@ -153,7 +153,7 @@ _TOO_LARGE = {
 
 @pytest.fixture(name="alone", scope="module")
 def _alone() -> list[Answer]:
-    """What each fitting request is answered by a daemon that decodes one at a time."""
+    """Return what each fitting request is answered by a daemon that decodes one at a time."""
     with RunningDaemon(_tiny()) as daemon:
         errands = [[_errand(body, number)] for number, body in enumerate(_requests())]
         return [answer_of(answer) for _, answer in _run(daemon.url, errands, 1) if answer]

@@ -104,7 +104,7 @@ def _body(prompt: str, **fields: object) -> dict[str, object]:
 
 
 def _alone(prompt: str, tokens: int = _TOKENS) -> str:
-    """What the scripted engine says to a prompt, whoever runs beside it."""
+    """Return what the scripted engine says to a prompt, whoever runs beside it."""
     sampling = SamplingParams(temperature=0.0)
     return "".join(chr(lettered(tuple(prompt.encode()), sampling, at)) for at in range(tokens))
 

@@ -42,7 +42,7 @@ def _parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonParent]:
 
 @pytest.fixture(name="float_reserved_bytes", scope="module")
 def _float_reserved_bytes(parent: DaemonParent, model: Path) -> int:
-    """What one request reserves in float32."""
+    """Return what one request reserves in float32."""
     with parent.running(str(model), *_BATCHED) as daemon:
         return _reserved_bytes(daemon)
 
@@ -63,7 +63,7 @@ _QUESTIONS = [
 
 
 def _reserved_bytes(daemon: ForkedDaemon) -> int:
-    """What a daemon reserves for one and the same request, seen while that runs."""
+    """Return what a daemon reserves for one and the same request, seen while that runs."""
 
     def reserved_bytes() -> int:
         return int(stats(daemon.url)["kv"]["reserved_bytes"])

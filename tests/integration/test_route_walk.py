@@ -385,7 +385,7 @@ def _ollama_canary_bodies(function: Mapping[str, object]) -> Iterator[dict[str, 
 
 @contextmanager
 def _rendered_logs() -> Iterator[io.StringIO]:
-    """What a log file would hold, at level debug."""
+    """Yield what a log file would hold, at level debug."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     config, was_configured = structlog.get_config(), structlog.is_configured()

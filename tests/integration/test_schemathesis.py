@@ -66,7 +66,7 @@ def _url() -> Iterator[str]:
 
 @pytest.fixture(name="document", scope="module")
 def _document(url: str) -> dict[str, Any]:
-    """What the daemon says of itself."""
+    """Return what the daemon says of itself."""
     document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=CEILING_S).json()
     return document
 
@@ -173,7 +173,7 @@ def _check_stream(text: str, media_type: str, document: dict[str, Any], endpoint
 
 
 def _contents(schema: object) -> list[Any]:
-    """What an event's schema says about the JSON in its data."""
+    """Return what an event's schema says about the JSON in its data."""
     if isinstance(schema, list):
         return [found for one in schema for found in _contents(one)]
     if not isinstance(schema, dict):

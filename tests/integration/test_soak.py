@@ -246,7 +246,7 @@ def _run(
 
 
 def _is_bad(line: str) -> bool:
-    """Whether a log line says that something failed."""
+    """Return whether a log line says that something failed."""
     if not line.startswith("{"):
         return "Traceback" in line
     event = json.loads(line)

@@ -115,7 +115,7 @@ class _GuardedDaemon(RunningDaemon):
 
     @property
     def decision(self) -> DecodeModeDecision:
-        """What the start-up screen is given."""
+        """Return what the start-up screen is given."""
         assert self._daemon is not None
         assert self._daemon.decode_mode is not None
         return self._daemon.decode_mode
@@ -465,7 +465,7 @@ def _cached(answer: httpx.Response) -> int:
 
 
 def _real(cache: Path) -> tuple[Measure, Measure]:
-    """What ``serve`` measures with."""
+    """Return what ``serve`` measures with."""
     measures = startup_measures(cache)
     return measures.measure, measures.recall
 

@@ -22,7 +22,7 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost", b"127.0.0.1", b"localhost", None}
 
 
 def _says(prompt: str) -> str | None:
-    """What the scripted model answers, where it does not just obey."""
+    """Return what the scripted model answers, where it does not just obey."""
     result = _RESULT.search(prompt)
     if result:
         return f"It is {result[1]} in Paris."

@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def said(self) -> tuple[object, ...]:
-        """What has to be the same whatever was cached: all but logprobs' values, which are rounded."""
+        """Return what has to be the same whatever was cached: all but logprobs' values, which are rounded."""
         tokens = tuple(tuple(token for token, _ in one) for one in self.logprobs)
         return self.texts, self.reasons, tokens, self.prompt_tokens, self.completion_tokens
 
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def path(self) -> str:
-        """Where it is asked."""
+        """Return where it is asked."""
         return "/v1/completions" if "prompt" in self.fields else "/v1/chat/completions"
 
     @property

@@ -39,7 +39,7 @@ class Conduct(Enum):
 
     @property
     def leaves(self) -> bool:
-        """Whether nobody waits for the whole answer."""
+        """Return whether nobody waits for the whole answer."""
         return self.name.startswith("LEAVE")
 
 

@@ -46,7 +46,7 @@ def spelled_json(instance: Json) -> str:
 
 
 def is_valid(text: str, schema: Json) -> bool:
-    """Whether ``jsonschema`` takes a text as JSON of a schema, formats and decimals included.
+    """Return whether ``jsonschema`` takes a text as JSON of a schema, formats and decimals included.
 
     Raises:
         ValueError: The text is no JSON.

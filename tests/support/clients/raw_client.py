@@ -78,12 +78,12 @@ class RawClient:
 
     @property
     def is_answered(self) -> bool:
-        """Whether something has come that is not read yet, be it the end."""
+        """Return whether something has come that is not read yet, be it the end."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has neither closed nor reset the connection."""
+        """Return whether the server has neither closed nor reset the connection."""
         try:
             return not self.is_answered or self._socket.recv(1, socket.MSG_PEEK) != b""
         except ConnectionError:
@@ -110,7 +110,7 @@ class RawClient:
 
     @property
     def body(self) -> bytes:
-        """What has been received of a chunked response's body, without the chunks' frames."""
+        """Return what has been received of a chunked response's body, without the chunks' frames."""
         rest = self.received.partition(b"\r\n\r\n")[2]
         body = b""
         while b"\r\n" in rest:

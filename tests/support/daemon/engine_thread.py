@@ -57,7 +57,7 @@ class Published:
             return self.of(kind)
 
     def ends(self, count: int = 1) -> dict[str, SequenceFinished]:
-        """How sequences ended, by id, as soon as ``count`` have."""
+        """Return how sequences ended, by id, as soon as ``count`` have."""
         return {one.sequence_id: one for one in self.wait_for(SequenceFinished, count)}
 
 

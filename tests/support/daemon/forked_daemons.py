@@ -38,13 +38,13 @@ class ForkedDaemon:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What it has logged."""
+        """Return what it has logged."""
         lines = self.log.read_text().splitlines(keepends=True)
         return [json.loads(one) for one in lines if one.startswith("{") and one.endswith("\n")]
 
     @property
     def url(self) -> str:
-        """Where it listens; waits until it is ready."""
+        """Return where it listens; waits until it is ready."""
         ready = self.wait_for("daemon.ready")
         return str(ready["url"])
 
@@ -62,7 +62,7 @@ class ForkedDaemon:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is over, and only its exit code is left."""
+        """Return whether the process is over, and only its exit code is left."""
         return bool(psutil.Process(self.process_id).status() == psutil.STATUS_ZOMBIE)
 
     def log_tail(self, lines: int) -> Sequence[str]:

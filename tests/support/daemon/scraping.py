@@ -58,5 +58,5 @@ def scrape(url: str, name: str, **labels: str) -> float:
 
 
 def is_idle(url: str) -> bool:
-    """Whether nothing runs and nothing waits."""
+    """Return whether nothing runs and nothing waits."""
     return scrape(url, "machd_requests_running") == scrape(url, "machd_requests_waiting") == 0

@@ -99,7 +99,7 @@ class ServeProcess:
 
     @property
     def admin_url(self) -> str:
-        """Where operators are answered; read once the daemon is ready."""
+        """Return where operators are answered; read once the daemon is ready."""
         events = (one for one in self.events if one["event"] == "daemon.listening")
         return str(next(events)["admin_url"])
 

@@ -102,14 +102,14 @@ class ServiceDaemon:
             error.add_note(f"The daemon's log:\n{log[-_LOG_CHARACTERS:]}")
 
     def read_url(self) -> str:
-        """Where it listens; said once it is ready."""
+        """Return where it listens; said once it is ready."""
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, f"the daemon ended: {self.process.stderr and self.process.stderr.read()}"
         return self.url
 
     def read_error(self) -> str:
-        """What it said at its end."""
+        """Return what it said at its end."""
         return self.process.communicate(timeout=CEILING_S)[1]
 
     def terminate(self) -> None:

@@ -246,7 +246,7 @@ def _is_busy(answer: RawAnswer) -> bool:
 
 
 def _shape(has_shape: Callable[[str], bool]) -> Callable[[Any], bool]:
-    """Whether every choice that was not cut by its number of tokens has the shape."""
+    """Return whether every choice that was not cut by its number of tokens has the shape."""
     return lambda said: all(reason == "length" or has_shape(text) for text, reason in said)
 
 

@@ -59,7 +59,7 @@ class Chained:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in a made-up memory."""
+        """Return what it takes in a made-up memory."""
         return len(self.texts) * TOKEN_BYTES + (STATE_BYTES if self.state is not None else 0)
 
 
@@ -152,7 +152,7 @@ class ChainedEngine:
         )
 
     def _told(self, unsaved: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """What this step tells of what earlier ones were to write."""
+        """Return what this step tells of what earlier ones were to write."""
         del self.unsaved[: len(unsaved)]
         return unsaved
 
@@ -268,7 +268,7 @@ class ChainedEngine:
         return [] if self._is_late else [self._decode(chunk.slot_index)]
 
     def _decode_row(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
-        """What was guessed rightly, which the row has computed by then, and one token more."""
+        """Return what was guessed rightly, which the row has computed by then, and one token more."""
         slot_index, row = decode.slot_index, self.rows[decode.slot_index]
         max_tokens = min(decode.max_draft_tokens, row.tokens_left - 1)
         drafted = accepted = 0

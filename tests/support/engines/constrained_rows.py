@@ -43,7 +43,7 @@ class Run:
     faults: dict[int, BaseException] = field(default_factory=dict)
 
     def text(self, engine: Engine, row: int) -> str:
-        """What a row says."""
+        """Return what a row says."""
         return engine.tokenizer.decode(self.tokens[row])
 
 

@@ -44,7 +44,7 @@ class GuessedScripts:
         self.engine = WatchedEngine(model, self.oracle, looks_ahead=looks_ahead)
 
     def differences(self, script: Script, drafts: DraftSchedule) -> list[str]:
-        """Where the script's rows said something else than alone; all of them are gone again."""
+        """Return where the script's rows said something else than alone; all of them are gone again."""
         self.oracle.answers = self._answers(script)
         self.engine.forget()
         said = play(
@@ -138,7 +138,7 @@ def say(
 
 
 def constrained_differences(plain: Said, guessed: Said, joins: Sequence[Join]) -> list[str]:
-    """Where rows that began together said something else with guesses than without."""
+    """Return where rows that began together said something else with guesses than without."""
     found = [f"faults {plain.faults} and {guessed.faults}"] if guessed.faults else []
     for number, join in enumerate(joins):
         pair = plain.tokens[number], guessed.tokens[number]

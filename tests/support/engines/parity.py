@@ -24,7 +24,7 @@ class Alone:
         self._known: dict[Join, list[SampledToken]] = {}
 
     def differences(self, script: Script, together: list[list[SampledToken]]) -> list[str]:
-        """Where the script's rows said something else than alone."""
+        """Return where the script's rows said something else than alone."""
         return [
             f"row {number}, {join.sampling}: {difference}"
             for number, (join, tokens) in enumerate(zip(script.joins, together, strict=True))

@@ -11,12 +11,12 @@ from support.clocks.polling import CEILING_S, wait_until
 
 
 def at_prefill(plan: StepPlan) -> bool:
-    """Whether the step computes prompt tokens."""
+    """Return whether the step computes prompt tokens."""
     return bool(plan.prefill)
 
 
 def at_decode(plan: StepPlan) -> bool:
-    """Whether the step continues a completion."""
+    """Return whether the step continues a completion."""
     return bool(plan.decode)
 
 

@@ -245,7 +245,7 @@ def _drawn(name: str, array: mx.array, random: np.random.Generator) -> NDArray[n
 
 
 def _centre(name: str, array: mx.array) -> NDArray[np.float32]:
-    """What a parameter is drawn around: what mlx-lm sets, unless that is random or nothing."""
+    """Return what a parameter is drawn around: what mlx-lm sets, unless that is random or nothing."""
     if name.endswith(".bias"):
         return np.zeros(array.shape, dtype=np.float32)
     if name.endswith(("conv_k", "conv_v")):

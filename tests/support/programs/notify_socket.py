@@ -48,11 +48,11 @@ class NotifySocket:
         self._directory.cleanup()
 
     def all_of(self, name: str) -> list[Notification]:
-        """What was heard with an assignment to ``name``, oldest first."""
+        """Return what was heard with an assignment to ``name``, oldest first."""
         return [one for one in list(self.heard) if name in one.fields]
 
     def values(self, name: str) -> list[str]:
-        """What was assigned to ``name``, oldest first."""
+        """Return what was assigned to ``name``, oldest first."""
         return [one.fields[name] for one in self.all_of(name)]
 
     def wait_for(self, name: str, value: str) -> Notification:

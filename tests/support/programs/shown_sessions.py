@@ -112,7 +112,7 @@ def sessions(page: Path) -> Iterator[Session]:
 
 
 def is_as_shown(shown: str, output: str) -> bool:
-    """Whether an output is what the page shows.
+    """Return whether an output is what the page shows.
 
     Spaces and line breaks are free, numbers, durations, dates and ids are any, ``…`` stands for
     anything.
@@ -135,7 +135,7 @@ def _steps(block: str) -> Iterator[Step]:
 
 
 def _is_whole(command: str) -> bool:
-    """Whether the shell would not wait for more."""
+    """Return whether the shell would not wait for more."""
     if command.endswith("\\"):
         return False
     result = subprocess.run(["bash", "-n", "-c", command], capture_output=True, check=False)

@@ -72,7 +72,7 @@ Override = Callable[[Verdict, Sequence[ProbeResult]], Verdict]
 
 
 def _allowed(rule: Support, outcomes: Sequence[Outcome]) -> Support:
-    """What the docs' table says, written down a second time."""
+    """Return what the docs' table says, written down a second time."""
     if rule is Support.BLOCKED or Outcome.FAILED in outcomes:
         return Support.BLOCKED
     has_answer = Outcome.PASSED in outcomes and Outcome.ERRORED not in outcomes
@@ -80,7 +80,7 @@ def _allowed(rule: Support, outcomes: Sequence[Outcome]) -> Support:
 
 
 def _is_right(override: Override) -> bool:
-    """Whether an override does what it may on every rule with every set of up to five outcomes."""
+    """Return whether an override does what it may on every rule with every set of up to five outcomes."""
     every = (combinations_with_replacement(Outcome, size) for size in range(6))
     for support, outcomes in product(Support, chain.from_iterable(every)):
         rule = Verdict(support, "because")

@@ -27,7 +27,7 @@ def _write(folder: Path, *units: UnitFile) -> Path:
 
 
 def _analyze(*arguments: str | Path, runtime: Path) -> str:
-    """What systemd-analyze has to say; fails unless it is content."""
+    """Return what systemd-analyze has to say; fails unless it is content."""
     done = subprocess.run(
         ["systemd-analyze", *map(str, arguments)],
         capture_output=True,

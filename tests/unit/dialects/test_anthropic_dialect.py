@@ -80,7 +80,7 @@ def _whole(*deltas: ChoiceDelta, shows_thoughts: bool = True) -> dict[str, Any]:
 
 
 def _accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What Anthropic's own client makes of a stream."""
+    """Return what Anthropic's own client makes of a stream."""
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for event in events:

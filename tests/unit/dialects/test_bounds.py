@@ -21,7 +21,7 @@ REQUEST_TYPES = sorted(
 
 
 def _has_no_end(node: inspect.Type) -> bool:
-    """Whether a client could send something endless right at this node."""
+    """Return whether a client could send something endless right at this node."""
     match node:
         case inspect.IntType() | inspect.FloatType():
             return (node.ge is None and node.gt is None) or (node.le is None and node.lt is None)

@@ -102,7 +102,7 @@ def test_rounds_are_messages_of_their_own() -> None:
 
 
 def _round(*between: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the model wrote, and then an output for every call of it."""
+    """Return what the model wrote, and then an output for every call of it."""
     ids = [item["call_id"] for item in between if "call_id" in item]
     return [_USER, *between, *(_output(one) for one in ids)]
 

@@ -102,7 +102,7 @@ class TinyLlama:
 
     @property
     def source(self) -> ModelSource:
-        """What the loader takes."""
+        """Return what the loader takes."""
         return ModelSource(SourceKind.DIRECTORY, self.path, self.path.name)
 
     def write_json(self, name: str, value: object) -> None:

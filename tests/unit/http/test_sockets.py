@@ -198,7 +198,7 @@ else:
 
 
 def _handed(kind: str, names: str = "", admin: str = "off") -> str:
-    """What comes of a socket of that kind handed over, in a process of its own."""
+    """Return what comes of a socket of that kind handed over, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, kind, names, admin],
         capture_output=True,

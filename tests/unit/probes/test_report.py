@@ -55,7 +55,7 @@ def printed(matrix: MatrixReport, width: int = 80) -> list[str]:
 
 
 def head_indices(lines: Sequence[str]) -> list[int]:
-    """Where the second lines of headings are."""
+    """Return where the second lines of headings are."""
     return [index for index, line in enumerate(lines) if line.startswith("architecture ")]
 
 

@@ -28,7 +28,7 @@ REPORT = made_report(
 
 @pytest.fixture(name="directory")
 def _directory(tmp_path: Path) -> Path:
-    """Where results lie, not yet made."""
+    """Return where results lie, not yet made."""
     return results_directory(tmp_path / "cache")
 
 

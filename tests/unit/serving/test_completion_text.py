@@ -46,7 +46,7 @@ def _expected(pieces: Sequence[str], stop: Sequence[str]) -> str:
 
 
 def _said(text: CompletionText, token_ids: Sequence[int]) -> list[str]:
-    """What comes out, push by push, and at the end."""
+    """Return what comes out, push by push, and at the end."""
     out = []
     for token_id in token_ids:
         out.append(text.push(token_id))

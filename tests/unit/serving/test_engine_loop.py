@@ -82,7 +82,7 @@ def _raises(error: BaseException) -> Callable[..., Engine]:
 
 @pytest.fixture(name="logged", autouse=True)
 def _logged() -> Iterator[list[EventDict]]:
-    """What the thread logs, instead of pages of traceback on the terminal."""
+    """Yield what the thread logs, instead of pages of traceback on the terminal."""
     with capture_logs() as entries:
         yield entries
 

@@ -25,7 +25,7 @@ _REQUESTS = 24
 
 @pytest.fixture(name="logged", autouse=True)
 def _logged() -> Iterator[list[EventDict]]:
-    """What the thread logs."""
+    """Yield what the thread logs."""
     with capture_logs() as entries:
         yield entries
 

@@ -81,7 +81,7 @@ class _Serving:
             self.lifecycle.become(State.READY)
 
     def messages(self) -> list[Message]:
-        """What the engine thread would find."""
+        """Return what the engine thread would find."""
         return self.loop.inbox.drain(wait_s=0)
 
     def submitted(

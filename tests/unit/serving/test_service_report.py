@@ -69,7 +69,7 @@ class _Reported:
         )
 
     def heard(self, name: str) -> int:
-        """How often it was said by now; the last of it has arrived."""
+        """Return how often it was said by now; the last of it has arrived."""
         marks = self.ear.values("STATUS").count("mark")
         self.notifier.status("mark")
         wait_until(lambda: self.ear.values("STATUS").count("mark") > marks, "the mark is heard")

@@ -24,7 +24,7 @@ TEXTS = [key for key in setting_keys() if key.kind is ValueKind.TEXT]
 def problems(
     tmp_path: Path, toml: str = "", environ: dict[str, str] | None = None, **flags: str
 ) -> list[str]:
-    """What is wrong with the settings."""
+    """Return what is wrong with the settings."""
     path = tmp_path / "given.toml"
     path.write_text(toml)
     with pytest.raises(SettingsError) as caught:

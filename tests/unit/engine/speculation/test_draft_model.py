@@ -45,12 +45,12 @@ def _proposer(
 
 
 def _guess(row: RowProposer, count: int) -> tuple[int, ...]:
-    """What it guesses as soon as it has read what there is."""
+    """Return what it guesses as soon as it has read what there is."""
     return row.propose(count) or row.propose(count)
 
 
 def _said(kind: TinyKind, params: SamplingParams, prompt: tuple[int, ...] = PROMPT) -> list[int]:
-    """What a row says without anybody guessing."""
+    """Return what a row says without anybody guessing."""
     tokens = alone(kind).tokens(Join(prompt, SAID_TOKENS, params))
     return [token.token_id for token in tokens]
 

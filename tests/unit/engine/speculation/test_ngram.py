@@ -25,7 +25,7 @@ def row_of(prompt: Sequence[int], said: Sequence[int] = ()) -> NgramRow:
 
 
 def passes_to_say(prompt: Sequence[int], answer: Sequence[int], max_tokens: int = 8) -> int:
-    """How many passes an answer takes whose right guesses are accepted."""
+    """Return how many passes an answer takes whose right guesses are accepted."""
     row = row_of(prompt)
     said = passes = 0
     while said < len(answer):

@@ -101,7 +101,7 @@ def _whole(slot_index: int, join: Join) -> PrefillChunk:
 
 
 def _wrong(kind: TinyKind, join: Join, tokens: list[SampledToken]) -> list[str]:
-    """Where a row said something else than alone."""
+    """Return where a row said something else than alone."""
     return differences(alone(kind).tokens(join), tokens, join.sampling)
 
 

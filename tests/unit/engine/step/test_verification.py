@@ -76,7 +76,7 @@ class _Chain:
         return mx.array(self.logits[np.array(tokens, dtype=np.int64)])
 
     def said(self, seeds: Sequence[int]) -> list[list[int]]:
-        """What rows say without guesses."""
+        """Return what rows say without guesses."""
         samplings = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
         sampler = Sampler(samplings, _SYMBOLS)
         last = [0] * len(seeds)
@@ -90,7 +90,7 @@ class _Chain:
         return texts
 
     def said_with(self, seeds: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
-        """What rows say if somebody guesses so for them, in as many passes as that takes."""
+        """Return what rows say if somebody guesses so for them, in as many passes as that takes."""
         rows = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
         texts: list[list[int]] = [[] for _ in seeds]
         while waiting := [row for row, text in enumerate(texts) if len(text) < _SAID]:
@@ -117,7 +117,7 @@ def _chain(temperature: float) -> _Chain:
 
 
 def _chi_square(texts: Sequence[Sequence[int]], probabilities: _FloatArray) -> float:
-    """How far counts of texts are from what is expected, relative to the limit for a right one."""
+    """Return how far counts of texts are from what is expected, relative to the limit for a right one."""
     counts = np.zeros(len(probabilities))
     for a, b, c in texts:
         counts[(a * _SYMBOLS + b) * _SYMBOLS + c] += 1
