@@ -11,7 +11,7 @@ from machd.settings.texts import Text
 
 
 class CacheSettings(SettingsSection):
-    """Blocks of prompts and answers that later prompts find again, in memory and on disk."""
+    """Blocks of earlier prompts and answers, in memory and on disk."""
 
     prefix: Annotated[bool, Mark.RESTART] = Field(
         default=True,

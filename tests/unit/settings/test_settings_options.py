@@ -139,7 +139,7 @@ def test_help_shows_every_setting_under_its_section() -> None:
     words = " ".join(text.split())
 
     assert max(len(line) for line in text.splitlines()) <= 80
-    assert text.index("--loud") < text.index("server: Where the daemon listens.")
+    assert text.index("--loud") < text.index("server: The public listener.")
     for key in KEYS:
         assert f"{key.section}: " in text
         assert all(flag in text for flag in key.flag_names)
