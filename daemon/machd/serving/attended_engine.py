@@ -1,4 +1,4 @@
-"""An engine under measurement that attends to waiting requests between its steps."""
+"""An engine under measurement: waiting requests are attended to between its steps."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ContentText:
         self._has_said = False
 
     def end_scan(self) -> None:
-        """End the scan of bare calls."""
+        """End the scan of bare calls; text that was held back for one is content."""
         bare_calls = self._bare_calls
         if self._is_scanning and bare_calls is not None:
             self._bare_calls = None

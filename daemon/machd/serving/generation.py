@@ -164,7 +164,7 @@ class _News:
 
 
 class Generation:
-    """The completions of one request, on the event loop. Its opener must call :meth:`close`, which is synchronous."""
+    """The completions of one request, on the event loop. The opener must call ``close``."""
 
     def __init__(  # noqa: PLR0913 - one argument for each party that it stands between
         self,

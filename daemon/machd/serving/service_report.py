@@ -111,7 +111,7 @@ class ServiceReport:
 
     @property
     def _takes_reloads(self) -> bool:
-        """Return whether the service manager takes reloads now: it does not while the daemon starts or stops."""
+        """Return whether the service manager takes reloads: not while the daemon starts or stops."""
         return self._is_ready and not self._is_stopping
 
     @property
