@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import socket
 import threading
 from collections import Counter
@@ -20,6 +19,7 @@ from support.clients.raw_client import RawClient
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.service_daemon import ServiceDaemon, socket_activated
 from support.engines.dialogue import chat
+from support.programs.installed_programs import needs_programs
 from support.programs.notify_socket import NotifySocket
 
 _CLIENTS = 4
@@ -104,9 +104,7 @@ def _restart(times: int) -> tuple[Counter[str], list[int]]:
     return load.outcomes, exits
 
 
-@pytest.mark.skipif(
-    shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
-)
+@needs_programs("systemd-socket-activate")
 @pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_restarts_under_load_refuse_nobody(restarts: int) -> None:
     """No connection is refused or cut, and every request gets an answer or a 503."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from machd.telemetry.logs import configure_logs
 from support import module_command
 from support.clocks.polling import CEILING_S
 from support.engines.dialogue import told
+from support.programs.installed_programs import path_of
 
 STEP_S = 0.005
 
@@ -123,8 +123,7 @@ class ServiceDaemon:
 
 def socket_activated(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The command that starts a program with the first connection, by systemd's own tool."""
-    program = shutil.which("systemd-socket-activate")
-    assert program is not None, "systemd-socket-activate is installed"
+    program = path_of("systemd-socket-activate")
     given = {name: value for name, value in {**os.environ, **environ}.items() if "PYTHON" in name}
     return (program, "--fdname=public", *(f"-E{n}={v}" for n, v in {**given, **environ}.items()))
 
