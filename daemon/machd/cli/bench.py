@@ -2,60 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
 
-from machd.bench.goal import Goal, Verdict
-from machd.bench.guarantees.run import GuaranteesBench
-from machd.bench.long_prompt import LongPromptLoad
-from machd.bench.modes import CONTINUOUS, MODES, REMOTE, Mode
-from machd.bench.plan import BenchPlan
-from machd.bench.plot import write_plot
-from machd.bench.prefix.plan import PrefixPlan
-from machd.bench.prefix.plot import write_prefix_plot
-from machd.bench.prefix.run import PrefixBench
-from machd.bench.prefix.sharing import SharedPrompt
-from machd.bench.progress import BenchProgress
-from machd.bench.report import BenchReport
-from machd.bench.run import Bench
-from machd.bench.scenarios import Scenario
-from machd.bench.speculation.plan import SpeculationPlan
-from machd.bench.speculation.plot import write_speculation_plot
-from machd.bench.speculation.run import SpeculationBench
-from machd.bench.table import ReportPrinter
-from machd.bench.target import TargetHints
-from machd.bench.workload import Workload
-from machd.cli.bench_options import (
-    check_goals,
-    check_guarantees,
-    check_measured,
-    check_plot,
-    check_speculation,
-    check_url,
-    count_option,
-    guarantees_option,
-    prefix_options,
-    read_concurrencies,
-    read_fields,
-    read_modes,
-    read_output_file,
-    read_scenarios,
-    read_url,
-    speculation_options,
-)
 from machd.cli.options import SettingsCommand, model_argument, settings_options
+from machd.cli.progress import CountingBar
 from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
+from machd.errors import EngineFaultError
 from machd.settings.keys import setting_keys
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
+from machd_bench.bench import Mode, Plan
+from machd_bench.connection import Address
+from machd_bench.plot import can_plot, write_plot
+from machd_bench.report import Report, Row, Verdict
+from machd_bench.runner import Runner
+from machd_bench.scenario import Scenario
+from machd_bench.scenarios import SCENARIOS, scenarios_named
+from machd_bench.scenarios.kv_formats import FORMATS
+from machd_bench.scenarios.speculation import OFF
+from machd_bench.table import print_scenario, print_summary
 
 _NO_SERVER = 69
 _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
+_MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
+_PREFIX = ("prefix", "sharing")
+_Item = TypeVar("_Item")
+_Command: TypeAlias = Callable[..., object]
+_Decorator: TypeAlias = Callable[[_Command], _Command]
+
+_COUNTS = {
+    "requests": (1, "Requests a level, rounded up to as many for every client."),
+    "prompt_tokens": (1, "About how long prompts are."),
+    "max_tokens": (1, "How long answers are; two make the first time between tokens."),
+    "long_prompt_tokens": (1, "long-prompt: how long the prompt is that joins running streams."),
+    "prefix_tokens": (2, "prefix: how long prompts are, and the beginning that longer ones share."),
+    "users": (2, "sharing: how many ask at once with one system prompt."),
+    "system_tokens": (1, "sharing: how long that one is."),
+    "speculation_tokens": (16, "speculation: how long answers are."),
+    "speculation_rounds": (1, "speculation: how often each prompt is asked; goals need three."),
+}
+"""Whole numbers of a plan, the least of each, and what they are."""
+
+
+def _count_options(command: _Command) -> _Command:
+    plan = Plan()
+    for name, (least, text) in reversed(_COUNTS.items()):
+        flag, default = f"--{name.replace('_', '-')}", getattr(plan, name)
+        kind = click.IntRange(least)
+        command = click.option(flag, default=default, show_default=True, type=kind, help=text)(
+            command
+        )
+    return command
+
+
+def _flag(name: str, text: str) -> _Decorator:
+    return click.option(name, f"is_{name[2:]}", is_flag=True, help=text)
+
+
+def _read(
+    parse: Callable[[str], _Item],
+) -> Callable[[click.Context, click.Parameter, str | None], _Item | None]:
+    """Make a callback of a parser that raises ValueError."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, text: str | None) -> _Item | None:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    levels = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(levels) < 1:
+        raise ValueError(f"{text!r} is not a list of positive numbers such as 1,2,4")
+    return tuple(dict.fromkeys(levels))
+
+
+def _names(kind: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{name!r} is no {kind}; there are: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _output_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Make the folder now: a minute of measuring should not end in an error."""
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"cannot make {path.parent}: {error.strerror}") from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise click.BadParameter(f"{path} cannot be written")
+    return path
+
+
+def _url(text: str) -> str:
+    Address.of(text)
+    return text
+
+
+def _fields(text: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{text!r} is not a JSON object: {error}") from None
+
+
 _file_type = click.Path(path_type=Path)
 
 
@@ -63,7 +131,7 @@ _file_type = click.Path(path_type=Path)
 @click.option(
     "--url",
     metavar="URL",
-    callback=read_url,
+    callback=_read(_url),
     help="Measure the server at URL, machd or another of the"
     f" OpenAI API, instead of starting one. Its key is read from ${_KEY_VARIABLE}.",
 )
@@ -73,42 +141,35 @@ _file_type = click.Path(path_type=Path)
     default="1,2,4",
     show_default=True,
     metavar="N,...",
-    callback=read_concurrencies,
+    callback=_read(_levels),
     help="Clients of each level of the sweep; each has one request open at any time.",
 )
-@count_option("--requests", 8, "Requests a level, rounded up to as many for every client.")
-@count_option("--prompt-tokens", 128, "About how long prompts are.")
-@count_option("--max-tokens", 64, "How long answers are; two make the first time between tokens.")
 @click.option(
     "--compare",
     "modes",
     metavar="MODE,...",
-    callback=read_modes,
-    help="Ways to decode, one after the other:"
-    f" {', '.join(mode.name for mode in MODES)}.  [default: {MODES[0].name}]",
+    callback=_read(_names("mode", _MODES)),
+    help=f"Ways to decode, one after the other: {', '.join(_MODES)}.  [default: single]",
 )
 @click.option(
     "--scenarios",
-    default=Scenario.SWEEP.value,
-    show_default=True,
+    "names",
     metavar="NAME,...",
-    callback=read_scenarios,
-    help=f"What to measure: {', '.join(Scenario)}.",
+    callback=_read(_names("scenario", SCENARIOS)),
+    help=f"What to measure: {', '.join(SCENARIOS)}.  [default: sweep]",
 )
-@count_option(
-    "--long-prompt-tokens",
-    LongPromptLoad().prompt_tokens,
-    "About how long the prompt is that joins running streams.",
-)
-@prefix_options
-@speculation_options
-@guarantees_option
+@_count_options
+@_flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
 @click.option(
-    "--check",
-    "is_check",
-    is_flag=True,
-    help="Exit with code 1 if a goal of the run is missed, and name each on standard error.",
+    "--kv",
+    "kv_formats",
+    metavar="FORMAT,...",
+    callback=_read(_names("format", FORMATS)),
+    help="Measure these formats of keys and values: the scenario kv-formats.",
 )
+@_flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
+@_flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
+@_flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
 @click.option(
     "--model-id",
     metavar="NAME",
@@ -118,50 +179,43 @@ _file_type = click.Path(path_type=Path)
     "--extra-body",
     "extra",
     metavar="JSON",
-    callback=read_fields,
+    callback=_read(_fields),
     help="With --url: fields for every request, such as '{\"ignore_eos\": true}'.",
 )
 @click.option(
     "--json",
     "json_file",
     type=_file_type,
-    callback=read_output_file,
+    callback=_output_file,
     help="Write the figures to this file.",
 )
 @click.option(
     "--plot",
     "plot_file",
     type=_file_type,
-    callback=read_output_file,
+    callback=_output_file,
     help="Draw the figures into this PNG file; needs matplotlib.",
 )
 @model_argument
 @settings_options
 def bench(
     loaded: LoadedSettings,
+    /,
     *,
     url: str | None,
     concurrencies: tuple[int, ...],
-    requests: int,
-    prompt_tokens: int,
-    max_tokens: int,
-    modes: tuple[Mode, ...],
-    scenarios: tuple[Scenario, ...],
-    long_prompt_tokens: int,
+    modes: tuple[str, ...] | None,
+    names: tuple[str, ...] | None,
     is_prefix: bool,
-    prefix_tokens: int,
-    users: int,
-    system_tokens: int,
-    kv_formats: tuple[str, ...],
+    kv_formats: tuple[str, ...] | None,
     is_speculation: bool,
-    speculation_tokens: int,
-    speculation_rounds: int,
     is_guarantees: bool,
     is_check: bool,
     model_id: str | None,
     extra: dict[str, object] | None,
     json_file: Path | None,
     plot_file: Path | None,
+    **counts: int,
 ) -> None:
     """Measure MODEL, or the embedded default, over HTTP and against a bare model loop.
 
@@ -170,87 +224,114 @@ def bench(
     which is the most that the machine could do. Settings are handed to the server. The mode static
     is mlx-lm's batch_generate without a server.
 
-    The scenarios: sweep, clients that start together and each keep one request open; staggered,
-    requests that arrive one after the other; long-prompt, one that joins running streams;
-    coalescing, identical requests at once; structured, completions of which every other one is
-    held to a JSON schema. The last three need a mode that batches.
-
-    With --prefix it measures the prefix cache instead: what prompts find in it, also after a
-    restart, what a shared system prompt saves, and what a full cache costs.
-
-    With --speculation it starts two daemons, one that guesses ahead as the settings say and one
-    that does not, and asks both in turns for answers that copy much of their prompts, and little.
-
-    With --guarantees it starts daemons and measures what machd promises in seconds.
-
-    With --check a missed goal of the run makes the exit code 1.
+    --prefix, --kv, --speculation and --guarantees stand for scenarios, and combine with others.
     """
-    arguments = forwarded_arguments(loaded)
-    hints = (model_id, extra)
-    check_url(url, hints, has_own=bool(modes or arguments))
-    guessing_mode = loaded.settings.speculation.mode
-    has_prefix = is_prefix or bool(kv_formats)
-    if is_speculation:
-        check_speculation(guessing_mode, modes, scenarios, url, has_prefix=has_prefix)
-    if is_guarantees:
-        check_guarantees(modes, scenarios, url, has_others=has_prefix or is_speculation)
-    modes = modes or ((CONTINUOUS,) if is_prefix else MODES[:1])
-    measured = (REMOTE,) if url else modes
-    check_measured(measured, scenarios, kv_formats, is_prefix=is_prefix)
-    if is_check and not (is_prefix or is_speculation or is_guarantees):
-        check_goals(scenarios, measured)
-    check_plot(plot_file, scenarios, is_guarantees=is_guarantees)
-    clock = SystemClock()
-    workload = Workload(requests, prompt_tokens, max_tokens, seed=int(clock.unix_s()))
-    plan = BenchPlan(
-        workload,
-        concurrencies,
-        scenarios,
-        long_prompt=LongPromptLoad(prompt_tokens=long_prompt_tokens),
+    flags = (
+        (is_prefix, _PREFIX),
+        (kv_formats, ("kv-formats",)),
+        (is_speculation, ("speculation",)),
     )
-    sharing = SharedPrompt(users, system_tokens)
-    prefix_plan = PrefixPlan.sized(prefix_tokens, sharing, kv_formats)
-    speculation_plan = SpeculationPlan(guessing_mode, speculation_tokens, speculation_rounds)
-    printer = ReportPrinter(Console())
-    with BenchProgress() as progress:
-        run: Bench | PrefixBench = Bench(plan, clock=clock, progress=progress)
-        if is_prefix:
-            run = PrefixBench(
-                prefix_plan, workload, clock=clock, progress=progress, show=printer.show
-            )
-        pair = SpeculationBench(speculation_plan, workload, clock=clock, progress=progress)
-        promises = GuaranteesBench(workload, clock=clock, progress=progress)
+    flags += ((is_guarantees, ("guarantees",)),)  # type: ignore[assignment]
+    chosen = [name for is_given, of_flag in flags if is_given for name in of_flag]
+    scenarios = scenarios_named([*(names or ()), *chosen] or ["sweep"])
+    arguments = forwarded_arguments(loaded)
+    guessing = loaded.settings.speculation.mode
+    batches = {"prefix", "kv-formats"} & {one.name for one in scenarios}
+    compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
+    _refuse(
+        (
+            url is not None and bool(modes or arguments),
+            "--url measures a server that runs already: MODEL, --compare and settings are not its",
+        ),
+        (
+            url is None and (model_id, extra) != (None, None),
+            "--model-id and --extra-body are for a server at --url",
+        ),
+        (
+            guessing == OFF and "speculation" in {one.name for one in scenarios},
+            f"speculation.mode is {OFF}: name what to compare it with, as --speculation-mode ngram",
+        ),
+        (
+            plot_file is not None and not can_plot(),
+            "--plot needs matplotlib: pip install 'machd[plot]'",
+        ),
+        (
+            is_check and not any(one.has_goal for one in scenarios),
+            "--check needs a goal, and this run has none: add a scenario such as structured",
+        ),
+    )
+    measured = [Mode.REMOTE] if url else [*compared, Mode.SETTINGS, Mode.BARE]
+    for one in scenarios:
+        able = ", ".join(mode for mode in _MODES if mode in one.modes)
+        how = f"--compare {able}" if able else "a server of the bench's own: leave --url out"
+        _refuse((not one.modes & set(measured), f"{one.name} needs {how}"))
+    clock = SystemClock()
+    plan = Plan(
+        concurrencies=concurrencies,
+        kv_formats=kv_formats or (),
+        speculation_mode=guessing,
+        seed=int(clock.unix_s()),
+        **counts,
+    )
+    console = Console()
+    total = sum(one.requests(plan) * len(one.modes & set(measured)) for one in scenarios)
+    with CountingBar(total=total) as progress:
+
+        def show(scenario: Scenario, rows: list[Row]) -> None:
+            with progress.hidden():
+                print_scenario(console, scenario, rows)
+
+        runner = Runner(plan, scenarios, clock, progress, show)
         if url is not None:
-            report = _run_remote(run, url, *hints)
-        elif is_guarantees:
-            report = run_stoppable(promises.measure(arguments))
-        elif is_speculation:
-            report = run_stoppable(pair.measure(arguments))
+            api_key = process_environ().get(_KEY_VARIABLE)
+            report = _run_remote(runner, url, api_key, model_id, extra)
         else:
-            report = run_stoppable(run.measure_modes(modes, arguments))
-    printer.finish(report)
-    _write(report, json_file, plot_file)
-    _tell_goals(report.goals if is_check else [])
-
-
-def _write(report: BenchReport, json_file: Path | None, plot_file: Path | None) -> None:
+            work = runner.measure_modes(compared, loaded.settings, arguments)
+            report = run_stoppable(work)
+    print_summary(console, report)
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if plot_file is not None:
-        if report.speculation is not None:
-            write_speculation_plot(report, plot_file)
-            return
-        draw = write_prefix_plot if report.prefix else write_plot
-        draw(report, plot_file)
+        write_plot(report, plot_file)
+    if runner.failures:
+        raise EngineFaultError("; ".join(runner.failures))
+    if is_check:
+        _tell_goals(report)
 
 
-def _tell_goals(goals: Sequence[Goal]) -> None:
+def _run_remote(
+    runner: Runner,
+    url: str,
+    api_key: str | None,
+    model_id: str | None,
+    extra: dict[str, object] | None,
+) -> Report:
+    try:
+        return run_stoppable(runner.measure_url(url, api_key, model_id, extra))
+    except OSError as error:
+        reason = error.strerror or str(error) or "no answer in time"
+        click.echo(f"machd: {url} does not answer: {reason}", err=True)
+        raise click.exceptions.Exit(_NO_SERVER) from None
+
+
+def _tell_goals(report: Report) -> None:
     """Name each goal that is not reached, or not shown to be; a missed one is exit code 1."""
-    for goal in goals:
+    for goal in report.goals:
         if goal.verdict is not Verdict.PASS:
             click.echo(f"machd: {goal}", err=True)
-    if any(goal.verdict is Verdict.MISSED for goal in goals):
+    if any(goal.verdict is Verdict.MISSED for goal in report.goals):
         raise click.exceptions.Exit(_GOAL_MISSED)
+
+
+def _refuse(*problems: tuple[bool, str]) -> None:
+    """Raise the first problem that holds.
+
+    Raises:
+        click.UsageError: One does.
+    """
+    for holds, message in problems:
+        if holds:
+            raise click.UsageError(message)
 
 
 def forwarded_arguments(loaded: LoadedSettings) -> list[str]:
@@ -273,15 +354,3 @@ def forwarded_arguments(loaded: LoadedSettings) -> list[str]:
             text = ",".join(value) if isinstance(value, tuple) else value
             arguments += [flag, "" if text is None else str(text)]
     return arguments
-
-
-def _run_remote(
-    run: Bench | PrefixBench, url: str, model_id: str | None, extra: dict[str, object] | None
-) -> BenchReport:
-    api_key = process_environ().get(_KEY_VARIABLE)
-    try:
-        return run_stoppable(run.measure_url(url, TargetHints(api_key, model_id, extra or {})))
-    except OSError as error:
-        reason = error.strerror or str(error) or "no answer in time"
-        click.echo(f"machd: {url} does not answer: {reason}", err=True)
-        raise click.exceptions.Exit(_NO_SERVER) from None

@@ -10,9 +10,9 @@ from typing import Self
 from rich.console import Console
 
 from machd.admin.status import AdminStatus
-from machd.bench.progress import CountingBar
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_text import plain, say
+from machd.cli.progress import CountingBar
 from machd.clock import SystemClock
 
 _POLL_S = 0.2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from machd.bench.plot import COLOURS, GREY, saved_figure
+from machd_bench.plot import COLOURS, GREY, saved_figure
 
 _MAX_RSS_GROWTH = 0.03
 _MAX_COUNT_GROWTH = 2

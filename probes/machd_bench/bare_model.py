@@ -1,0 +1,216 @@
+"""The model without a server, in a process of its own: the bare loop, and mlx-lm's own batches.
+
+It has a process of its own because the matrix library must be chosen before mlx is imported, and
+because its memory must not count as the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeAlias
+
+from machd.engine.backend.blas import choose_blas, measure_blas
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.loading.embedded import user_cache_directory
+from machd.engine.loading.source import resolve_model
+from machd.errors import EngineFaultError, MachdError
+from machd.settings.model import Settings
+from machd.settings.sources import process_environ
+from machd_bench.report import ModelFacts
+
+_JOIN_S = 10.0
+ROOM = 1.5
+"""Memory that a server takes over its weights, with what it computes in."""
+
+_Query: TypeAlias = tuple[str, list[str], int]
+"""``loop`` or ``batch``, the prompts, and how many tokens each answer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """One run of the bare loop: a prefill, then steps that give every row one token.
+
+    Attributes:
+        prompt_tokens: Of each row.
+    """
+
+    width: int
+    prompt_tokens: int
+    prefill_s: float
+    step_s: tuple[float, ...]
+
+    @property
+    def step_p50_s(self) -> float:
+        """The median step; 0 where there was none."""
+        return statistics.median(self.step_s) if self.step_s else 0.0
+
+    @property
+    def tps(self) -> float:
+        """Every row's first token and those of every step, over the time of all of it."""
+        return self.width * (1 + len(self.step_s)) / (self.prefill_s + sum(self.step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    model: ModelFacts
+    leaves_room: bool
+
+
+class BareModel:
+    """Starts its process when it is first asked, and again after :meth:`close`.
+
+    Attributes:
+        runs: Of the bare loop, in their order.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            settings: Those that the server gets, so that both load the same model.
+        """
+        self._settings = settings
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+        self._ready: _Ready | None = None
+        self.runs: list[LoopRun] = []
+
+    async def run_loop(self, prompts: list[str], steps: int) -> LoopRun:
+        """Prefill these prompts, brought to their mean length, in one call, then make so many steps.
+
+        Raises:
+            StartupError: The model cannot be loaded.
+            EngineFaultError: The process failed.
+        """
+        run: LoopRun = await self._ask(("loop", prompts, steps))
+        self.runs.append(run)
+        return run
+
+    async def run_batch(self, prompts: list[str], max_tokens: int) -> list[tuple[int, int]]:
+        """Run one batch of mlx-lm's to its end; tokens of each prompt and of its completion.
+
+        Raises:
+            StartupError: The model cannot be loaded.
+            EngineFaultError: The process failed.
+        """
+        counts: list[tuple[int, int]] = await self._ask(("batch", prompts, max_tokens))
+        return counts
+
+    @property
+    def model(self) -> ModelFacts | None:
+        """What was loaded; None before it is asked."""
+        return self._ready.model if self._ready else None
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether a server could load the weights once more beside it."""
+        return self._ready is None or self._ready.leaves_room
+
+    async def close(self) -> None:
+        """End the process and give its memory back."""
+        process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
+        if process is not None and pipe is not None:
+            process.kill()  # it keeps nothing
+            await asyncio.to_thread(process.join, _JOIN_S)
+            pipe.close()
+            process.close()
+
+    async def _ask(self, query: _Query) -> Any:  # noqa: ANN401 - as many kinds as queries
+        if self._pipe is None:
+            self._start()
+            self._ready = await self._receive()
+        assert self._pipe is not None, "started"
+        self._pipe.send(query)
+        return await self._receive()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._settings), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    async def _receive(self) -> Any:  # noqa: ANN401 - as many kinds as queries
+        assert self._pipe is not None, "started"
+        try:
+            reply = await asyncio.to_thread(self._pipe.recv)
+        except (EOFError, OSError):
+            raise EngineFaultError("the bare loop's process has ended") from None
+        except asyncio.CancelledError:
+            await self.close()  # the waiting thread ends with the process
+            raise
+        if isinstance(reply, MachdError):
+            raise reply
+        return reply
+
+
+def _serve(pipe: Connection, settings: Settings) -> None:
+    """Load the model, say so, and answer queries until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the bench's to heed
+    sys.stdout = sys.stderr  # libraries print what they like
+    try:
+        ready, answer = _load(settings)
+        pipe.send(ready)
+        while True:
+            pipe.send(answer(pipe.recv()))
+    except EOFError:
+        return
+    except MachdError as error:
+        pipe.send(error)
+
+
+def _load(settings: Settings) -> tuple[_Ready, Callable[[_Query], object]]:
+    cache_directory = user_cache_directory(process_environ())
+    choice = choose_blas(settings.engine.blas)
+    use_scratch_directory(
+        private_scratch_directory(cache_directory / "machd"),
+        os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+    )
+    import_mlx_lm()
+    from machd.engine.backend.device import available_memory_bytes  # noqa: PLC0415 - imports mlx
+    from machd.engine.ceiling import BareLoop, equal_lengths  # noqa: PLC0415 - imports mlx
+    from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
+    from machd.engine.static_batch import StaticBatch  # noqa: PLC0415 - imports mlx
+
+    model = settings.model
+    loaded = load_model(
+        resolve_model(model.path, offline=model.offline, cache_directory=cache_directory),
+        dtype=model.dtype,
+        max_context_tokens=model.max_context_tokens,
+        trust_remote_code=model.trust_remote_code,
+        chat_template=model.chat_template,
+        blas=measure_blas(choice).name,
+    )
+    loop, batch = BareLoop(loaded.model), StaticBatch(loaded.model, loaded.tokenizer)
+    it = loaded.description
+    facts = ModelFacts(
+        id=it.model_id,
+        weights_bytes=it.weights_bytes,
+        dtype=it.dtype,
+        quantization=it.quantization,
+        backend=it.backend,
+        blas=it.blas,
+    )
+
+    def answer(query: _Query) -> object:
+        kind, prompts, tokens = query
+        if kind == "batch":
+            counts = batch.run(prompts, max_tokens=tokens)
+            return list(zip(counts.prompt_tokens, counts.completion_tokens, strict=True))
+        rows: Sequence[Sequence[int]] = [
+            loaded.tokenizer.encode(one, add_special_tokens=True) for one in prompts
+        ]
+        run = loop.measure(equal_lengths(rows), steps=tokens)
+        return LoopRun(run.batch_width, run.prompt_tokens, run.prefill_s, run.step_s)
+
+    return _Ready(facts, available_memory_bytes() >= ROOM * it.weights_bytes), answer

@@ -1,0 +1,208 @@
+"""What a scenario is given: the loads, a server to ask, and means to start others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+import psutil
+
+from machd.clock import Clock
+from machd_bench.answer import Answer
+from machd_bench.bare_model import ROOM, BareModel
+from machd_bench.connection import Address, TimedPiece
+from machd_bench.prompts import Prompt, make_prompts
+from machd_bench.report import ModelFacts, Row
+from machd_bench.serve_process import serve
+from machd_bench.server import Server
+from machd_bench.static_batches import StaticBatches
+from machd_bench.together import together
+
+_WARM_UP_PROMPT_TOKENS = 8
+_WARM_UP_TOKENS = 3
+_MIN_MAX_B = 4
+_DAY_S = "86400"
+
+
+class Mode(StrEnum):
+    """A way to decode."""
+
+    SINGLE = "single"
+    """``machd serve``, one generation at a time."""
+    STATIC = "static"
+    """mlx-lm's ``batch_generate``, without a server."""
+    CONTINUOUS = "continuous"
+    """``machd serve --continuous-batching``."""
+    REMOTE = "remote"
+    """A server at a URL, whichever way it decodes."""
+    BARE = "bare"
+    """The model in a loop, without a server."""
+    SETTINGS = "settings"
+    """``machd serve`` as the user's settings have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The loads: chosen on the command line, the same for every mode.
+
+    Attributes:
+        requests: For each level of the sweep, rounded up to the same number for every client.
+        concurrencies: The levels.
+        kv_formats: Values of ``cache.kv_quantization`` that are compared.
+        speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
+        seed: Another one for each run: a server that keeps running may remember prompts.
+    """
+
+    requests: int = 8
+    prompt_tokens: int = 128
+    max_tokens: int = 64
+    concurrencies: tuple[int, ...] = (1, 2, 4)
+    long_prompt_tokens: int = 1500
+    prefix_tokens: int = 1000
+    users: int = 10
+    system_tokens: int = 500
+    kv_formats: tuple[str, ...] = ()
+    speculation_mode: str = "auto"
+    speculation_tokens: int = 64
+    speculation_rounds: int = 3
+    seed: int = 0
+
+    def level_requests(self, clients: int) -> int:
+        """Requests of a level: a last round of some clients only would not be that concurrency."""
+        return -(-self.requests // clients) * clients
+
+
+class Progress(Protocol):
+    """Where a person sees how far a bench is."""
+
+    def say(self, text: str) -> None:
+        """Say what is measured now."""
+        ...
+
+    def advance(self, count: int = 1) -> None:
+        """Count answers."""
+        ...
+
+
+@dataclass(slots=True)
+class Bench:
+    """One mode of a run.
+
+    Attributes:
+        serve_args: Settings of its servers as flags.
+        server: The one that is measured; None for scenarios that start their own.
+        bare: None at a URL, and where memory does not hold the model twice.
+        model: What was served last.
+        rows: What was measured so far, in all modes.
+        notes: What a reader of the report has to know besides.
+    """
+
+    plan: Plan
+    mode: Mode
+    clock: Clock
+    progress: Progress
+    serve_args: tuple[str, ...] = ()
+    server: Server | StaticBatches | None = None
+    bare: BareModel | None = None
+    model: ModelFacts | None = None
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def remote(self) -> Server:
+        """The server that is asked over HTTP."""
+        assert isinstance(self.server, Server), "the mode has a server"
+        return self.server
+
+    def prompts(self, series: str, count: int, tokens: int | None = None) -> list[Prompt]:
+        """The prompts of a series, of ``prompt_tokens`` words unless said otherwise."""
+        seed = f"{self.plan.seed}/{series}"
+        return make_prompts(seed, count, tokens or self.plan.prompt_tokens)
+
+    async def ask(
+        self,
+        prompt: str | Prompt,
+        max_tokens: int | None = None,
+        *,
+        fields: Mapping[str, object] | None = None,
+        on_piece: Callable[[TimedPiece], None] | None = None,
+    ) -> Answer:
+        """Ask the mode's server, and count the answer; see :meth:`Server.ask`."""
+        assert self.server is not None, "the mode has a server"
+        tokens = max_tokens or self.plan.max_tokens
+        answer = await self.server.ask(prompt, tokens, fields=fields, on_piece=on_piece)
+        self.progress.advance()
+        return answer
+
+    async def ask_all(
+        self, requests: Iterable[tuple[Prompt, Mapping[str, object]]]
+    ) -> list[Answer]:
+        """Send requests at once, each with fields of its own; answers in the requests' order."""
+        return await together(self.ask(prompt, fields=fields) for prompt, fields in requests)
+
+    async def warm_up(self, clients: int) -> None:
+        """Send so many short requests at once: a width's first batch costs more than the others."""
+        assert self.server is not None, "the mode has a server"
+        if isinstance(self.server, StaticBatches):
+            self.server.width = clients
+        prompts = self.prompts(f"warm-up-{clients}", clients, _WARM_UP_PROMPT_TOKENS)
+        await together(self.server.ask(prompt, _WARM_UP_TOKENS) for prompt in prompts)
+
+    @asynccontextmanager
+    async def serve(self, *args: str) -> AsyncIterator[Server]:
+        """Start a server that has answered something; at a URL it is the one there.
+
+        Args:
+            args: Settings as flags; they count for more than the mode's.
+
+        Raises:
+            StartupError: The model cannot be served.
+            EngineFaultError: The server failed, or did not leave with exit code 0.
+        """
+        if self.mode is Mode.REMOTE:
+            yield self.remote
+            return
+        self.progress.say("starting a server")
+        async with serve((*self.serve_args, *args), self.clock) as process:
+            server = await Server.find(Address.of(process.url), self.clock)
+            self.model = ModelFacts.of(server.model_id, server.capabilities)
+            yield replace(server, process=process)
+
+    def has_room(self, server: Server, servers: int) -> bool:
+        """Whether free memory holds the model of this one so often again; says so if not."""
+        facts = server.capabilities
+        weights_bytes = facts.model.weights_bytes if facts else 0
+        has_room = psutil.virtual_memory().available >= servers * ROOM * weights_bytes
+        if not has_room:
+            self.notes.append(f"left out: memory does not hold the model {servers} times more")
+        return bool(has_room)
+
+    def ratio_to(self, mode: Mode, scenario: str, figure: str, value: float) -> float | None:
+        """How many times a figure of another mode is this value; None if it was not measured."""
+        for row in self.rows:
+            if row.scenario == scenario and row.mode == mode:
+                return row.number(figure) / value
+        return None
+
+
+def mode_args(mode: Mode, streams: int) -> tuple[str, ...]:
+    """Settings of a mode's servers, which answer so many requests at once if they batch."""
+    return {
+        Mode.SINGLE: ("--no-continuous-batching",),
+        Mode.CONTINUOUS: (
+            *("--continuous-batching", "--continuous-batching-max-b"),
+            str(max(streams, _MIN_MAX_B)),
+        ),
+    }.get(mode, ())
+
+
+def limit_args(streams: int) -> tuple[str, ...]:
+    """Limits under which so many requests may be open, however long they wait."""
+    return (
+        *("--limits-max-queue", str(max(64, 2 * streams))),
+        *("--limits-max-in-flight", str(max(512, 4 * streams))),
+        *("--limits-queue-timeout-s", _DAY_S, "--limits-request-timeout-s", _DAY_S),
+    )

@@ -1,0 +1,108 @@
+"""A long prompt arrives while other streams run: what it costs them, and what they cost it.
+
+The streams run until each has shown a number of tokens; the gaps between those, once all of them
+run, are what is usual. Then the long prompt is sent. Until its first token is here, every gap that
+touches that time counts, also one that began before or ended after it. A stream that shows nothing
+more counts with the time for which it has been silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from itertools import pairwise
+
+from machd.errors import EngineFaultError
+from machd_bench.answer import Answer, text_times
+from machd_bench.bench import Bench
+from machd_bench.connection import TimedPiece
+from machd_bench.prompts import Prompt
+from machd_bench.report import Goal, Row, percentiles
+from machd_bench.scenario import BATCHED, Scenario
+
+STREAMS = 8
+_SETTLE_TOKENS = 32
+"""Of every stream before the long prompt arrives."""
+_MAX_TOKENS = 768
+"""Where the streams would end; they are cut off as soon as all is known."""
+_ANSWER_TOKENS = 4
+"""Of the long prompt: a few after the first, so that the gaps around it can end."""
+_GOAL = 2.5
+"""The most by which the slowest gaps may exceed the usual one while a long prompt is computed."""
+
+
+async def _long_prompt(bench: Bench) -> AsyncGenerator[Row]:
+    settled = asyncio.Semaphore(0)
+    streams: list[list[TimedPiece]] = [[] for _ in range(STREAMS)]
+
+    async def stream(prompt: Prompt, pieces: list[TimedPiece]) -> Answer:
+        def on_piece(piece: TimedPiece) -> None:
+            pieces.append(piece)
+            if len(pieces) == _SETTLE_TOKENS:
+                settled.release()
+
+        return await bench.ask(prompt, _MAX_TOKENS, on_piece=on_piece)
+
+    async def join() -> Answer:
+        (prompt,) = bench.prompts("long-prompt-itself", 1, bench.plan.long_prompt_tokens)
+        for _ in streams:
+            await settled.acquire()
+        return await bench.ask(prompt, _ANSWER_TOKENS)
+
+    prompts = bench.prompts("long-prompt", STREAMS)
+    running = [asyncio.create_task(stream(*pair)) for pair in zip(prompts, streams, strict=True)]
+    joining = asyncio.create_task(join())
+    try:
+        done, _ = await asyncio.wait({*running, joining}, return_when=asyncio.FIRST_COMPLETED)
+        if joining not in done:
+            for task in done:
+                task.result()  # raises what ended it, if that was an error
+            raise EngineFaultError(
+                f"a stream ended before the long prompt had its answer: the server does not run "
+                f"{STREAMS + 1} streams together, or it stops at an end of text"
+            )
+        joined = await joining
+    finally:
+        for task in (*running, joining):
+            task.cancel()
+        await asyncio.gather(*running, joining, return_exceptions=True)
+    yield _row([text_times(pieces) for pieces in streams], joined)
+
+
+def _row(streams: Sequence[Sequence[float]], joined: Answer) -> Row:
+    arrived_s, first_s = joined.sent_s, joined.text_s[0]
+    running_s = max(times[0] for times in streams)
+    gaps = [gap for times in streams for gap in pairwise((*times, joined.ended_s))]
+    before = [b - a for a, b in gaps if a >= running_s and b <= arrived_s]
+    during = [b - a for a, b in gaps if a < first_s and b > arrived_s]
+    if not before:
+        raise EngineFaultError("the server's streams did not run at the same time")
+    figures = percentiles("before_gap", before) | percentiles("during_gap", during)
+    row = Row(
+        case=f"{joined.prompt_tokens or 'many'} tokens join {len(streams)} streams",
+        figures={
+            "streams": len(streams),
+            "prompt_tokens": joined.prompt_tokens,
+            "ttft_s": joined.ttft_s,
+            **figures,
+        },
+        samples={
+            "gap_ended_s": [b - arrived_s for _, b in gaps],
+            "gap_s": [b - a for a, b in gaps],
+        },
+    )
+    ratio = row.number("during_gap_p99_s") / row.number("before_gap_p50_s")
+    row.figures["p99_ratio"] = ratio
+    row.goals.append(Goal.at_most("p99 gap meanwhile over median gap before", _GOAL, ratio))
+    return row
+
+
+LONG_PROMPT = Scenario(
+    name="long-prompt",
+    about="a long prompt joins running streams; gaps between their tokens before and during it",
+    run=_long_prompt,
+    modes=BATCHED,
+    columns=("ttft_s", "before_gap_p50_s", "during_gap_p50_s", "during_gap_p99_s", "p99_ratio"),
+    streams=lambda _plan: STREAMS + 1,
+    requests=lambda _plan: 1,
+)

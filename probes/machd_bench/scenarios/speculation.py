@@ -1,0 +1,188 @@
+"""Speculative decoding against none: texts to quote, texts to correct, and free prose.
+
+Two daemons of the same settings run side by side, one with ``speculation.mode = "off"``. Each prompt
+is asked of both, in turns of who is first, so that a machine whose speed drifts slows both. The
+prompts are files beside this module, each one message of a user: texts of everyday kinds, chosen
+because the embedded model, small as it is, does what they ask of it for as long as an answer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+
+import numpy as np
+
+from machd.errors import EngineFaultError
+from machd_bench.answer import Answer
+from machd_bench.bench import Bench, Mode
+from machd_bench.report import Goal, Row, percentiles
+from machd_bench.scenario import Scenario
+from machd_bench.scenarios.draft_counters import (
+    DraftCounters,
+    accepted_by_position,
+    draft_figures,
+    settled_counters,
+)
+from machd_bench.server import Dialect, Server
+
+OFF = "off"
+LEAST_JUDGED_ROUNDS = 3
+"""Fewer show nothing, whatever came out of them."""
+_GOALS = {"quote": 2.5, "edit": 1.6, "prose": 0.98}
+"""The least tokens/s with drafts, over those without."""
+_NAMES = {
+    "quote": ("letter", "story", "code"),
+    "edit": ("notice", "bridge", "meeting"),
+    "prose": ("fisherman", "bread", "train"),
+}
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TimedDecode:
+    """An answer, and how fast it grew once it had begun.
+
+    Attributes:
+        first_tokens: Those at its first moment: more than one if the first pass accepted drafts.
+    """
+
+    answer: Answer
+    first_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Those that came after the first moment."""
+        return self.answer.completion_tokens - self.first_tokens
+
+    @property
+    def decode_s(self) -> float:
+        """From the first moment to the last token."""
+        return self.answer.text_s[-1] - self.answer.text_s[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One prompt's answers without drafts and with them."""
+
+    workload: str
+    name: str
+    round_number: int
+    off: TimedDecode
+    on: TimedDecode
+    counters: DraftCounters
+
+
+async def _decode(server: Server, text: str, tokens: int) -> TimedDecode:
+    answer = await server.ask(text, tokens)
+    # As /tokenize counts them, which may be one off what was decoded.
+    decode = TimedDecode(answer, max(1, len(await server.token_ids(answer.first_text))))
+    if decode.decode_s <= 0 or decode.tokens <= 0:
+        raise EngineFaultError("an answer came in one piece: ask for more --speculation-tokens")
+    return decode
+
+
+async def _ask_both(
+    off: Server, on: Server, prompt: tuple[str, str], tokens: int, turn: tuple[int, int]
+) -> Pair:
+    """One prompt of both servers; ``turn`` is the round's number and the prompt's."""
+    workload, name = prompt
+    file = files("machd_bench.scenarios") / "speculation_prompts" / f"{workload}-{name}.txt"
+    text = file.read_text(encoding="utf-8").rstrip("\n")
+    before = await settled_counters(on)
+    answers: dict[bool, TimedDecode] = {}
+    is_on_first = bool(sum(turn) % 2)
+    for is_on in (is_on_first, not is_on_first):
+        answers[is_on] = await _decode(on if is_on else off, text, tokens)
+    counters = await settled_counters(on)
+    counters.subtract(before)
+    return Pair(workload, name, turn[0], answers[False], answers[True], counters)
+
+
+def speculation_row(case: str, pairs: Sequence[Pair]) -> Row:
+    """Sum up pairs of one workload or of one prompt; tokens/s are of a round's answers together."""
+    rounds = [
+        [pair for pair in pairs if pair.round_number == number]
+        for number in sorted({pair.round_number for pair in pairs})
+    ]
+    off_tps = [_tps([pair.off for pair in one]) for one in rounds]
+    on_tps = [_tps([pair.on for pair in one]) for one in rounds]
+    ratios = [on / off for on, off in zip(on_tps, off_tps, strict=True)]
+    first, ratio, third = np.percentile(ratios, (25, 50, 75)).tolist()
+    counters: DraftCounters = sum((pair.counters for pair in pairs), DraftCounters())
+    tokens = sum(pair.on.answer.completion_tokens for pair in pairs)
+    row = Row(
+        case=case,
+        figures={
+            "off_tps": float(np.median(off_tps)),
+            "on_tps": float(np.median(on_tps)),
+            "p25_ratio": first,
+            "ratio": ratio,
+            "p75_ratio": third,
+            **percentiles("off_ttft", (pair.off.answer.ttft_s for pair in pairs)),
+            **percentiles("on_ttft", (pair.on.answer.ttft_s for pair in pairs)),
+            "different_texts": sum(pair.off.answer.text != pair.on.answer.text for pair in pairs),
+            "rounds": len(rounds),
+            **draft_figures(counters, tokens),
+        },
+        samples={"accepted_by_position": accepted_by_position(counters)},
+    )
+    if (least := _GOALS.get(case)) is not None:
+        agree = not first < least <= third
+        shown = agree and len(rounds) >= LEAST_JUDGED_ROUNDS
+        name = f"{case}, tokens/s with drafts over without"
+        row.goals.append(Goal.at_least(name, least, ratio, shown=shown))
+    return row
+
+
+async def _as_chat(server: Server) -> Server:
+    """Messages are sent as chats, which is what they are, unless the model has no template."""
+    chat = replace(server, dialect=Dialect(is_chat=True))
+    try:
+        await chat.ask("Say the days of the week.", _WARM_UP_TOKENS)
+    except EngineFaultError:
+        return server
+    return chat
+
+
+async def _speculation(bench: Bench) -> AsyncGenerator[Row]:
+    plan, pairs = bench.plan, list[Pair]()
+    prompts = [(workload, name) for workload, names in _NAMES.items() for name in names]
+    async with bench.serve("--speculation-mode", OFF) as off:
+        if not bench.has_room(off, 1):
+            return
+        async with bench.serve("--speculation-mode", plan.speculation_mode) as on:
+            off, on = await _as_chat(off), await _as_chat(on)  # noqa: PLW2901 - asked otherwise
+            for number in range(plan.speculation_rounds):
+                bench.progress.say(f"speculation, round {number + 1} of {plan.speculation_rounds}")
+                for index, prompt in enumerate(prompts):
+                    turn = (number, index)
+                    pairs.append(await _ask_both(off, on, prompt, plan.speculation_tokens, turn))
+                    bench.progress.advance(2)
+    if on.capabilities is not None:
+        said = on.capabilities.speculation
+        bench.notes.append(f"speculation {plan.speculation_mode}: {said.mode}, {said.mode_reason}")
+    for workload in _NAMES:
+        yield speculation_row(workload, [pair for pair in pairs if pair.workload == workload])
+    for workload, name in prompts:
+        of_prompt = [pair for pair in pairs if (pair.workload, pair.name) == (workload, name)]
+        yield speculation_row(f"{workload} {name}", of_prompt)
+
+
+def _tps(decodes: Sequence[TimedDecode]) -> float:
+    return sum(one.tokens for one in decodes) / sum(one.decode_s for one in decodes)
+
+
+SPECULATION = Scenario(
+    name="speculation",
+    about="the same answers without drafts and with them; different texts: pairs that differ",
+    run=_speculation,
+    modes=frozenset({Mode.SETTINGS}),
+    columns=(
+        *("off_tps", "on_tps", "p25_ratio", "ratio", "p75_ratio"),
+        *("accepted_share", "tokens_per_pass", "different_texts"),
+    ),
+    requests=lambda plan: 2 * plan.speculation_rounds * sum(map(len, _NAMES.values())),
+    starts_servers=True,
+)

@@ -1,0 +1,142 @@
+"""``machd serve`` as a process of its own, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+from machd.clock import Clock
+from machd.errors import EngineFaultError, MachdError, StartupError
+
+_OVERRIDES = (
+    *("--host", "127.0.0.1", "--port", "0", "--admin-listen", "off"),
+    *("--logging-format", "json", "--logging-level", "info"),
+    *("--auth-api-keys-file", ""),  # it listens on loopback, for this client alone
+)
+_MAX_LINE_BYTES = 2**20
+_KEPT_LINES = 20
+_STOP_S = 30.0
+
+
+class _LogLine(Struct):
+    event: str = ""
+    url: str = ""
+
+
+@dataclass(slots=True)
+class ServeProcess:
+    """A daemon that takes requests at ``url``."""
+
+    process: asyncio.subprocess.Process
+    url: str = ""
+    start_to_ready_s: float = 0.0
+    ready_rss_bytes: int = 0
+    was_killed: bool = False
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
+    async def end_within(self, timeout_s: float) -> None:
+        """Wait for the end of a process that was told to stop; kill it after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.process.wait()
+        except TimeoutError:
+            self.was_killed = True
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    def rss_bytes(self) -> int:
+        """Resident memory right now, pages shared with other processes included.
+
+        Raises:
+            EngineFaultError: The process has ended.
+        """
+        try:
+            return int(psutil.Process(self.process.pid).memory_info().rss)
+        except psutil.NoSuchProcess:
+            raise EngineFaultError(f"the server has ended: {self.last_words}") from None
+
+    @property
+    def last_words(self) -> str:
+        """What it last told a person."""
+        return "\n".join(self.said) or "it said nothing"
+
+    async def follow(self, ready: asyncio.Future[str]) -> None:
+        """Read the log to its end, so that the daemon never waits for a full pipe."""
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            try:
+                log_line = msgspec.json.decode(line, type=_LogLine)
+            except msgspec.DecodeError:  # not of the log: what a person would be told
+                self.said.append(line.decode("utf-8", "replace").strip().removeprefix("machd: "))
+                continue
+            if log_line.event == "daemon.ready" and not ready.done():
+                ready.set_result(log_line.url)
+        code = await self.process.wait()
+        if not ready.done():
+            ready.set_exception(self._failure(code))
+
+    def _failure(self, code: int) -> MachdError:
+        if code == StartupError.exit_code:
+            return StartupError(self.last_words)
+        return EngineFaultError(f"the server ended with exit code {code}: {self.last_words}")
+
+
+@asynccontextmanager
+async def serve(args: Sequence[str], clock: Clock) -> AsyncIterator[ServeProcess]:
+    """Start a daemon, and stop it as a supervisor would.
+
+    Args:
+        args: Settings as flags; where it listens and what it logs is the bench's to say.
+        clock: Reads time.
+
+    Raises:
+        StartupError: It refused what it was told; the message is its own.
+        EngineFaultError: It ended for another reason, or did not leave with exit code 0.
+    """
+    started_s = clock.monotonic_s()
+    process = ServeProcess(
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "machd", "serve", *args, *_OVERRIDES),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
+        )
+    )
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    follower = asyncio.create_task(process.follow(ready))
+    try:
+        process.url = await ready
+        process.start_to_ready_s = clock.monotonic_s() - started_s
+        process.ready_rss_bytes = process.rss_bytes()
+        yield process
+        if not process.was_killed:
+            process.terminate()
+            await process.end_within(_STOP_S)
+            if process.was_killed:
+                raise EngineFaultError(f"the server did not stop within {_STOP_S:g} s")
+    finally:
+        await process.kill()
+        await asyncio.wait({follower})
+    code = process.process.returncode
+    if code != 0 and not process.was_killed:
+        raise EngineFaultError(f"the server stopped with exit code {code}: {process.last_words}")

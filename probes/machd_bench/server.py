@@ -1,0 +1,231 @@
+"""A server of the OpenAI API, and what it understands: found out by asking."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from machd.capabilities.document import Capabilities
+from machd.clock import Clock
+from machd.errors import EngineFaultError
+from machd_bench.answer import Answer
+from machd_bench.connection import Address, Exchange, TimedPiece
+from machd_bench.prompts import WORDS, Prompt
+from machd_bench.serve_process import ServeProcess
+
+_COMPLETION_TIMEOUT_S = 3600.0
+"""An end to a request that the server has forgotten; above any time limit of its own."""
+LOOK_UP_TIMEOUT_S = 60.0
+"""For questions that a healthy server answers at once."""
+_UNKNOWN = frozenset({400, 404, 405, 422, 501})
+"""Answers that may mean: this endpoint, or one of these fields, is not known here."""
+
+_Found = TypeVar("_Found")
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: list[_Model]
+
+
+class _Tokens(Struct):
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Which endpoint and fields a server takes.
+
+    Attributes:
+        ignores_eos: Whether ``ignore_eos`` may be sent; without it answers may end early.
+        counts_tokens: Whether ``stream_options`` may be sent; without it events are counted.
+        extra: Fields for every request, over those that the bench sends.
+    """
+
+    is_chat: bool = False
+    ignores_eos: bool = True
+    counts_tokens: bool = True
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The endpoint."""
+        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
+
+    def body(
+        self, model_id: str, prompt: str | Prompt, max_tokens: int, fields: Mapping[str, object]
+    ) -> bytes:
+        """A greedy, streamed request; greedy, because the bare loop is.
+
+        One with a schema has no ``ignore_eos``: the end of text is what ends such an answer.
+        """
+        content: object = prompt
+        if not isinstance(prompt, str):
+            is_words = isinstance(prompt[0], str)
+            content = " ".join(map(str, prompt)) if is_words else list(prompt)
+        messages = [{"role": "user", "content": content}]
+        body = {"model": model_id, "max_tokens": max_tokens, "temperature": 0.0, "stream": True}
+        body |= {"messages": messages} if self.is_chat else {"prompt": content}
+        if self.ignores_eos and "guided_json" not in fields:
+            body["ignore_eos"] = True
+        if self.counts_tokens:
+            body["stream_options"] = {"include_usage": True}
+        return msgspec.json.encode({**body, **fields, **self.extra})
+
+
+_DIALECTS = tuple(
+    Dialect(is_chat, ignores_eos, counts_tokens)
+    for is_chat in (False, True)
+    for ignores_eos, counts_tokens in ((True, True), (False, True), (False, False))
+)
+"""Best first: raw completions have no template that would change the prompt's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers, and how to ask it.
+
+    Attributes:
+        capabilities: What machd says of itself; None for another server.
+        process: Of a server that the bench started.
+    """
+
+    address: Address
+    clock: Clock
+    model_id: str
+    dialect: Dialect
+    capabilities: Capabilities | None
+    process: ServeProcess | None = None
+
+    @classmethod
+    async def find(
+        cls,
+        address: Address,
+        clock: Clock,
+        *,
+        model_id: str | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> Self:
+        """Get to know a server, and warm it with a short completion.
+
+        Args:
+            address: Where it is.
+            clock: Reads time.
+            model_id: Which of its models; its first one unless given.
+            extra: Fields for every request.
+
+        Raises:
+            OSError: It cannot be reached.
+            EngineFaultError: It answers, but not as a server of this API.
+        """
+        unknown = cls(address, clock, model_id or "", Dialect(extra=extra or {}), None)
+        if not model_id:
+            exchange = await unknown.exchange("/v1/models")
+            models = _decoded(_checked(exchange, "/v1/models"), _Models)
+            if models is None or not models.data:
+                raise EngineFaultError(f"/v1/models names no model: {exchange.excerpt}")
+            unknown = dataclasses.replace(unknown, model_id=models.data[0].id)
+        refusals: list[Exchange] = []
+        for plain in _DIALECTS:
+            dialect = dataclasses.replace(plain, extra=extra or {})
+            body = dialect.body(unknown.model_id, "Once upon a time", 4, {})
+            exchange = await unknown.exchange(dialect.path, body)
+            if exchange.status not in _UNKNOWN:
+                _checked(exchange, dialect.path)
+                capabilities = await unknown.look_up("/v1/capabilities", Capabilities)
+                return dataclasses.replace(unknown, dialect=dialect, capabilities=capabilities)
+            refusals.append(exchange)
+        message = f"{_DIALECTS[0].path}: HTTP {refusals[0].status}: {refusals[0].excerpt}"
+        raise EngineFaultError(message)
+
+    async def ask(
+        self,
+        prompt: str | Prompt,
+        max_tokens: int,
+        *,
+        fields: Mapping[str, object] | None = None,
+        on_piece: Callable[[TimedPiece], None] | None = None,
+    ) -> Answer:
+        """Stream a completion.
+
+        Args:
+            prompt: A text, words, or token ids where the server takes raw completions.
+            max_tokens: How long the answer is.
+            fields: More of the request, such as ``guided_json`` or ``cache_salt``.
+            on_piece: Told of every piece of the answer as it comes.
+
+        Raises:
+            EngineFaultError: The server did not give one.
+        """
+        path = self.dialect.path
+        body = self.dialect.body(self.model_id, prompt, max_tokens, fields or {})
+        try:
+            exchange = await self.address.exchange(
+                self.clock, path, body, timeout_s=_COMPLETION_TIMEOUT_S, on_piece=on_piece
+            )
+        except OSError as error:
+            raise EngineFaultError(f"the server left a request unanswered: {error}") from error
+        return Answer.read(_checked(exchange, path))
+
+    async def exchange(self, path: str, body: bytes | None = None) -> Exchange:
+        """Post a body, or get a path, and read the answer, whatever its status.
+
+        Raises:
+            OSError: The connection broke, or no answer came within ``LOOK_UP_TIMEOUT_S``.
+        """
+        return await self.address.exchange(self.clock, path, body, timeout_s=LOOK_UP_TIMEOUT_S)
+
+    async def look_up(
+        self, path: str, kind: type[_Found], body: bytes | None = None
+    ) -> _Found | None:
+        """Ask for something that other servers need not know, and may hang up on; None then."""
+        try:
+            exchange = await self.exchange(path, body)
+        except OSError:
+            return None
+        return _decoded(exchange, kind) if exchange.status == 200 else None
+
+    async def takes(self, prompt: str | Prompt = "Once upon a time", **fields: object) -> bool:
+        """Whether a request with such fields is answered; token ids are no chat's prompt."""
+        if self.dialect.is_chat and not isinstance(prompt, str):
+            return False
+        try:
+            await self.ask(prompt, 2, fields=fields)
+        except EngineFaultError:
+            return False
+        return True
+
+    async def token_ids(self, text: str) -> Sequence[int]:
+        """A text's tokens, as ``/tokenize`` of machd and of vLLM says them; empty without it."""
+        body = msgspec.json.encode({"prompt": text, "add_special_tokens": False})
+        found = await self.look_up("/tokenize", _Tokens, body)
+        return found.tokens if found else ()
+
+    async def vocabulary(self) -> Prompt:
+        """What prompts can be made of: token ids where they are known and taken, else words."""
+        ids = await self.token_ids(" ".join(("", *WORDS)))
+        # The last id is kept out of all prompts, as what this request leaves begins with it.
+        if ids and await self.takes([ids[-1]] * 32):
+            return tuple(dict.fromkeys(ids[:-1]))
+        return WORDS
+
+
+def _checked(exchange: Exchange, path: str) -> Exchange:
+    if exchange.status != 200:
+        raise EngineFaultError(f"{path}: HTTP {exchange.status}: {exchange.excerpt}")
+    return exchange
+
+
+def _decoded(exchange: Exchange, kind: type[_Found]) -> _Found | None:
+    try:
+        return msgspec.json.decode(exchange.body, type=kind)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,95 @@
+"""A report as a person reads it: a table for each scenario, and a few lines, at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from machd_bench.report import Figure, Report, Row
+from machd_bench.scenario import Scenario
+
+_NONE = "-"
+_MIB = 2**20
+_GIB = 2**30
+
+
+def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) -> None:
+    """Print the rows of all modes; nothing if there are none."""
+    if not rows:
+        return
+    table = Table(header_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    has_modes = len({row.mode for row in rows}) > 1
+    columns = [[row.mode for row in rows]] if has_modes else []
+    headings = ["mode"] if has_modes else []
+    columns.append([row.case for row in rows])
+    headings.append("")
+    for name in scenario.columns:
+        values = [row.figures.get(name) for row in rows]
+        if any(value is not None for value in values):
+            unit, scale = _unit(name, values)
+            words = name.removesuffix(f"_{name.rpartition('_')[2]}") if unit else name
+            headings.append(f"{words.replace('_', chr(10))}\n{unit}".strip())
+            columns.append([_cell(value, scale) for value in values])
+    for heading in headings:
+        is_text = heading in {"", "mode"}
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for cells in zip(*columns, strict=True):
+        table.add_row(*cells)
+    modes = "" if has_modes else f", {rows[0].mode}"
+    console.print(f"{scenario.name}{modes}: {scenario.about}", markup=False, highlight=False)
+    console.print(table)
+    console.print()
+
+
+def print_summary(console: Console, report: Report) -> None:
+    """Print what was measured, on what, the goals, and the notes."""
+    model, machine = report.model, report.machine
+    kind = (model.id, model.dtype, model.quantization, model.backend, model.blas)
+    versions = [f"{name.replace('_', '-')} {version}" for name, version in model.versions.items()]
+    size = f"{machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB"
+    servers = [
+        f"server, {row.mode}: ready in {row.number('start_to_ready_s'):.1f} s, memory beyond the"
+        f" weights {row.number('ready_beyond_weights_bytes') / _MIB:.0f} MiB then,"
+        f" {row.number('end_beyond_weights_bytes') / _MIB:.0f} MiB at the end"
+        for row in report.of("server")
+    ]
+    lines = [
+        *([report.url] if report.url else []),
+        ", ".join(part for part in (*kind, *versions) if part),
+        f"{machine.cpu}, {size}",
+        f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new tokens",
+        *servers,
+        *(f"{row.scenario}, {row.mode}, {goal}" for row in report.rows for goal in row.goals),
+        *(f"note: {note}" for note in report.notes),
+    ]
+    console.print("\n".join(lines), markup=False, highlight=False)
+
+
+_UNITS = {"share": ("%", 100.0), "ratio": ("x", 1.0), "tps": ("tokens/s", 1.0)}
+
+
+def _unit(name: str, values: Sequence[Figure]) -> tuple[str, float]:
+    """How a column is headed, and what its values are multiplied by, by the end of its name."""
+    kind = name.rpartition("_")[2]
+    most = max((abs(one) for one in values if isinstance(one, int | float)), default=0)
+    if kind == "s":
+        return ("ms", 1e3) if most < 1 else ("s", 1.0)
+    if kind == "bytes":
+        return ("MB", 1e-6) if most >= 1e6 else ("bytes", 1.0)
+    return _UNITS.get(kind, ("", 1.0))
+
+
+def _cell(value: Figure, scale: float = 1.0) -> str:
+    if value is None or isinstance(value, str):
+        return value or _NONE
+    return f"{value}" if isinstance(value, int) and scale == 1.0 else _digits(value * scale)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, or all of the whole part."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
