@@ -13,9 +13,6 @@ from msgspec import Struct
 from machd.errors import EngineFaultError
 from machd_bench.connection import Exchange, TimedPiece
 
-_DONE = b"[DONE]"
-_LEADER_HEADER = "x-coalesced"
-
 
 class _Delta(Struct, frozen=True):
     content: str | None = None
@@ -25,15 +22,7 @@ class _Delta(Struct, frozen=True):
 
 class _Choice(Struct):
     text: str | None = None
-    delta: _Delta = _Delta()
-
-    @property
-    def answer(self) -> str:
-        return self.text or self.delta.content or ""
-
-    @property
-    def has_text(self) -> bool:
-        return bool(self.answer or self.delta.reasoning_content or self.delta.reasoning)
+    delta: _Delta | None = None
 
 
 class _PromptDetails(Struct):
@@ -50,6 +39,17 @@ class _Event(Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: msgspec.Raw | None = None
+
+    @property
+    def text(self) -> str:
+        deltas = [one.delta or _Delta() for one in self.choices]
+        pairs = zip(self.choices, deltas, strict=True)
+        return "".join(one.text or delta.content or "" for one, delta in pairs)
+
+    @property
+    def has_text(self) -> bool:
+        deltas = [one.delta for one in self.choices if one.delta]
+        return bool(self.text) or any(one.reasoning_content or one.reasoning for one in deltas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +98,27 @@ class Answer:
         Raises:
             EngineFaultError: It holds an error, no text, or something else than events.
         """
-        text_s: list[float] = []
-        texts: list[str] = []
-        first_texts: list[str] = []
-        usage: _Usage | None = None
-        for arrived_s, event in _events(exchange.pieces):
-            if any(choice.has_text for choice in event.choices):
-                text_s.append(arrived_s)
-            texts += [choice.answer for choice in event.choices]
-            if text_s and arrived_s == text_s[0]:
-                first_texts = texts[:]
-            usage = event.usage or usage
+        events = list(_events(exchange.pieces))
+        text_s = tuple(at for at, event in events if event.has_text)
         if not text_s:
             raise EngineFaultError("the server answered without any text")
-        details = (usage and usage.prompt_tokens_details) or _PromptDetails()
+        usage = next((event.usage for _, event in reversed(events) if event.usage), _Usage())
         return cls(
             sent_s=exchange.sent_s,
             ended_s=exchange.ended_s,
-            text_s=tuple(text_s),
-            prompt_tokens=usage.prompt_tokens if usage else 0,
-            completion_tokens=(usage and usage.completion_tokens) or len(text_s),
-            cached_tokens=details.cached_tokens,
-            text="".join(texts),
-            first_text="".join(first_texts),
-            is_coalesced=_LEADER_HEADER in exchange.headers,
+            text_s=text_s,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens or len(text_s),
+            cached_tokens=(usage.prompt_tokens_details or _PromptDetails()).cached_tokens,
+            text="".join(event.text for _, event in events),
+            first_text="".join(event.text for at, event in events if at <= text_s[0]),
+            is_coalesced="x-coalesced" in exchange.headers,
         )
 
 
 def text_times(pieces: Iterable[TimedPiece]) -> list[float]:
     """When each event with text came, of a stream that may have been cut off."""
-    return [at for at, event in _events(pieces) if any(one.has_text for one in event.choices)]
+    return [at for at, event in _events(pieces) if event.has_text]
 
 
 def wall_s(answers: Sequence[Answer]) -> float:
@@ -140,12 +131,16 @@ def tokens_per_second(answers: Sequence[Answer]) -> float:
     return sum(one.completion_tokens for one in answers) / wall_s(answers)
 
 
+def all_gaps_s(answers: Iterable[Answer]) -> list[float]:
+    """The gaps of all answers."""
+    return [gap for one in answers for gap in one.gaps_s]
+
+
 def _events(pieces: Iterable[TimedPiece]) -> Iterator[tuple[float, _Event]]:
     """Server-sent events with the time of their last byte; one that never ended is left out.
 
     Takes LF and CRLF line ends; CR alone, which the specification also allows, no server sends.
     """
-    decoder = msgspec.json.Decoder(_Event)
     lines: list[bytes] = []
     rest = b""
     for piece in pieces:
@@ -155,17 +150,21 @@ def _events(pieces: Iterable[TimedPiece]) -> Iterator[tuple[float, _Event]]:
                 lines.append(line[5:].removeprefix(b" "))
             elif not line and lines:
                 data, lines = b"\n".join(lines), []
-                if data == _DONE:
+                if data == b"[DONE]":
                     return
-                yield piece.arrived_s, _decode(decoder, data)
+                yield piece.arrived_s, _decode(data)
 
 
-def _decode(decoder: msgspec.json.Decoder[_Event], data: bytes) -> _Event:
+def _decode(data: bytes) -> _Event:
     try:
-        event = decoder.decode(data)
+        event = msgspec.json.decode(data, type=_Event)
     except msgspec.DecodeError as error:
         raise EngineFaultError(f"the server sent an unknown event: {error}") from None
     if event.error is not None:
-        words = bytes(event.error).decode("utf-8", "replace")
-        raise EngineFaultError(f"the server broke off: {words[:300]}")
+        raise EngineFaultError(f"the server broke off: {excerpt(bytes(event.error))}")
     return event
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of what a server said, on one line."""
+    return " ".join(body[:1000].decode("utf-8", "replace").split())[:300]

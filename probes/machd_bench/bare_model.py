@@ -26,11 +26,13 @@ from machd.engine.loading.source import resolve_model
 from machd.errors import EngineFaultError, MachdError
 from machd.settings.model import Settings
 from machd.settings.sources import process_environ
-from machd_bench.report import ModelFacts
+from machd_bench.report import Figure
 
 _JOIN_S = 10.0
 ROOM = 1.5
 """Memory that a server takes over its weights, with what it computes in."""
+
+_FACTS = ("weights_bytes", "dtype", "quantization", "backend", "blas")
 
 _Query: TypeAlias = tuple[str, list[str], int]
 """``loop`` or ``batch``, the prompts, and how many tokens each answer has."""
@@ -60,17 +62,13 @@ class LoopRun:
         return self.width * (1 + len(self.step_s)) / (self.prefill_s + sum(self.step_s))
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    model: ModelFacts
-    leaves_room: bool
-
-
 class BareModel:
     """Starts its process when it is first asked, and again after :meth:`close`.
 
     Attributes:
         runs: Of the bare loop, in their order.
+        model: What was loaded, once it is.
+        leaves_room: Whether a server could load the weights once more beside it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -82,7 +80,8 @@ class BareModel:
         self._settings = settings
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
-        self._ready: _Ready | None = None
+        self.model: dict[str, Figure] = {}
+        self.leaves_room = True
         self.runs: list[LoopRun] = []
 
     async def run_loop(self, prompts: list[str], steps: int) -> LoopRun:
@@ -106,16 +105,6 @@ class BareModel:
         counts: list[tuple[int, int]] = await self._ask(("batch", prompts, max_tokens))
         return counts
 
-    @property
-    def model(self) -> ModelFacts | None:
-        """What was loaded; None before it is asked."""
-        return self._ready.model if self._ready else None
-
-    @property
-    def leaves_room(self) -> bool:
-        """Whether a server could load the weights once more beside it."""
-        return self._ready is None or self._ready.leaves_room
-
     async def close(self) -> None:
         """End the process and give its memory back."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
@@ -128,7 +117,7 @@ class BareModel:
     async def _ask(self, query: _Query) -> Any:  # noqa: ANN401 - as many kinds as queries
         if self._pipe is None:
             self._start()
-            self._ready = await self._receive()
+            self.model, self.leaves_room = await self._receive()
         assert self._pipe is not None, "started"
         self._pipe.send(query)
         return await self._receive()
@@ -169,7 +158,7 @@ def _serve(pipe: Connection, settings: Settings) -> None:
         pipe.send(error)
 
 
-def _load(settings: Settings) -> tuple[_Ready, Callable[[_Query], object]]:
+def _load(settings: Settings) -> tuple[object, Callable[[_Query], object]]:
     cache_directory = user_cache_directory(process_environ())
     choice = choose_blas(settings.engine.blas)
     use_scratch_directory(
@@ -193,14 +182,11 @@ def _load(settings: Settings) -> tuple[_Ready, Callable[[_Query], object]]:
     )
     loop, batch = BareLoop(loaded.model), StaticBatch(loaded.model, loaded.tokenizer)
     it = loaded.description
-    facts = ModelFacts(
-        id=it.model_id,
-        weights_bytes=it.weights_bytes,
-        dtype=it.dtype,
-        quantization=it.quantization,
-        backend=it.backend,
-        blas=it.blas,
-    )
+    facts: dict[str, Figure] = {
+        "id": it.model_id,
+        **{name: getattr(it, name) for name in _FACTS},
+    }
+    leaves_room = available_memory_bytes() >= ROOM * it.weights_bytes
 
     def answer(query: _Query) -> object:
         kind, prompts, tokens = query
@@ -213,4 +199,4 @@ def _load(settings: Settings) -> tuple[_Ready, Callable[[_Query], object]]:
         run = loop.measure(equal_lengths(rows), steps=tokens)
         return LoopRun(run.batch_width, run.prompt_tokens, run.prefill_s, run.step_s)
 
-    return _Ready(facts, available_memory_bytes() >= ROOM * it.weights_bytes), answer
+    return (facts, leaves_room), answer

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import psutil
 
 from machd.clock import Clock
 from machd_bench.answer import Answer
 from machd_bench.bare_model import ROOM, BareModel
-from machd_bench.connection import Address, TimedPiece
+from machd_bench.connection import Address, PieceListener
 from machd_bench.prompts import Prompt, make_prompts
-from machd_bench.report import ModelFacts, Row
+from machd_bench.report import Figure, Row, model_facts
 from machd_bench.serve_process import serve
 from machd_bench.server import Server
 from machd_bench.static_batches import StaticBatches
-from machd_bench.together import together
 
 _WARM_UP_PROMPT_TOKENS = 8
 _WARM_UP_TOKENS = 3
 _MIN_MAX_B = 4
 _DAY_S = "86400"
+
+_Result = TypeVar("_Result")
 
 
 class Mode(StrEnum):
@@ -107,7 +109,7 @@ class Bench:
     serve_args: tuple[str, ...] = ()
     server: Server | StaticBatches | None = None
     bare: BareModel | None = None
-    model: ModelFacts | None = None
+    model: dict[str, Figure] | None = None
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -128,7 +130,7 @@ class Bench:
         max_tokens: int | None = None,
         *,
         fields: Mapping[str, object] | None = None,
-        on_piece: Callable[[TimedPiece], None] | None = None,
+        on_piece: PieceListener | None = None,
     ) -> Answer:
         """Ask the mode's server, and count the answer; see :meth:`Server.ask`."""
         assert self.server is not None, "the mode has a server"
@@ -168,7 +170,7 @@ class Bench:
         self.progress.say("starting a server")
         async with serve((*self.serve_args, *args), self.clock) as process:
             server = await Server.find(Address.of(process.url), self.clock)
-            self.model = ModelFacts.of(server.model_id, server.capabilities)
+            self.model = model_facts(server.model_id, server.capabilities)
             yield replace(server, process=process)
 
     def has_room(self, server: Server, servers: int) -> bool:
@@ -180,29 +182,36 @@ class Bench:
             self.notes.append(f"left out: memory does not hold the model {servers} times more")
         return bool(has_room)
 
-    def ratio_to(self, mode: Mode, scenario: str, figure: str, value: float) -> float | None:
-        """How many times a figure of another mode is this value; None if it was not measured."""
-        for row in self.rows:
-            if row.scenario == scenario and row.mode == mode:
-                return row.number(figure) / value
-        return None
 
+def serve_args(mode: Mode, streams: int, settings: Sequence[str]) -> tuple[str, ...]:
+    """Flags of a mode's servers, under which so many requests may be open however long they wait.
 
-def mode_args(mode: Mode, streams: int) -> tuple[str, ...]:
-    """Settings of a mode's servers, which answer so many requests at once if they batch."""
-    return {
+    Args:
+        mode: What it sets counts for more than ``settings``.
+        streams: The most requests that are open at once.
+        settings: The user's own flags; they count for more than the limits.
+    """
+    width = str(max(streams, _MIN_MAX_B))
+    of_mode = {
         Mode.SINGLE: ("--no-continuous-batching",),
-        Mode.CONTINUOUS: (
-            *("--continuous-batching", "--continuous-batching-max-b"),
-            str(max(streams, _MIN_MAX_B)),
-        ),
-    }.get(mode, ())
-
-
-def limit_args(streams: int) -> tuple[str, ...]:
-    """Limits under which so many requests may be open, however long they wait."""
+        Mode.CONTINUOUS: ("--continuous-batching", "--continuous-batching-max-b", width),
+    }
     return (
         *("--limits-max-queue", str(max(64, 2 * streams))),
         *("--limits-max-in-flight", str(max(512, 4 * streams))),
         *("--limits-queue-timeout-s", _DAY_S, "--limits-request-timeout-s", _DAY_S),
+        *(*settings, *of_mode.get(mode, ())),
     )
+
+
+async def together(work: Iterable[Coroutine[object, object, _Result]]) -> list[_Result]:
+    """Run all of it at once, and give the results in its order.
+
+    The first failure cancels the rest, and is raised as it is.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeAlias
 from urllib.parse import urlsplit
 
 import h11
@@ -26,6 +26,9 @@ class TimedPiece:
 
     arrived_s: float
     data: bytes
+
+
+PieceListener: TypeAlias = Callable[[TimedPiece], None]
 
 
 @dataclass(slots=True)
@@ -48,11 +51,6 @@ class Exchange:
     def body(self) -> bytes:
         """The answer in one piece."""
         return b"".join(piece.data for piece in self.pieces)
-
-    @property
-    def excerpt(self) -> str:
-        """The beginning of the answer, on one line."""
-        return " ".join(self.body[:1000].decode("utf-8", "replace").split())[:300]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Address:
         body: bytes | None = None,
         *,
         timeout_s: float,
-        on_piece: Callable[[TimedPiece], None] | None = None,
+        on_piece: PieceListener | None = None,
     ) -> Exchange:
         """Send a request on a new connection and read its answer.
 
@@ -105,13 +103,12 @@ class Address:
             OSError: The server cannot be reached, breaks off, does not speak HTTP, or takes longer
                 than ``timeout_s``.
         """
+        state = h11.Connection(h11.CLIENT)
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(
-                    self.host, self.port, ssl=self.is_tls or None
-                )
+                streams = asyncio.open_connection(self.host, self.port, ssl=self.is_tls or None)
+                reader, writer = await streams
                 try:
-                    state = h11.Connection(h11.CLIENT)
                     writer.write(self._request(state, path, body))
                     await writer.drain()
                     exchange = Exchange(sent_s=clock.monotonic_s())
@@ -132,11 +129,8 @@ class Address:
             headers.append(("Content-Type", "application/json"))
             headers.append(("Content-Length", str(len(body))))
         method = "GET" if body is None else "POST"
-        events: tuple[h11.Event, ...] = (
-            h11.Request(method=method, target=self.prefix + path, headers=headers),
-            h11.Data(data=body or b""),
-            h11.EndOfMessage(),
-        )
+        request = h11.Request(method=method, target=self.prefix + path, headers=headers)
+        events = (request, h11.Data(data=body or b""), h11.EndOfMessage())
         return b"".join(state.send(event) or b"" for event in events)
 
 
@@ -145,7 +139,7 @@ async def _read(
     reader: asyncio.StreamReader,
     clock: Clock,
     exchange: Exchange,
-    on_piece: Callable[[TimedPiece], None] | None,
+    on_piece: PieceListener | None,
 ) -> None:
     arrived_s = exchange.sent_s
     while True:
@@ -155,10 +149,9 @@ async def _read(
             arrived_s = clock.monotonic_s()
             state.receive_data(data)
         elif isinstance(event, h11.Data):
-            piece = TimedPiece(arrived_s, bytes(event.data))
-            exchange.pieces.append(piece)
+            exchange.pieces.append(TimedPiece(arrived_s, bytes(event.data)))
             if on_piece is not None:
-                on_piece(piece)
+                on_piece(exchange.pieces[-1])
         elif isinstance(event, h11.Response):
             exchange.status = event.status_code
             exchange.headers = {name.decode(): value.decode() for name, value in event.headers}

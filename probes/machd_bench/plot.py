@@ -66,8 +66,9 @@ def write_plot(report: Report, path: Path) -> None:
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         model, machine = report.model, report.machine
-        parts = (model.id, model.dtype, model.blas, machine.cpu, f"{machine.cpu_count} CPUs")
-        caption = ", ".join(part for part in parts if part)
+        parts = (model["id"], model.get("dtype"), model.get("blas"), machine["cpu"])
+        caption = ", ".join(str(part) for part in parts if part)
+        caption += f", {machine['cpu_count']} CPUs"
         tokens = f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new"
         figure.suptitle(f"{caption}\n{tokens}", fontsize=9, color=GREY, x=0.01, ha="left")
 

@@ -26,8 +26,6 @@ SCHEMA_VERSION = 2
 
 Figure: TypeAlias = float | int | str | None
 
-_CPU_FACTS = Path("/proc/cpuinfo")
-
 
 class Verdict(StrEnum):
     """The outcome of holding a figure against its goal."""
@@ -59,31 +57,30 @@ class Goal(Struct, frozen=True, kw_only=True):
         cls, name: str, goal: float, figure: float | None, *, unit: str = "x", shown: bool = True
     ) -> Self:
         """Judge a figure that must not exceed its goal; ``shown`` is False if it proves nothing."""
-        passed = figure is not None and figure <= goal
-        verdict = _verdict(passed=passed, shown=shown and figure is not None)
-        return cls(name=name, bound="at most", goal=goal, unit=unit, figure=figure, verdict=verdict)
+        return cls._judged("at most", name, goal, figure, unit=unit, shown=shown)
 
     @classmethod
     def at_least(
         cls, name: str, goal: float, figure: float | None, *, unit: str = "x", shown: bool = True
     ) -> Self:
         """Judge a figure that must not fall below its goal; arguments as of ``at_most``."""
-        passed = figure is not None and figure >= goal
-        verdict = _verdict(passed=passed, shown=shown and figure is not None)
-        return cls(
-            name=name, bound="at least", goal=goal, unit=unit, figure=figure, verdict=verdict
-        )
+        return cls._judged("at least", name, goal, figure, unit=unit, shown=shown)
+
+    @classmethod
+    def _judged(
+        cls, bound: str, name: str, goal: float, figure: float | None, *, unit: str, shown: bool
+    ) -> Self:
+        verdict = Verdict.NOT_SHOWN
+        if shown and figure is not None:
+            passed = figure <= goal if bound == "at most" else figure >= goal
+            verdict = Verdict.PASS if passed else Verdict.MISSED
+        return cls(name=name, bound=bound, goal=goal, unit=unit, figure=figure, verdict=verdict)
 
     def __str__(self) -> str:
         """One line with the verdict, the figure and the goal."""
         figure = "not measured" if self.figure is None else f"{self.figure:.3g} {self.unit}"
-        return f"{self.verdict.value}: {self.name}: {figure}, goal {self.bound} {self.goal:g} {self.unit}"
-
-
-def _verdict(*, passed: bool, shown: bool) -> Verdict:
-    if not shown:
-        return Verdict.NOT_SHOWN
-    return Verdict.PASS if passed else Verdict.MISSED
+        goal = f"{self.bound} {self.goal:g} {self.unit}"
+        return f"{self.verdict.value}: {self.name}: {figure}, goal {goal}"
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -111,83 +108,14 @@ class Row(Struct, frozen=True, kw_only=True):
         return float(value) if isinstance(value, int | float) else 0.0
 
 
-class MachineFacts(Struct, frozen=True, kw_only=True):
-    """The machine, so that it can be seen whether two reports can be compared.
-
-    Attributes:
-        cpu_count: Processors that this process may use.
-        load_average: Of the minute before the bench; null where the system does not tell.
-    """
-
-    platform: str
-    cpu: str
-    cpu_count: int
-    memory_bytes: int
-    python: str
-    load_average: float | None
-
-    @classmethod
-    def read(cls) -> Self:
-        """Look at this machine."""
-        cpu, load_average = platform.processor() or platform.machine(), None
-        with contextlib.suppress(OSError):
-            load_average = os.getloadavg()[0]
-        with contextlib.suppress(OSError):  # only Linux has this file, and the model's name in it
-            facts = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
-            names = [line.partition(":")[2] for line in facts if line.startswith("model name")]
-            cpu = names[0].strip() if names else cpu
-        try:
-            cpu_count = len(os.sched_getaffinity(0))
-        except AttributeError:
-            cpu_count = os.cpu_count() or 1
-        return cls(
-            platform=platform.platform(),
-            cpu=cpu,
-            cpu_count=cpu_count,
-            memory_bytes=int(psutil.virtual_memory().total),
-            python=platform.python_version(),
-            load_average=load_average,
-        )
-
-
-class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What was served, as the server says; only machd says more than the name.
-
-    Attributes:
-        versions: Of machd, mlx and mlx-lm.
-    """
-
-    id: str
-    weights_bytes: int | None = None
-    dtype: str | None = None
-    quantization: str | None = None
-    backend: str | None = None
-    blas: str | None = None
-    versions: dict[str, str | None] = {}
-
-    @classmethod
-    def of(cls, model_id: str, capabilities: Capabilities | None) -> Self:
-        """Take from machd's capabilities what identifies a measurement."""
-        if capabilities is None:
-            return cls(id=model_id)
-        model, versions = capabilities.model, capabilities.versions
-        return cls(
-            id=model_id,
-            weights_bytes=model.weights_bytes,
-            dtype=model.dtype,
-            quantization=model.quantization,
-            backend=capabilities.device.backend,
-            blas=capabilities.device.blas,
-            versions={"machd": versions.machd, "mlx": versions.mlx, "mlx_lm": versions.mlx_lm},
-        )
-
-
 class Report(Struct, frozen=True, kw_only=True):
     """A whole bench.
 
     Attributes:
         started_at: RFC 3339, UTC.
         url: The server that was measured; null where the bench started its own.
+        machine: See :func:`machine_facts`.
+        model: See :func:`model_facts`.
         plan: The loads, by the names of their flags.
         goals: Of all rows, in their order.
         notes: What was left out or has to be known besides, and why.
@@ -196,8 +124,8 @@ class Report(Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     started_at: str
     url: str | None
-    machine: MachineFacts
-    model: ModelFacts
+    machine: dict[str, Figure]
+    model: dict[str, Figure]
     plan: dict[str, object]
     rows: list[Row]
     goals: list[Goal]
@@ -206,6 +134,43 @@ class Report(Struct, frozen=True, kw_only=True):
     def of(self, scenario: str) -> list[Row]:
         """The rows of one scenario."""
         return [row for row in self.rows if row.scenario == scenario]
+
+
+def machine_facts() -> dict[str, Figure]:
+    """The machine, and its load in the last minute: whether two reports can be compared."""
+    cpu, load_average = platform.processor() or platform.machine(), None
+    with contextlib.suppress(OSError):
+        load_average = os.getloadavg()[0]
+    with contextlib.suppress(OSError):  # Linux tells the processor's name in this file only
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
+        cpu = names[0].strip() if names else cpu
+    return {
+        "platform": platform.platform(),
+        "cpu": cpu,
+        "cpu_count": len(psutil.Process().cpu_affinity()) if psutil.LINUX else os.cpu_count(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "python": platform.python_version(),
+        "load_average": load_average,
+    }
+
+
+def model_facts(model_id: str, capabilities: Capabilities | None) -> dict[str, Figure]:
+    """What was served, as the server says; only machd says more than the name."""
+    if capabilities is None:
+        return {"id": model_id}
+    model, versions = capabilities.model, capabilities.versions
+    return {
+        "id": model_id,
+        "weights_bytes": model.weights_bytes,
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "backend": capabilities.device.backend,
+        "blas": capabilities.device.blas,
+        "machd": versions.machd,
+        "mlx": versions.mlx,
+        "mlx_lm": versions.mlx_lm,
+    }
 
 
 def percentiles(name: str, sample_s: Iterable[float]) -> dict[str, Figure]:

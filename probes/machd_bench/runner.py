@@ -13,9 +13,9 @@ from machd.clock import Clock
 from machd.errors import EngineFaultError
 from machd.settings.model import Settings
 from machd_bench.bare_model import BareModel
-from machd_bench.bench import Bench, Mode, Plan, Progress, limit_args, mode_args
+from machd_bench.bench import Bench, Mode, Plan, Progress, serve_args
 from machd_bench.connection import Address
-from machd_bench.report import Figure, MachineFacts, ModelFacts, Report, Row
+from machd_bench.report import Figure, Report, Row, machine_facts, model_facts
 from machd_bench.scenario import Scenario
 from machd_bench.scenarios.ceiling import CEILING, run_ceiling
 from machd_bench.scenarios.sweep import SWEEP
@@ -42,7 +42,7 @@ class Runner:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    model: ModelFacts | None = None
+    model: dict[str, Figure] = field(default_factory=dict)
 
     async def measure_url(
         self, url: str, api_key: str | None, model_id: str | None, extra: dict[str, object] | None
@@ -53,10 +53,10 @@ class Runner:
             OSError: It cannot be reached.
             EngineFaultError: It does not speak this API.
         """
-        started_s, machine = self.clock.unix_s(), MachineFacts.read()
+        started_s, machine = self.clock.unix_s(), machine_facts()
         address = Address.of(url, api_key)
         server = await Server.find(address, self.clock, model_id=model_id, extra=extra)
-        self.model = ModelFacts.of(server.model_id, server.capabilities)
+        self.model = model_facts(server.model_id, server.capabilities)
         bench = self._bench(Mode.REMOTE, server=server)
         if not server.dialect.ignores_eos:
             self.notes.append("the server does not take ignore_eos: answers may have ended early")
@@ -70,20 +70,20 @@ class Runner:
         return self._report(url, machine, started_s)
 
     async def measure_modes(
-        self, modes: Iterable[Mode], settings: Settings, serve_args: Sequence[str]
+        self, modes: Iterable[Mode], settings: Settings, settings_args: Sequence[str]
     ) -> Report:
         """Measure each mode on servers of the bench's own, static batching first.
 
         Args:
             modes: At least one.
             settings: Of the model.
-            serve_args: The same as flags.
+            settings_args: The same as flags.
 
         Raises:
             StartupError: The model cannot be served.
             EngineFaultError: A server or the bare loop failed.
         """
-        started_s, machine = self.clock.unix_s(), MachineFacts.read()
+        started_s, machine = self.clock.unix_s(), machine_facts()
         ordered = sorted(modes, key=lambda mode: mode is not Mode.STATIC)
         every = (*ordered, Mode.SETTINGS, Mode.BARE)
         last_mode = {scenario.name: mode for mode in every for scenario in self._of_mode(mode)}
@@ -101,7 +101,7 @@ class Runner:
                 scenarios = self._of_mode(mode)
                 streams = max((one.streams(self.plan) for one in scenarios), default=1)
                 bench = self._bench(mode, bare=bare)
-                bench.serve_args = (*limit_args(streams), *serve_args, *mode_args(mode, streams))
+                bench.serve_args = serve_args(mode, streams, settings_args)
                 if not bare.leaves_room or mode is Mode.SETTINGS:
                     await bare.close()
                 await self._measure(bench, scenarios, last_mode)
@@ -191,7 +191,7 @@ class Runner:
             notes=self.notes,
         )
 
-    def _report(self, url: str | None, machine: MachineFacts, started_s: float) -> Report:
+    def _report(self, url: str | None, machine: dict[str, Figure], started_s: float) -> Report:
         levels = [row for row in self.rows if row.scenario == SWEEP.name]
         asked = sum(row.number("requests") for row in levels) * self.plan.max_tokens
         given = sum(row.number("completion_tokens") for row in levels)
@@ -207,7 +207,7 @@ class Runner:
             started_at=datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
             url=url,
             machine=machine,
-            model=self.model or ModelFacts(id=""),
+            model=self.model,
             plan=asdict(self.plan),
             rows=self.rows,
             goals=[goal for row in self.rows for goal in row.goals],

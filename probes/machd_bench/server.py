@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
@@ -13,8 +13,8 @@ from msgspec import Struct
 from machd.capabilities.document import Capabilities
 from machd.clock import Clock
 from machd.errors import EngineFaultError
-from machd_bench.answer import Answer
-from machd_bench.connection import Address, Exchange, TimedPiece
+from machd_bench.answer import Answer, excerpt
+from machd_bench.connection import Address, Exchange, PieceListener
 from machd_bench.prompts import WORDS, Prompt
 from machd_bench.serve_process import ServeProcess
 
@@ -131,7 +131,7 @@ class Server:
             exchange = await unknown.exchange("/v1/models")
             models = _decoded(_checked(exchange, "/v1/models"), _Models)
             if models is None or not models.data:
-                raise EngineFaultError(f"/v1/models names no model: {exchange.excerpt}")
+                raise EngineFaultError(f"/v1/models names no model: {excerpt(exchange.body)}")
             unknown = dataclasses.replace(unknown, model_id=models.data[0].id)
         refusals: list[Exchange] = []
         for plain in _DIALECTS:
@@ -143,7 +143,7 @@ class Server:
                 capabilities = await unknown.look_up("/v1/capabilities", Capabilities)
                 return dataclasses.replace(unknown, dialect=dialect, capabilities=capabilities)
             refusals.append(exchange)
-        message = f"{_DIALECTS[0].path}: HTTP {refusals[0].status}: {refusals[0].excerpt}"
+        message = f"{_DIALECTS[0].path}: HTTP {refusals[0].status}: {excerpt(refusals[0].body)}"
         raise EngineFaultError(message)
 
     async def ask(
@@ -152,7 +152,7 @@ class Server:
         max_tokens: int,
         *,
         fields: Mapping[str, object] | None = None,
-        on_piece: Callable[[TimedPiece], None] | None = None,
+        on_piece: PieceListener | None = None,
     ) -> Answer:
         """Stream a completion.
 
@@ -220,7 +220,7 @@ class Server:
 
 def _checked(exchange: Exchange, path: str) -> Exchange:
     if exchange.status != 200:
-        raise EngineFaultError(f"{path}: HTTP {exchange.status}: {exchange.excerpt}")
+        raise EngineFaultError(f"{path}: HTTP {exchange.status}: {excerpt(exchange.body)}")
     return exchange
 
 

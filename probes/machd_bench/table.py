@@ -46,10 +46,11 @@ def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) ->
 
 def print_summary(console: Console, report: Report) -> None:
     """Print what was measured, on what, the goals, and the notes."""
-    model, machine = report.model, report.machine
-    kind = (model.id, model.dtype, model.quantization, model.backend, model.blas)
-    versions = [f"{name.replace('_', '-')} {version}" for name, version in model.versions.items()]
-    size = f"{machine.cpu_count} CPUs, {machine.memory_bytes / _GIB:.0f} GiB"
+    machine = report.machine
+    versions = ("machd", "mlx", "mlx_lm")
+    facts = [(f"{name} " if name in versions else "", fact) for name, fact in report.model.items()]
+    shown = [f"{label}{fact}" for label, fact in facts if isinstance(fact, str)]
+    memory_gib = float(machine["memory_bytes"] or 0) / _GIB
     servers = [
         f"server, {row.mode}: ready in {row.number('start_to_ready_s'):.1f} s, memory beyond the"
         f" weights {row.number('ready_beyond_weights_bytes') / _MIB:.0f} MiB then,"
@@ -58,8 +59,8 @@ def print_summary(console: Console, report: Report) -> None:
     ]
     lines = [
         *([report.url] if report.url else []),
-        ", ".join(part for part in (*kind, *versions) if part),
-        f"{machine.cpu}, {size}",
+        ", ".join(shown),
+        f"{machine['cpu']}, {machine['cpu_count']} CPUs, {memory_gib:.0f} GiB",
         f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new tokens",
         *servers,
         *(f"{row.scenario}, {row.mode}, {goal}" for row in report.rows for goal in row.goals),

@@ -24,16 +24,18 @@ from machd_bench.plot import can_plot, write_plot
 from machd_bench.report import Report, Row, Verdict
 from machd_bench.runner import Runner
 from machd_bench.scenario import Scenario
-from machd_bench.scenarios import SCENARIOS, scenarios_named
+from machd_bench.scenarios import SCENARIOS
 from machd_bench.scenarios.kv_formats import FORMATS
 from machd_bench.scenarios.speculation import OFF
 from machd_bench.table import print_scenario, print_summary
+from machd_guarantees.guarantees import GUARANTEES
 
 _NO_SERVER = 69
 _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
 _PREFIX = ("prefix", "sharing")
+_SCENARIOS = {**SCENARIOS, GUARANTEES.name: GUARANTEES}
 _Item = TypeVar("_Item")
 _Command: TypeAlias = Callable[..., object]
 _Decorator: TypeAlias = Callable[[_Command], _Command]
@@ -155,8 +157,8 @@ _file_type = click.Path(path_type=Path)
     "--scenarios",
     "names",
     metavar="NAME,...",
-    callback=_read(_names("scenario", SCENARIOS)),
-    help=f"What to measure: {', '.join(SCENARIOS)}.  [default: sweep]",
+    callback=_read(_names("scenario", _SCENARIOS)),
+    help=f"What to measure: {', '.join(_SCENARIOS)}.  [default: sweep]",
 )
 @_count_options
 @_flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
@@ -233,7 +235,8 @@ def bench(
     )
     flags += ((is_guarantees, ("guarantees",)),)  # type: ignore[assignment]
     chosen = [name for is_given, of_flag in flags if is_given for name in of_flag]
-    scenarios = scenarios_named([*(names or ()), *chosen] or ["sweep"])
+    wanted = {*(names or ()), *chosen} or {"sweep"}
+    scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
     arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode
     batches = {"prefix", "kv-formats"} & {one.name for one in scenarios}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from machd_bench.scenario import Scenario
 from machd_bench.scenarios.ceiling import CEILING
 from machd_bench.scenarios.coalescing import COALESCING
-from machd_bench.scenarios.guarantees import GUARANTEES
 from machd_bench.scenarios.kv_formats import KV_FORMATS
 from machd_bench.scenarios.long_prompt import LONG_PROMPT
 from machd_bench.scenarios.prefix import PREFIX
@@ -21,19 +17,6 @@ SCENARIOS = {
     one.name: one
     for one in (
         *(SWEEP, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
-        *(PREFIX, SHARING, KV_FORMATS, SPECULATION, GUARANTEES, CEILING),
+        *(PREFIX, SHARING, KV_FORMATS, SPECULATION, CEILING),
     )
 }
-
-
-def scenarios_named(names: Iterable[str]) -> tuple[Scenario, ...]:
-    """The scenarios of these names, in the order in which they run.
-
-    Raises:
-        ValueError: One of them is none; the message says which there are.
-    """
-    chosen = set(names)
-    for name in chosen:
-        if name not in SCENARIOS:
-            raise ValueError(f"{name!r} is no scenario; there are: {', '.join(SCENARIOS)}")
-    return tuple(one for one in SCENARIOS.values() if one.name in chosen)

@@ -12,16 +12,17 @@ import statistics
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import chain
+
+from msgspec import Struct
 
 from machd.errors import StartupError
-from machd_bench.answer import Answer, tokens_per_second
-from machd_bench.bench import Bench, Mode
+from machd_bench.answer import Answer, all_gaps_s, tokens_per_second
+from machd_bench.bench import Bench, Mode, together
 from machd_bench.prompts import Prompt
 from machd_bench.report import Goal, Row, percentiles
 from machd_bench.scenario import Scenario
-from machd_bench.scenarios.cache_readings import read_cache
 from machd_bench.server import Server
-from machd_bench.together import together
 
 FORMATS = ("none", "affine8", "affine4", "turboquant")
 """Values of ``cache.kv_quantization``."""
@@ -33,6 +34,14 @@ _ROWS_GOAL = 1.8
 """The least rows that the same budget holds with affine8, over the first format's."""
 _ROUNDS = 3
 _LOOKED_AT_EVERY_S = 0.1
+
+
+class _KvStats(Struct):
+    reserved_bytes: int
+
+
+class _CacheStats(Struct):
+    kv: _KvStats
 
 
 @dataclass(slots=True)
@@ -52,8 +61,8 @@ class _Format:
 
     async def _watch(self) -> None:
         while True:
-            if (kv := (await read_cache(self.server)).kv) is not None:
-                self.reserved_bytes = max(self.reserved_bytes, kv.reserved_bytes)
+            if (stats := await self.server.look_up("/v1/cache/stats", _CacheStats)) is not None:
+                self.reserved_bytes = max(self.reserved_bytes, stats.kv.reserved_bytes)
             await asyncio.sleep(_LOOKED_AT_EVERY_S)
 
     @property
@@ -65,14 +74,13 @@ class _Format:
         facts = self.server.capabilities
         cache = facts.cache if facts else None
         rows_ratio = first.reserved_bytes / self.reserved_bytes if self.reserved_bytes else None
-        gaps_s = [gap for answers in self.rounds for one in answers for gap in one.gaps_s]
         row = Row(
             case=self.name,
             figures={
                 "decode_mode": facts.decode_mode.active if facts else None,
                 "tps": statistics.median(self.round_tps),
                 "tps_ratio": statistics.median(ratios),
-                **percentiles("gap", gaps_s),
+                **percentiles("gap", all_gaps_s(chain(*self.rounds))),
                 "token_bytes": cache.bytes_per_token if cache else None,
                 "reserved_bytes": self.reserved_bytes or None,
                 "rows_ratio": rows_ratio,

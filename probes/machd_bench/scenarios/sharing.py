@@ -7,90 +7,94 @@ what the server says before and after it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
-from itertools import pairwise
 
-from machd_bench.answer import Answer
-from machd_bench.bench import Bench
+from msgspec import Struct
+
+from machd_bench.bench import Bench, together
 from machd_bench.prompts import make_prompts
-from machd_bench.report import Goal, Row, percentiles
+from machd_bench.report import Figure, Goal, Row, percentiles
 from machd_bench.scenario import SERVED, Scenario
-from machd_bench.scenarios.cache_readings import PrefixStats, read_settled_prefix
-from machd_bench.together import together
+from machd_bench.server import Server
 
 _GOAL = 0.80
 """The least share of the cache's bytes that a shared system prompt saves."""
 _QUESTION_TOKENS = (20, 30)
 _ANSWER_TOKENS = 8
+_SETTLED_AFTER_S = 0.2
+_READINGS_AT_MOST = 25
+
+
+class _PrefixStats(Struct):
+    bytes: int
+    bytes_saved: int
+    shared_blocks: int
+    evictions: int
+
+
+class _CacheStats(Struct):
+    prefix: _PrefixStats
+
+
+async def _settled(server: Server) -> _PrefixStats | None:
+    """What the cache holds once it stays as it is: what an answer leaves is kept after its end."""
+    before = stats = await server.look_up("/v1/cache/stats", _CacheStats)
+    for _ in range(_READINGS_AT_MOST):
+        await asyncio.sleep(_SETTLED_AFTER_S)
+        before, stats = stats, await server.look_up("/v1/cache/stats", _CacheStats)
+        if stats == before:
+            break
+    return stats.prefix if stats else None
 
 
 async def _sharing(bench: Bench) -> AsyncGenerator[Row]:
-    users = bench.plan.users
+    users, system_tokens = bench.plan.users, bench.plan.system_tokens
     async with bench.serve("--cache-prefix", "--cache-disk-dir", "") as server:
         if not await server.takes(cache_salt="machd-bench"):
             bench.notes.append("sharing left out: the server does not take cache_salt")
             return
-        bench.progress.say(f"{bench.mode}, a shared prompt")
         vocabulary, seed = await server.vocabulary(), f"{bench.plan.seed}/sharing"
-        longest = max(_QUESTION_TOKENS[1], bench.plan.system_tokens)
+        longest = max(_QUESTION_TOKENS[1], system_tokens)
         system, *questions = make_prompts(seed, users + 1, longest, vocabulary)
-        system = system[: bench.plan.system_tokens]
         prompts = [
-            (*system, *question[: _QUESTION_TOKENS[0] + user % 11])
+            (*system[:system_tokens], *question[: _QUESTION_TOKENS[0] + user % 11])
             for user, question in enumerate(questions)
         ]
-        readings = [await read_settled_prefix(server)]
-        sets: list[list[Answer]] = []
-        for salts in ([None] * users, [f"user-{user}" for user in range(users)]):
-            asked = [
-                server.ask(prompt, _ANSWER_TOKENS, fields={"cache_salt": salt} if salt else {})
-                for prompt, salt in zip(prompts, salts, strict=True)
-            ]
-            sets.append(await together(asked))
+        stats = [await _settled(server)]
+        own = [{"cache_salt": f"user-{user}"} for user in range(users)]
+        for case, fields in ((f"{users} users, one namespace", [{}] * users), ("own ones", own)):
+            asked = zip(prompts, fields, strict=True)
+            answers = await together(
+                server.ask(prompt, _ANSWER_TOKENS, fields=salt) for prompt, salt in asked
+            )
             bench.progress.advance(users)
-            readings.append(await read_settled_prefix(server))
-    added = [_added(*pair) for pair in pairwise(readings)]
-    for name, answers, added_bytes in zip(("one namespace", "own ones"), sets, added, strict=True):
+            stats.append(await _settled(server))
+            before, after = stats[-2:]
+            figures: dict[str, Figure] = {
+                "prompt_tokens": sum(one.prompt_tokens for one in answers),
+                "cached_tokens": sum(one.cached_tokens or 0 for one in answers),
+                "added_bytes": after.bytes - before.bytes if before and after else None,
+                **percentiles("ttft", (one.ttft_s for one in answers)),
+            }
+            yield Row(case=case, figures=figures)
+    start, middle, end = stats
+    if start and middle and end and end.bytes > middle.bytes:
+        saved_share = 1.0 - (middle.bytes - start.bytes) / (end.bytes - middle.bytes)
+        # At best all but one copy of the system prompt is saved.
+        own_tokens = users * (_QUESTION_TOKENS[0] + _ANSWER_TOKENS - 1)
+        most_share = (users - 1) * system_tokens / (users * system_tokens + own_tokens)
+        shown = max(most_share, saved_share) >= _GOAL
+        name = "share of bytes that a shared system prompt saves"
         figures = {
-            "prompt_tokens": sum(one.prompt_tokens for one in answers),
-            "cached_tokens": sum(one.cached_tokens or 0 for one in answers),
-            "added_bytes": added_bytes,
-            **percentiles("ttft", (one.ttft_s for one in answers)),
+            "saved_share": saved_share,
+            "most_saved_share": most_share,
+            "bytes_saved": middle.bytes_saved - start.bytes_saved,
+            "shared_blocks": middle.shared_blocks - start.shared_blocks,
+            "evictions": end.evictions - start.evictions,
         }
-        yield Row(case=f"{users} users, {name}", figures=figures)
-    start, middle, end = readings
-    if start and middle and end and added[0] is not None and added[1]:
-        saved_share = 1.0 - added[0] / added[1]
-        best_share = _most_saved_share(users, bench.plan.system_tokens)
-        shown = best_share >= _GOAL or saved_share >= _GOAL
-        yield Row(
-            case="saved by sharing",
-            figures={
-                "saved_share": saved_share,
-                "most_saved_share": best_share,
-                "bytes_saved": middle.bytes_saved - start.bytes_saved,
-                "shared_blocks": middle.shared_blocks - start.shared_blocks,
-                "evictions": end.evictions - start.evictions,
-            },
-            goals=[
-                Goal.at_least(
-                    "share of bytes that a shared system prompt saves",
-                    _GOAL,
-                    saved_share,
-                    shown=shown,
-                )
-            ],
-        )
-
-
-def _most_saved_share(users: int, system_tokens: int) -> float:
-    """What a cache could save at best: all but one copy of the system prompt."""
-    own_tokens = users * (_QUESTION_TOKENS[0] + _ANSWER_TOKENS - 1)
-    return (users - 1) * system_tokens / (users * system_tokens + own_tokens)
-
-
-def _added(before: PrefixStats | None, after: PrefixStats | None) -> int | None:
-    return after.bytes - before.bytes if before and after else None
+        goals = [Goal.at_least(name, _GOAL, saved_share, shown=shown)]
+        yield Row(case="saved by sharing", figures=figures, goals=goals)
 
 
 SHARING = Scenario(

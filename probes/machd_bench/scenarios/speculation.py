@@ -8,6 +8,7 @@ because the embedded model, small as it is, does what they ask of it for as long
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -19,12 +20,7 @@ from machd_bench.answer import Answer
 from machd_bench.bench import Bench, Mode
 from machd_bench.report import Goal, Row, percentiles
 from machd_bench.scenario import Scenario
-from machd_bench.scenarios.draft_counters import (
-    DraftCounters,
-    accepted_by_position,
-    draft_figures,
-    settled_counters,
-)
+from machd_bench.scenarios.draft_counters import settled_counters
 from machd_bench.server import Dialect, Server
 
 OFF = "off"
@@ -71,7 +67,7 @@ class Pair:
     round_number: int
     off: TimedDecode
     on: TimedDecode
-    counters: DraftCounters
+    counters: Counter[str]
 
 
 async def _decode(server: Server, text: str, tokens: int) -> TimedDecode:
@@ -110,7 +106,8 @@ def speculation_row(case: str, pairs: Sequence[Pair]) -> Row:
     on_tps = [_tps([pair.on for pair in one]) for one in rounds]
     ratios = [on / off for on, off in zip(on_tps, off_tps, strict=True)]
     first, ratio, third = np.percentile(ratios, (25, 50, 75)).tolist()
-    counters: DraftCounters = sum((pair.counters for pair in pairs), DraftCounters())
+    counters = sum((pair.counters for pair in pairs), Counter[str]())
+    drafted, accepted = counters["draft_tokens"], counters["accepted_tokens"]
     tokens = sum(pair.on.answer.completion_tokens for pair in pairs)
     row = Row(
         case=case,
@@ -124,9 +121,15 @@ def speculation_row(case: str, pairs: Sequence[Pair]) -> Row:
             **percentiles("on_ttft", (pair.on.answer.ttft_s for pair in pairs)),
             "different_texts": sum(pair.off.answer.text != pair.on.answer.text for pair in pairs),
             "rounds": len(rounds),
-            **draft_figures(counters, tokens),
+            "drafted_tokens": drafted,
+            "accepted_tokens": accepted,
+            "accepted_share": accepted / drafted if drafted else None,
+            # Passes without drafts included: each makes one token besides those it accepts, and
+            # the last one may accept more than the answer has room for.
+            "tokens_per_pass": tokens / max(1, tokens - accepted),
+            "cycles": counters["cycles"],
+            "fallbacks": counters["fallbacks"],
         },
-        samples={"accepted_by_position": accepted_by_position(counters)},
     )
     if (least := _GOALS.get(case)) is not None:
         agree = not first < least <= third

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import AsyncGenerator, Mapping
+from itertools import chain
 
-from machd_bench.answer import Answer, tokens_per_second
+from machd_bench.answer import Answer, all_gaps_s, tokens_per_second
 from machd_bench.bench import Bench
 from machd_bench.report import Goal, Row, percentiles
 from machd_bench.scenario import BATCHED, Scenario
@@ -71,20 +72,16 @@ async def _structured(bench: Bench) -> AsyncGenerator[Row]:
             "plain_tps": statistics.median(one for one, _ in speeds),
             "mixed_tps": statistics.median(other for _, other in speeds),
             "ratio": ratio,
-            **percentiles("plain_gap", _gaps(plain)),
-            **percentiles("beside_gap", _gaps([answers[1::2] for answers in mixed])),
+            **percentiles("plain_gap", all_gaps_s(chain(*plain))),
+            **percentiles(
+                "beside_gap", all_gaps_s(one for answers in mixed for one in answers[1::2])
+            ),
             "kept": kept,
             "requests": sum(map(len, plain + mixed)),
-            "completion_tokens": sum(
-                one.completion_tokens for answers in plain + mixed for one in answers
-            ),
+            "completion_tokens": sum(one.completion_tokens for one in chain(*plain, *mixed)),
         },
         goals=[Goal.at_least("tokens/s of the mixed set over the plain one", _GOAL, ratio)],
     )
-
-
-def _gaps(rounds: list[list[Answer]]) -> list[float]:
-    return [gap for answers in rounds for one in answers for gap in one.gaps_s]
 
 
 STRUCTURED = Scenario(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from machd_bench.answer import Answer, tokens_per_second, wall_s
-from machd_bench.bench import Bench, Mode
+from machd_bench.answer import Answer, all_gaps_s, tokens_per_second, wall_s
+from machd_bench.bench import Bench, Mode, together
 from machd_bench.report import Row, percentiles
 from machd_bench.scenario import SERVED, Scenario
 from machd_bench.scenarios.ceiling import share_of_ceiling
-from machd_bench.together import together
 
 
 async def _sweep(bench: Bench) -> AsyncGenerator[Row]:
@@ -36,7 +35,7 @@ async def _sweep(bench: Bench) -> AsyncGenerator[Row]:
                 "completion_tokens": sum(one.completion_tokens for one in answers),
                 "wall_s": wall_s(answers),
                 **percentiles("ttft", (one.ttft_s for one in answers)),
-                **percentiles("gap", (gap for one in answers for gap in one.gaps_s)),
+                **percentiles("gap", all_gaps_s(answers)),
                 **percentiles("latency", (one.latency_s for one in answers)),
                 "prompt_tps": sum(one.prompt_tokens for one in answers) / wall_s(answers),
                 "tps": tokens_per_second(answers),

@@ -12,17 +12,18 @@ from typing import TypeAlias
 import numpy as np
 
 from machd.errors import EngineFaultError
-from machd_bench.bench import Bench, Mode
+from machd_bench.bench import Bench, Mode, together
 from machd_bench.report import Goal, Row
 from machd_bench.scenario import Scenario
-from machd_bench.scenarios.hostile_bodies import (
+from machd_bench.server import LOOK_UP_TIMEOUT_S, Server
+from machd_guarantees.hostile_bodies import (
     Body,
     bad_schemas,
     heavy_bodies,
     heavy_conversations,
     malformed_bodies,
 )
-from machd_bench.scenarios.stops import (
+from machd_guarantees.stops import (
     POLL_S,
     STREAMS,
     delay_by_collector,
@@ -31,8 +32,6 @@ from machd_bench.scenarios.stops import (
     stop_idle,
     streaming,
 )
-from machd_bench.server import LOOK_UP_TIMEOUT_S, Server
-from machd_bench.together import together
 
 _TRIES = 3
 _CHECKS = 100

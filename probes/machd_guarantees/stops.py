@@ -10,8 +10,8 @@ from machd.errors import EngineFaultError
 from machd.installed import installed_version
 from machd_bench.answer import Answer
 from machd_bench.bench import Bench
-from machd_bench.scenarios.hung_collector import hung_collector
 from machd_bench.server import LOOK_UP_TIMEOUT_S, Server
+from machd_guarantees.hung_collector import hung_collector
 
 POLL_S = 0.01
 STREAMS = 4

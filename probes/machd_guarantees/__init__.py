@@ -1,0 +1,1 @@
+"""What machd promises in seconds, as a scenario of the bench."""
