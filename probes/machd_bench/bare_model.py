@@ -12,7 +12,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -72,11 +72,7 @@ class BareModel:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare; nothing runs yet.
-
-        Args:
-            settings: Those that the server gets, so that both load the same model.
-        """
+        """Prepare for the model of the settings that the server gets, too; nothing runs yet."""
         self._settings = settings
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
@@ -98,9 +94,7 @@ class BareModel:
     async def run_batch(self, prompts: list[str], max_tokens: int) -> list[tuple[int, int]]:
         """Run one batch of mlx-lm's to its end; tokens of each prompt and of its completion.
 
-        Raises:
-            StartupError: The model cannot be loaded.
-            EngineFaultError: The process failed.
+        Raises as :meth:`run_loop`.
         """
         counts: list[tuple[int, int]] = await self._ask(("batch", prompts, max_tokens))
         return counts
@@ -116,23 +110,19 @@ class BareModel:
 
     async def _ask(self, query: _Query) -> Any:  # noqa: ANN401 - as many kinds as queries
         if self._pipe is None:
-            self._start()
-            self.model, self.leaves_room = await self._receive()
-        assert self._pipe is not None, "started"
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            arguments = (theirs, self._settings)
+            self._process = context.Process(target=_serve, args=arguments, daemon=True)
+            self._process.start()
+            theirs.close()
+            self.model, self.leaves_room = await self._receive(self._pipe)
         self._pipe.send(query)
-        return await self._receive()
+        return await self._receive(self._pipe)
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._settings), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    async def _receive(self) -> Any:  # noqa: ANN401 - as many kinds as queries
-        assert self._pipe is not None, "started"
+    async def _receive(self, pipe: Connection) -> Any:  # noqa: ANN401 - as many kinds as queries
         try:
-            reply = await asyncio.to_thread(self._pipe.recv)
+            reply = await asyncio.to_thread(pipe.recv)
         except (EOFError, OSError):
             raise EngineFaultError("the bare loop's process has ended") from None
         except asyncio.CancelledError:
@@ -182,10 +172,7 @@ def _load(settings: Settings) -> tuple[object, Callable[[_Query], object]]:
     )
     loop, batch = BareLoop(loaded.model), StaticBatch(loaded.model, loaded.tokenizer)
     it = loaded.description
-    facts: dict[str, Figure] = {
-        "id": it.model_id,
-        **{name: getattr(it, name) for name in _FACTS},
-    }
+    facts = {"id": it.model_id, **{name: getattr(it, name) for name in _FACTS}}
     leaves_room = available_memory_bytes() >= ROOM * it.weights_bytes
 
     def answer(query: _Query) -> object:
@@ -193,9 +180,7 @@ def _load(settings: Settings) -> tuple[object, Callable[[_Query], object]]:
         if kind == "batch":
             counts = batch.run(prompts, max_tokens=tokens)
             return list(zip(counts.prompt_tokens, counts.completion_tokens, strict=True))
-        rows: Sequence[Sequence[int]] = [
-            loaded.tokenizer.encode(one, add_special_tokens=True) for one in prompts
-        ]
+        rows = [loaded.tokenizer.encode(one, add_special_tokens=True) for one in prompts]
         run = loop.measure(equal_lengths(rows), steps=tokens)
         return LoopRun(run.batch_width, run.prompt_tokens, run.prefill_s, run.step_s)
 

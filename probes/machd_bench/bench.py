@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -24,6 +32,7 @@ from machd_bench.static_batches import StaticBatches
 _WARM_UP_PROMPT_TOKENS = 8
 _WARM_UP_TOKENS = 3
 _MIN_MAX_B = 4
+_READINGS_AT_MOST = 25
 _DAY_S = "86400"
 
 _Result = TypeVar("_Result")
@@ -54,8 +63,8 @@ class Plan:
         requests: For each level of the sweep, rounded up to the same number for every client.
         concurrencies: The levels.
         kv_formats: Values of ``cache.kv_quantization`` that are compared.
+        started_unix_s: Also seeds prompts: a server that keeps running may remember others'.
         speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
-        seed: Another one for each run: a server that keeps running may remember prompts.
     """
 
     requests: int = 8
@@ -70,7 +79,7 @@ class Plan:
     speculation_mode: str = "auto"
     speculation_tokens: int = 64
     speculation_rounds: int = 3
-    seed: int = 0
+    started_unix_s: int = 0
 
     def level_requests(self, clients: int) -> int:
         """Requests of a level: a last round of some clients only would not be that concurrency."""
@@ -103,9 +112,9 @@ class Bench:
     """
 
     plan: Plan
-    mode: Mode
     clock: Clock
     progress: Progress
+    mode: Mode = Mode.BARE
     serve_args: tuple[str, ...] = ()
     server: Server | StaticBatches | None = None
     bare: BareModel | None = None
@@ -113,15 +122,9 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def remote(self) -> Server:
-        """The server that is asked over HTTP."""
-        assert isinstance(self.server, Server), "the mode has a server"
-        return self.server
-
     def prompts(self, series: str, count: int, tokens: int | None = None) -> list[Prompt]:
         """The prompts of a series, of ``prompt_tokens`` words unless said otherwise."""
-        seed = f"{self.plan.seed}/{series}"
+        seed = f"{self.plan.started_unix_s}/{series}"
         return make_prompts(seed, count, tokens or self.plan.prompt_tokens)
 
     async def ask(
@@ -164,8 +167,8 @@ class Bench:
             StartupError: The model cannot be served.
             EngineFaultError: The server failed, or did not leave with exit code 0.
         """
-        if self.mode is Mode.REMOTE:
-            yield self.remote
+        if self.mode is Mode.REMOTE and isinstance(self.server, Server):
+            yield self.server
             return
         self.progress.say("starting a server")
         async with serve((*self.serve_args, *args), self.clock) as process:
@@ -215,3 +218,14 @@ async def together(work: Iterable[Coroutine[object, object, _Result]]) -> list[_
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def settled(read: Callable[[], Awaitable[_Result]], every_s: float) -> _Result:
+    """Read until a reading stays as it is: what an answer leaves is counted after its end."""
+    before = await read()
+    for _ in range(_READINGS_AT_MOST):
+        await asyncio.sleep(every_s)
+        if (now := await read()) == before:
+            break
+        before = now
+    return before

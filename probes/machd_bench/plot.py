@@ -22,6 +22,12 @@ _DOTS_PER_INCH = 150
 _LOGARITHMIC_FROM = 20.0
 """Between the largest and the smallest of the values: above, a linear scale hides the small."""
 _PERCENTILES = ("p50", "p90", "p99")
+_KINDS = (("latency", "whole request", "--"), ("ttft", "first token", "-"), ("gap", "gap", ":"))
+_VERDICT_COLOURS = {
+    Verdict.PASS: COLOURS[2],
+    Verdict.MISSED: COLOURS[1],
+    Verdict.NOT_SHOWN: GREY,
+}
 
 _Panel: TypeAlias = Callable[["Axes", Report], None]
 
@@ -46,17 +52,12 @@ def saved_figure(path: Path, size_inches: tuple[float, float]) -> Iterator[Figur
 
 def write_plot(report: Report, path: Path) -> None:
     """Draw a report into a PNG file; needs matplotlib."""
-    panels: list[_Panel] = []
-    if report.of("sweep"):
-        panels += [_first_tokens, _throughput, _latencies]
-    if report.of("long-prompt"):
-        panels.append(_long_prompt)
-    if report.goals or not panels:
-        panels.append(_goals)
-    columns = min(len(panels), 3 if len(panels) == 3 else 2)
+    panels: list[_Panel] = [_first_tokens, _throughput, _latencies] if report.of("sweep") else []
+    panels += [_long_prompt] if report.of("long-prompt") else []
+    panels += [_goals] if report.goals or not panels else []
+    columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows)
-    with saved_figure(path, size) as figure:
+    with saved_figure(path, (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows)) as figure:
         grid = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, draw in zip(grid, panels, strict=False):
             draw(axes, report)
@@ -68,9 +69,9 @@ def write_plot(report: Report, path: Path) -> None:
         model, machine = report.model, report.machine
         parts = (model["id"], model.get("dtype"), model.get("blas"), machine["cpu"])
         caption = ", ".join(str(part) for part in parts if part)
-        caption += f", {machine['cpu_count']} CPUs"
         tokens = f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new"
-        figure.suptitle(f"{caption}\n{tokens}", fontsize=9, color=GREY, x=0.01, ha="left")
+        caption = f"{caption}, {machine['cpu_count']} CPUs; {tokens}"
+        figure.suptitle(caption, fontsize=9, color=GREY, x=0.01, ha="left")
 
 
 def _by_mode(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -83,8 +84,7 @@ def _by_mode(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 def _first_tokens(axes: Axes, report: Report) -> None:
     medians: list[float] = []
     for colour, mode, rows in _by_mode(report.of("sweep")):
-        clients = [row.number("clients") for row in rows]
-        p50, p90 = ([row.number(f"ttft_{one}_s") for row in rows] for one in ("p50", "p90"))
+        clients, p50, p90 = _columns(rows, "clients", "ttft_p50_s", "ttft_p90_s")
         axes.plot(clients, p50, marker="o", color=colour, label=mode)
         axes.fill_between(clients, p50, p90, color=colour, alpha=0.15, linewidth=0)
         medians += p50
@@ -99,20 +99,18 @@ def _first_tokens(axes: Axes, report: Report) -> None:
 
 def _throughput(axes: Axes, report: Report) -> None:
     for colour, mode, rows in _by_mode(report.of("sweep")):
-        clients = [row.number("clients") for row in rows]
-        axes.plot(
-            clients, [row.number("tps") for row in rows], marker="o", color=colour, label=mode
-        )
-    ceilings = report.of("ceiling")
-    if ceilings:
-        widths = [row.number("batch_width") for row in ceilings]
-        speeds = [row.number("tps") for row in ceilings]
-        marker = "_" if len(widths) == 1 else ""
+        axes.plot(*_columns(rows, "clients", "tps"), marker="o", color=colour, label=mode)
+    if ceilings := report.of("ceiling"):
+        points = _columns(ceilings, "batch_width", "tps")
         label = "ceiling: bare loop, as wide as there are clients"
-        axes.plot(widths, speeds, linestyle="--", marker=marker, color=GREY, label=label)
+        axes.plot(*points, linestyle="--", marker="_", color=GREY, label=label)
     axes.set_ylim(bottom=0)
     _title(axes, "Generated tokens/s, all clients together", "tokens/s")
     _clients_axis(axes, report)
+
+
+def _columns(rows: Sequence[Row], *names: str) -> list[list[float]]:
+    return [[row.number(name) for row in rows] for name in names]
 
 
 def _clients_axis(axes: Axes, report: Report) -> None:
@@ -126,15 +124,13 @@ def _clients_axis(axes: Axes, report: Report) -> None:
 
 
 def _latencies(axes: Axes, report: Report) -> None:
-    """Percentiles of the busiest level, a line for each mode and kind of latency."""
-    kinds = {"ttft": "first token", "gap": "token gap", "latency": "whole request"}
-    styles = dict(zip(kinds, ("-", ":", "--"), strict=True))
-    for colour, mode, rows in _by_mode(report.of("sweep")):
-        for kind, name in kinds.items():
+    """Of the busiest level; colours are the modes' of the panels beside it."""
+    for kind, label, style in _KINDS:
+        axes.plot([], [], style, color=GREY, label=label)
+        for colour, _, rows in _by_mode(report.of("sweep")):
             values = [rows[-1].number(f"{kind}_{one}_s") for one in _PERCENTILES]
             if any(values):
-                label = f"{mode}, {name}"
-                axes.plot(_PERCENTILES, values, styles[kind], marker="o", color=colour, label=label)
+                axes.plot(_PERCENTILES, values, style, marker="o", color=colour)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
@@ -143,27 +139,27 @@ def _latencies(axes: Axes, report: Report) -> None:
 
 
 def _long_prompt(axes: Axes, report: Report) -> None:
-    for colour, mode, rows in _by_mode(report.of("long-prompt")):
-        samples = rows[0].samples
-        gaps_ms = [gap * 1000 for gap in samples["gap_s"]]
-        axes.scatter(samples["gap_ended_s"], gaps_ms, s=6, color=colour, alpha=0.5, label=mode)
-        axes.axvspan(0, rows[0].number("ttft_s"), color=colour, alpha=0.12, linewidth=0)
+    for colour, mode, (row, *_) in _by_mode(report.of("long-prompt")):
+        gaps_ms = [gap_s * 1000 for gap_s in row.samples["gap_s"]]
+        ended_s = row.samples["gap_ended_s"]
+        axes.scatter(ended_s, gaps_ms, s=6, color=colour, alpha=0.5, label=mode)
+        axes.axvspan(0, row.number("ttft_s"), color=colour, alpha=0.12, linewidth=0)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds since the long prompt arrived; shaded until its first token")
-    _title(axes, "Gaps between the running streams' tokens", "milliseconds")
+    axes.set_xlabel("seconds since it arrived; shaded until its first token")
+    _title(axes, "Token gaps of streams that a long prompt joins", "milliseconds")
 
 
 def _goals(axes: Axes, report: Report) -> None:
-    """How far each figure is from its goal: 1 is the goal, to its left is reached."""
-    colours = {Verdict.PASS: COLOURS[2], Verdict.MISSED: COLOURS[1], Verdict.NOT_SHOWN: GREY}
+    """How much of what a goal allows each figure takes."""
     goals = [one for one in report.goals if one.figure is not None][::-1]
     for index, goal in enumerate(goals):
         figure = max(goal.figure or 0.0, 1e-3)
-        distance = figure / goal.goal if goal.bound == "at most" else goal.goal / figure
-        axes.barh(index, min(distance, 2.0), color=colours[goal.verdict])
+        share = figure / goal.goal if goal.bound == "at most" else goal.goal / figure
+        axes.barh(index, min(share, 2.0), color=_VERDICT_COLOURS[goal.verdict], alpha=0.5)
+        axes.text(0.02, index, goal.name, va="center", fontsize=7)
     axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1.2)
-    axes.set_yticks(range(len(goals)), [one.name for one in goals], fontsize=7)
-    axes.set_xlabel("of what the goal allows; a bar that ends left of 1 reaches it")
+    axes.set_yticks([])
+    axes.set_xlabel("a bar that ends left of 1 reaches its goal; cut off at twice the goal")
     _title(axes, "Goals", "")
 
 

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import psutil
@@ -25,6 +25,7 @@ from machd.capabilities.document import Capabilities
 SCHEMA_VERSION = 2
 
 Figure: TypeAlias = float | int | str | None
+Bound: TypeAlias = Literal["at most", "at least"]
 
 
 class Verdict(StrEnum):
@@ -40,36 +41,30 @@ class Goal(Struct, frozen=True, kw_only=True):
     """A goal and the figure of this run.
 
     Attributes:
-        bound: ``at most`` or ``at least``; a figure equal to its goal passes.
+        bound: A figure equal to its goal passes.
         unit: Of the goal and of the figure: ``s``, ``x`` (a ratio) or ``steps``.
         figure: Null if it was not measured.
     """
 
     name: str
-    bound: str
+    bound: Bound
     goal: float
     unit: str
     figure: float | None
     verdict: Verdict
 
     @classmethod
-    def at_most(
-        cls, name: str, goal: float, figure: float | None, *, unit: str = "x", shown: bool = True
+    def judge(
+        cls,
+        name: str,
+        bound: Bound,
+        goal: float,
+        figure: float | None,
+        *,
+        unit: str = "x",
+        shown: bool = True,
     ) -> Self:
-        """Judge a figure that must not exceed its goal; ``shown`` is False if it proves nothing."""
-        return cls._judged("at most", name, goal, figure, unit=unit, shown=shown)
-
-    @classmethod
-    def at_least(
-        cls, name: str, goal: float, figure: float | None, *, unit: str = "x", shown: bool = True
-    ) -> Self:
-        """Judge a figure that must not fall below its goal; arguments as of ``at_most``."""
-        return cls._judged("at least", name, goal, figure, unit=unit, shown=shown)
-
-    @classmethod
-    def _judged(
-        cls, bound: str, name: str, goal: float, figure: float | None, *, unit: str, shown: bool
-    ) -> Self:
+        """Hold a figure against its goal; ``shown`` is False if it proves nothing."""
         verdict = Verdict.NOT_SHOWN
         if shown and figure is not None:
             passed = figure <= goal if bound == "at most" else figure >= goal
@@ -83,7 +78,7 @@ class Goal(Struct, frozen=True, kw_only=True):
         return f"{self.verdict.value}: {self.name}: {figure}, goal {goal}"
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class Row(Struct, kw_only=True):
     """One line of a scenario.
 
     Attributes:

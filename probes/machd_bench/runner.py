@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
-from msgspec.structs import replace
-
-from machd.clock import Clock
 from machd.errors import EngineFaultError
 from machd.settings.model import Settings
 from machd_bench.bare_model import BareModel
-from machd_bench.bench import Bench, Mode, Plan, Progress, serve_args
+from machd_bench.bench import Bench, Mode, serve_args
 from machd_bench.connection import Address
 from machd_bench.report import Figure, Report, Row, machine_facts, model_facts
 from machd_bench.scenario import Scenario
@@ -22,27 +19,28 @@ from machd_bench.scenarios.sweep import SWEEP
 from machd_bench.server import Server
 from machd_bench.static_batches import StaticBatches
 
-_SERVED = (Mode.SINGLE, Mode.CONTINUOUS)
+_SEVERAL = 1.02
+"""Tokens in one event from which on gaps between events get a note."""
+_STATIC_NOTE = (
+    "static: mlx-lm's batch_generate without HTTP; a batch takes one request of every client, and"
+    " their first tokens are there when it has ended"
+)
 
 
 @dataclass(slots=True)
 class Runner:
-    """One run. What is measured is collected in here.
+    """One run. Its rows and notes are collected in the bench that every mode's is made from.
 
     Attributes:
         show: Given a scenario and all its rows once its last mode is measured.
         failures: Scenarios that the server at the URL did not get through, and why.
     """
 
-    plan: Plan
+    bench: Bench
     scenarios: Sequence[Scenario]
-    clock: Clock
-    progress: Progress
     show: Callable[[Scenario, list[Row]], None]
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    model: dict[str, Figure] = field(default_factory=dict)
+    machine: dict[str, Figure] = field(default_factory=machine_facts)
 
     async def measure_url(
         self, url: str, api_key: str | None, model_id: str | None, extra: dict[str, object] | None
@@ -53,21 +51,20 @@ class Runner:
             OSError: It cannot be reached.
             EngineFaultError: It does not speak this API.
         """
-        started_s, machine = self.clock.unix_s(), machine_facts()
-        address = Address.of(url, api_key)
-        server = await Server.find(address, self.clock, model_id=model_id, extra=extra)
-        self.model = model_facts(server.model_id, server.capabilities)
-        bench = self._bench(Mode.REMOTE, server=server)
+        address, clock = Address.of(url, api_key), self.bench.clock
+        server = await Server.find(address, clock, model_id=model_id, extra=extra)
+        model = model_facts(server.model_id, server.capabilities)
+        bench = replace(self.bench, mode=Mode.REMOTE, server=server)
         if not server.dialect.ignores_eos:
-            self.notes.append("the server does not take ignore_eos: answers may have ended early")
+            bench.notes.append("the server does not take ignore_eos: answers may have ended early")
         for scenario in self._of_mode(Mode.REMOTE):
             try:
                 await self._run(scenario, bench)
             except EngineFaultError as error:
                 self.failures.append(f"{scenario.name}: {error.message}")
-            self.show(scenario, [row for row in self.rows if row.scenario == scenario.name])
-        self.notes += self.failures
-        return self._report(url, machine, started_s)
+            self._show(scenario)
+        bench.notes.extend(self.failures)
+        return self._report(url, model)
 
     async def measure_modes(
         self, modes: Iterable[Mode], settings: Settings, settings_args: Sequence[str]
@@ -83,93 +80,72 @@ class Runner:
             StartupError: The model cannot be served.
             EngineFaultError: A server or the bare loop failed.
         """
-        started_s, machine = self.clock.unix_s(), machine_facts()
         ordered = sorted(modes, key=lambda mode: mode is not Mode.STATIC)
         every = (*ordered, Mode.SETTINGS, Mode.BARE)
         last_mode = {scenario.name: mode for mode in every for scenario in self._of_mode(mode)}
-        bare = BareModel(settings)
+        bare, model = BareModel(settings), dict[str, Figure]()
         try:
             if SWEEP in self.scenarios:
-                widths = {
-                    clients for clients in self.plan.concurrencies if ordered != [Mode.SINGLE]
-                }
-                await run_ceiling(
-                    self._bench(Mode.BARE, bare=bare),
-                    sorted(widths | ({1} if Mode.SINGLE in ordered else set())),
-                )
+                widths = set(self.bench.plan.concurrencies) if ordered != [Mode.SINGLE] else set()
+                widths |= {1} if Mode.SINGLE in ordered else set()
+                await run_ceiling(replace(self.bench, bare=bare), sorted(widths))
             for mode in every:
                 scenarios = self._of_mode(mode)
-                streams = max((one.streams(self.plan) for one in scenarios), default=1)
-                bench = self._bench(mode, bare=bare)
-                bench.serve_args = serve_args(mode, streams, settings_args)
+                streams = max((one.streams(self.bench.plan) for one in scenarios), default=1)
+                args = serve_args(mode, streams, settings_args)
+                bench = replace(self.bench, mode=mode, bare=bare, serve_args=args)
                 if not bare.leaves_room or mode is Mode.SETTINGS:
                     await bare.close()
-                await self._measure(bench, scenarios, last_mode)
-                self.model = bench.model or self.model or bare.model
+                await self._measure(bench, scenarios)
+                for scenario in scenarios:
+                    if last_mode[scenario.name] is mode:
+                        self._show(scenario)
+                model = bench.model or model or bare.model
         finally:
             await bare.close()
-        return self._report(None, machine, started_s)
+        return self._report(None, model)
 
-    async def _measure(
-        self, bench: Bench, scenarios: Sequence[Scenario], last_mode: dict[str, Mode]
-    ) -> None:
-        beside = [one for one in scenarios if not one.starts_servers]
-        if bench.mode is Mode.STATIC and bench.bare is not None:
-            bench.server = StaticBatches(bench.bare.run_batch, self.clock)
-            self.notes.append(
-                "static: mlx-lm's batch_generate without HTTP; a batch takes one request of every"
-                " client, and their first tokens are there when it has ended"
-            )
-        if beside and bench.mode in _SERVED:
-            async with bench.serve() as bench.server:
-                for scenario in beside:
-                    await self._run(scenario, bench)
-                self._add_server_row(bench)
-        else:
+    async def _measure(self, bench: Bench, scenarios: Sequence[Scenario]) -> None:
+        """Measure what needs the mode's server first, then what starts servers of its own."""
+        async with AsyncExitStack() as stack:
+            beside = [one for one in scenarios if not one.starts_servers]
+            if bench.mode is Mode.STATIC and bench.bare is not None:
+                bench.server = StaticBatches(bench.bare.run_batch, bench.clock)
+                bench.notes.append(_STATIC_NOTE)
+            elif beside and bench.mode is not Mode.BARE:
+                bench.server = await stack.enter_async_context(bench.serve())
             for scenario in beside:
                 await self._run(scenario, bench)
-        for scenario in beside:
-            self._show_if_last(scenario, bench.mode, last_mode)
+            if isinstance(bench.server, Server):
+                self._add_server_row(bench, bench.server)
         for scenario in scenarios:
             if scenario.starts_servers:
                 await self._run(scenario, bench)
-                self._show_if_last(scenario, bench.mode, last_mode)
-
-    def _show_if_last(self, scenario: Scenario, mode: Mode, last_mode: dict[str, Mode]) -> None:
-        if last_mode[scenario.name] is mode:
-            self.show(scenario, [row for row in self.rows if row.scenario == scenario.name])
 
     async def _run(self, scenario: Scenario, bench: Bench) -> None:
-        self.progress.say(f"{bench.mode}, {scenario.name}")
+        bench.progress.say(f"{bench.mode}, {scenario.name}")
         async with aclosing(scenario.run(bench)) as rows:
             async for row in rows:
-                self.rows.append(replace(row, scenario=scenario.name, mode=bench.mode.value))
+                row.scenario, row.mode = scenario.name, bench.mode.value
+                bench.rows.append(row)
 
-    def _add_server_row(self, bench: Bench) -> None:
+    def _add_server_row(self, bench: Bench, server: Server) -> None:
         """What the server of a mode is like that has given its last answer and still runs."""
-        server = bench.remote
-        assert server.process is not None, "started by the bench"
-        assert server.capabilities is not None, "machd says what it is"
-        decode_mode = server.capabilities.decode_mode
-        weights_bytes = server.capabilities.model.weights_bytes
-        ready_bytes, end_bytes = server.process.ready_rss_bytes, server.process.rss_bytes()
+        facts, process = server.capabilities, server.process
+        assert facts is not None, "machd says what it is"
+        assert process is not None, "started by the bench"
         figures: dict[str, Figure] = {
-            "decode_mode": decode_mode.active,
-            "decode_mode_reason": decode_mode.reason,
-            "start_to_ready_s": server.process.start_to_ready_s,
-            "ready_rss_bytes": ready_bytes,
-            "end_rss_bytes": end_bytes,
-            "ready_beyond_weights_bytes": ready_bytes - weights_bytes,
-            "end_beyond_weights_bytes": end_bytes - weights_bytes,
+            "decode_mode": facts.decode_mode.active,
+            "decode_mode_reason": facts.decode_mode.reason,
+            "start_to_ready_s": process.start_to_ready_s,
+            "ready_rss_bytes": process.ready_rss_bytes,
+            "end_rss_bytes": process.rss_bytes(),
         }
-        self.rows.append(
-            Row(scenario="server", mode=bench.mode.value, case="process", figures=figures)
-        )
-        if bench.mode is Mode.CONTINUOUS and decode_mode.active != "batched":
-            self.notes.append(
-                f"the server of the mode continuous decodes in mode {decode_mode.active}:"
-                f" {decode_mode.reason}"
-            )
+        mode = bench.mode.value
+        bench.rows.append(Row(scenario="server", mode=mode, case="process", figures=figures))
+        if bench.mode is Mode.CONTINUOUS and facts.decode_mode.active != "batched":
+            decodes = f"{facts.decode_mode.active}: {facts.decode_mode.reason}"
+            bench.notes.append(f"the server of the mode continuous decodes in mode {decodes}")
 
     def _of_mode(self, mode: Mode) -> list[Scenario]:
         """What is measured of a mode; a sweep brings its ceiling."""
@@ -177,39 +153,26 @@ class Runner:
         has_levels = SWEEP in self.scenarios and CEILING not in self.scenarios
         return chosen + [CEILING] * (mode is Mode.BARE and has_levels)
 
-    def _bench(
-        self, mode: Mode, *, server: Server | None = None, bare: BareModel | None = None
-    ) -> Bench:
-        return Bench(
-            self.plan,
-            mode,
-            self.clock,
-            self.progress,
-            server=server,
-            bare=bare,
-            rows=self.rows,
-            notes=self.notes,
-        )
+    def _show(self, scenario: Scenario) -> None:
+        self.show(scenario, [row for row in self.bench.rows if row.scenario == scenario.name])
 
-    def _report(self, url: str | None, machine: dict[str, Figure], started_s: float) -> Report:
-        levels = [row for row in self.rows if row.scenario == SWEEP.name]
-        asked = sum(row.number("requests") for row in levels) * self.plan.max_tokens
+    def _report(self, url: str | None, model: dict[str, Figure]) -> Report:
+        rows, notes, plan = self.bench.rows, self.bench.notes, self.bench.plan
+        levels = [row for row in rows if row.scenario == SWEEP.name]
+        asked = sum(row.number("requests") for row in levels) * plan.max_tokens
         given = sum(row.number("completion_tokens") for row in levels)
         if given < asked:
-            self.notes.append(f"answers ended early: {given:.0f} tokens of {asked:.0f} asked for")
+            notes.append(f"answers ended early: {given:.0f} tokens of {asked:.0f} asked for")
         gapped = [row.number("tokens_per_event") for row in levels if row.number("gap_p50_s")]
-        several = max(gapped, default=1.0)
-        if several > 1.02:
-            self.notes.append(
-                f"up to {several:.2f} tokens came in one event; gaps are between such events"
-            )
+        if (several := max(gapped, default=1.0)) > _SEVERAL:
+            notes.append(f"up to {several:.2f} tokens came in one event; gaps are between events")
         return Report(
-            started_at=datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
+            started_at=datetime.fromtimestamp(plan.started_unix_s, UTC).isoformat(),
             url=url,
-            machine=machine,
-            model=self.model,
-            plan=asdict(self.plan),
-            rows=self.rows,
-            goals=[goal for row in self.rows for goal in row.goals],
-            notes=self.notes,
+            machine=self.machine,
+            model=model,
+            plan=asdict(plan),
+            rows=rows,
+            goals=[goal for row in rows for goal in row.goals],
+            notes=notes,
         )

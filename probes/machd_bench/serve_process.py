@@ -15,7 +15,7 @@ import psutil
 from msgspec import Struct
 
 from machd.clock import Clock
-from machd.errors import EngineFaultError, MachdError, StartupError
+from machd.errors import EngineFaultError, StartupError
 
 _OVERRIDES = (
     *("--host", "127.0.0.1", "--port", "0", "--admin-listen", "off"),
@@ -91,13 +91,11 @@ class ServeProcess:
             if log_line.event == "daemon.ready" and not ready.done():
                 ready.set_result(log_line.url)
         code = await self.process.wait()
-        if not ready.done():
-            ready.set_exception(self._failure(code))
-
-    def _failure(self, code: int) -> MachdError:
-        if code == StartupError.exit_code:
-            return StartupError(self.last_words)
-        return EngineFaultError(f"the server ended with exit code {code}: {self.last_words}")
+        if not ready.done() and code == StartupError.exit_code:
+            ready.set_exception(StartupError(self.last_words))
+        elif not ready.done():
+            message = f"the server ended with exit code {code}: {self.last_words}"
+            ready.set_exception(EngineFaultError(message))
 
 
 @asynccontextmanager

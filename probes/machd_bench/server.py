@@ -137,14 +137,15 @@ class Server:
         for plain in _DIALECTS:
             dialect = dataclasses.replace(plain, extra=extra or {})
             body = dialect.body(unknown.model_id, "Once upon a time", 4, {})
-            exchange = await unknown.exchange(dialect.path, body)
+            timeout_s = _COMPLETION_TIMEOUT_S  # the first one may have to compile kernels
+            exchange = await unknown.exchange(dialect.path, body, timeout_s=timeout_s)
             if exchange.status not in _UNKNOWN:
                 _checked(exchange, dialect.path)
                 capabilities = await unknown.look_up("/v1/capabilities", Capabilities)
                 return dataclasses.replace(unknown, dialect=dialect, capabilities=capabilities)
             refusals.append(exchange)
-        message = f"{_DIALECTS[0].path}: HTTP {refusals[0].status}: {excerpt(refusals[0].body)}"
-        raise EngineFaultError(message)
+        _checked(refusals[0], _DIALECTS[0].path)
+        raise AssertionError("a refusal has an error's status")
 
     async def ask(
         self,
@@ -175,13 +176,15 @@ class Server:
             raise EngineFaultError(f"the server left a request unanswered: {error}") from error
         return Answer.read(_checked(exchange, path))
 
-    async def exchange(self, path: str, body: bytes | None = None) -> Exchange:
+    async def exchange(
+        self, path: str, body: bytes | None = None, *, timeout_s: float = LOOK_UP_TIMEOUT_S
+    ) -> Exchange:
         """Post a body, or get a path, and read the answer, whatever its status.
 
         Raises:
-            OSError: The connection broke, or no answer came within ``LOOK_UP_TIMEOUT_S``.
+            OSError: The connection broke, or no answer came in time.
         """
-        return await self.address.exchange(self.clock, path, body, timeout_s=LOOK_UP_TIMEOUT_S)
+        return await self.address.exchange(self.clock, path, body, timeout_s=timeout_s)
 
     async def look_up(
         self, path: str, kind: type[_Found], body: bytes | None = None

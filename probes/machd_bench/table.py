@@ -20,7 +20,7 @@ def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) ->
     """Print the rows of all modes; nothing if there are none."""
     if not rows:
         return
-    table = Table(header_style="", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(header_style="", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     has_modes = len({row.mode for row in rows}) > 1
     columns = [[row.mode for row in rows]] if has_modes else []
     headings = ["mode"] if has_modes else []
@@ -30,7 +30,7 @@ def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) ->
         values = [row.figures.get(name) for row in rows]
         if any(value is not None for value in values):
             unit, scale = _unit(name, values)
-            words = name.removesuffix(f"_{name.rpartition('_')[2]}") if unit else name
+            words = name.rpartition("_")[0] if unit else name
             headings.append(f"{words.replace('_', chr(10))}\n{unit}".strip())
             columns.append([_cell(value, scale) for value in values])
     for heading in headings:
@@ -50,11 +50,12 @@ def print_summary(console: Console, report: Report) -> None:
     versions = ("machd", "mlx", "mlx_lm")
     facts = [(f"{name} " if name in versions else "", fact) for name, fact in report.model.items()]
     shown = [f"{label}{fact}" for label, fact in facts if isinstance(fact, str)]
+    weights_bytes = float(report.model.get("weights_bytes") or 0)
     memory_gib = float(machine["memory_bytes"] or 0) / _GIB
     servers = [
-        f"server, {row.mode}: ready in {row.number('start_to_ready_s'):.1f} s, memory beyond the"
-        f" weights {row.number('ready_beyond_weights_bytes') / _MIB:.0f} MiB then,"
-        f" {row.number('end_beyond_weights_bytes') / _MIB:.0f} MiB at the end"
+        f"server, {row.mode}: ready in {row.number('start_to_ready_s'):.1f} s, RSS beyond the"
+        f" weights {(row.number('ready_rss_bytes') - weights_bytes) / _MIB:.0f} MiB then,"
+        f" {(row.number('end_rss_bytes') - weights_bytes) / _MIB:.0f} MiB at the end"
         for row in report.of("server")
     ]
     lines = [
@@ -77,7 +78,7 @@ def _unit(name: str, values: Sequence[Figure]) -> tuple[str, float]:
     kind = name.rpartition("_")[2]
     most = max((abs(one) for one in values if isinstance(one, int | float)), default=0)
     if kind == "s":
-        return ("ms", 1e3) if most < 1 else ("s", 1.0)
+        return ("ms", 1e3) if most < 10 else ("s", 1.0)
     if kind == "bytes":
         return ("MB", 1e-6) if most >= 1e6 else ("bytes", 1.0)
     return _UNITS.get(kind, ("", 1.0))

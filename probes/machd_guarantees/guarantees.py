@@ -80,7 +80,8 @@ async def _cancel(server: Server) -> float | str:
             return "the stream ended before it could be cancelled"
         started_s = server.clock.monotonic_s()
         stream.cancel()
-        while await _running(server) and server.clock.monotonic_s() - started_s < LOOK_UP_TIMEOUT_S:
+        gives_up_s = started_s + LOOK_UP_TIMEOUT_S
+        while server.clock.monotonic_s() < gives_up_s and await _running(server):  # noqa: ASYNC110 - another process
             await asyncio.sleep(POLL_S)
         return server.clock.monotonic_s() - started_s
 
@@ -148,7 +149,7 @@ async def _measure(bench: Bench, name: str, goal_s: float, try_once: _Try) -> Ro
             "worst_s": worst_s,
             "tries": len(times_s),
         },
-        goals=[Goal.at_most(name, goal_s, worst_s, unit="s")],
+        goals=[Goal.judge(name, "at most", goal_s, worst_s, unit="s")],
     )
 
 

@@ -18,7 +18,7 @@ from machd.clock import SystemClock
 from machd.errors import EngineFaultError
 from machd.settings.keys import setting_keys
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
-from machd_bench.bench import Mode, Plan
+from machd_bench.bench import Bench, Mode, Plan
 from machd_bench.connection import Address
 from machd_bench.plot import can_plot, write_plot
 from machd_bench.report import Report, Row, Verdict
@@ -273,7 +273,7 @@ def bench(
         concurrencies=concurrencies,
         kv_formats=kv_formats or (),
         speculation_mode=guessing,
-        seed=int(clock.unix_s()),
+        started_unix_s=int(clock.unix_s()),
         **counts,
     )
     console = Console()
@@ -284,7 +284,7 @@ def bench(
             with progress.hidden():
                 print_scenario(console, scenario, rows)
 
-        runner = Runner(plan, scenarios, clock, progress, show)
+        runner = Runner(Bench(plan, clock, progress), scenarios, show)
         if url is not None:
             api_key = process_environ().get(_KEY_VARIABLE)
             report = _run_remote(runner, url, api_key, model_id, extra)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
-import msgspec
-
 from machd_bench.bench import Bench, Mode
 from machd_bench.prompts import Prompt
 from machd_bench.report import Row
@@ -16,25 +14,22 @@ _STEADY = 1.05
 """The most by which medians of steps may differ before comparisons with them get a note."""
 
 
-async def share_of_ceiling(bench: Bench, level: Row, prompts: Sequence[Prompt]) -> Row:
+async def add_ceiling(bench: Bench, level: Row, prompts: Sequence[Prompt]) -> None:
     """Run the bare loop while the server is idle, and hold a level against all runs so wide.
 
     In turns with the levels, so that a machine whose speed drifts slows both.
     """
     width = level.figures["batch_width"]
     if bench.bare is None or width is None:
-        return level
+        return
     if bench.bare.leaves_room:
         await _run(bench, prompts)
     runs = [run for run in bench.bare.runs if run.width == width]
     step_s = statistics.median(run.step_p50_s for run in runs)
-    figures = {
-        "ceiling_share": level.number("tps") / statistics.median(run.tps for run in runs),
-        "gap_step_ratio": level.number("gap_p50_s") / step_s if step_s else None,
-    }
-    if level.figures["gap_p50_s"] is None:
-        figures["gap_step_ratio"] = None
-    return msgspec.structs.replace(level, figures={**level.figures, **figures})
+    ceiling_tps = statistics.median(run.tps for run in runs)
+    level.figures["ceiling_share"] = level.number("tps") / ceiling_tps
+    if step_s and level.number("gap_p50_s"):
+        level.figures["step_ratio"] = level.number("gap_p50_s") / step_s
 
 
 async def _ceiling(bench: Bench) -> AsyncGenerator[Row]:

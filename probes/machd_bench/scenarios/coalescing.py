@@ -40,7 +40,7 @@ async def _coalescing(bench: Bench) -> AsyncGenerator[Row]:
             "copies": _COPIES,
             "coalesced": min(coalesced),
         },
-        goals=[Goal.at_most(f"time of {_COPIES} together over one alone", _GOAL, ratio)],
+        goals=[Goal.judge(f"time of {_COPIES} together over one alone", "at most", _GOAL, ratio)],
     )
 
 

@@ -106,7 +106,7 @@ class _Walk:
             row = Row(case=name, figures=figures | percentiles("ttft", times_s))
             if (goal := _GOALS.get(name)) is not None:
                 text = f"first token, {name} over cold"
-                row.goals.append(Goal.at_most(text, goal, ratio, shown=shown))
+                row.goals.append(Goal.judge(text, "at most", goal, ratio, shown=shown))
             yield row
 
 
@@ -117,7 +117,7 @@ async def _prefix(bench: Bench) -> AsyncGenerator[Row]:
         args = ("--cache-prefix", "--cache-disk-dir", str(Path(folder) / "blocks"))
         async with bench.serve(*args) as server:
             vocabulary = await server.vocabulary()
-            seed = f"{bench.plan.seed}/prefix"
+            seed = f"{bench.plan.started_unix_s}/prefix"
             prompts = make_prompts(seed, _PROMPTS, bench.plan.prefix_tokens, vocabulary)
             walk = _Walk(bench, prompts, isinstance(vocabulary[0], int))
             bench.progress.say(f"{bench.mode}, steps and times")
@@ -139,8 +139,8 @@ async def _prefix(bench: Bench) -> AsyncGenerator[Row]:
                 for prompt in timed[number::restarts]:
                     await walk.time(server, "restarted", prompt)
     passed = sum(step.figures["verdict"] == "PASS" for step in walk.steps)
-    found = Goal.at_least(
-        "lookups that found what they should", len(walk.steps), passed, unit="steps"
+    found = Goal.judge(
+        "lookups that found what they should", "at least", len(walk.steps), passed, unit="steps"
     )
     walk.steps[-1].goals.append(found)
     for row in (*walk.steps, *walk.latencies()):

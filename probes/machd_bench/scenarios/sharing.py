@@ -7,12 +7,12 @@ what the server says before and after it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from msgspec import Struct
 
-from machd_bench.bench import Bench, together
+from machd_bench.bench import Bench, settled, together
 from machd_bench.prompts import make_prompts
 from machd_bench.report import Figure, Goal, Row, percentiles
 from machd_bench.scenario import SERVED, Scenario
@@ -22,8 +22,7 @@ _GOAL = 0.80
 """The least share of the cache's bytes that a shared system prompt saves."""
 _QUESTION_TOKENS = (20, 30)
 _ANSWER_TOKENS = 8
-_SETTLED_AFTER_S = 0.2
-_READINGS_AT_MOST = 25
+_SETTLED_S = 0.2
 
 
 class _PrefixStats(Struct):
@@ -37,14 +36,8 @@ class _CacheStats(Struct):
     prefix: _PrefixStats
 
 
-async def _settled(server: Server) -> _PrefixStats | None:
-    """What the cache holds once it stays as it is: what an answer leaves is kept after its end."""
-    before = stats = await server.look_up("/v1/cache/stats", _CacheStats)
-    for _ in range(_READINGS_AT_MOST):
-        await asyncio.sleep(_SETTLED_AFTER_S)
-        before, stats = stats, await server.look_up("/v1/cache/stats", _CacheStats)
-        if stats == before:
-            break
+async def _read(server: Server) -> _PrefixStats | None:
+    stats = await server.look_up("/v1/cache/stats", _CacheStats)
     return stats.prefix if stats else None
 
 
@@ -54,14 +47,15 @@ async def _sharing(bench: Bench) -> AsyncGenerator[Row]:
         if not await server.takes(cache_salt="machd-bench"):
             bench.notes.append("sharing left out: the server does not take cache_salt")
             return
-        vocabulary, seed = await server.vocabulary(), f"{bench.plan.seed}/sharing"
+        vocabulary, seed = await server.vocabulary(), f"{bench.plan.started_unix_s}/sharing"
         longest = max(_QUESTION_TOKENS[1], system_tokens)
         system, *questions = make_prompts(seed, users + 1, longest, vocabulary)
         prompts = [
             (*system[:system_tokens], *question[: _QUESTION_TOKENS[0] + user % 11])
             for user, question in enumerate(questions)
         ]
-        stats = [await _settled(server)]
+        read = partial(_read, server)
+        stats = [await settled(read, _SETTLED_S)]
         own = [{"cache_salt": f"user-{user}"} for user in range(users)]
         for case, fields in ((f"{users} users, one namespace", [{}] * users), ("own ones", own)):
             asked = zip(prompts, fields, strict=True)
@@ -69,7 +63,7 @@ async def _sharing(bench: Bench) -> AsyncGenerator[Row]:
                 server.ask(prompt, _ANSWER_TOKENS, fields=salt) for prompt, salt in asked
             )
             bench.progress.advance(users)
-            stats.append(await _settled(server))
+            stats.append(await settled(read, _SETTLED_S))
             before, after = stats[-2:]
             figures: dict[str, Figure] = {
                 "prompt_tokens": sum(one.prompt_tokens for one in answers),
@@ -93,7 +87,7 @@ async def _sharing(bench: Bench) -> AsyncGenerator[Row]:
             "shared_blocks": middle.shared_blocks - start.shared_blocks,
             "evictions": end.evictions - start.evictions,
         }
-        goals = [Goal.at_least(name, _GOAL, saved_share, shown=shown)]
+        goals = [Goal.judge(name, "at least", _GOAL, saved_share, shown=shown)]
         yield Row(case="saved by sharing", figures=figures, goals=goals)
 
 

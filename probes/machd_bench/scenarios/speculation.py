@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 
 import numpy as np
 
 from machd.errors import EngineFaultError
 from machd_bench.answer import Answer
-from machd_bench.bench import Bench, Mode
+from machd_bench.bench import Bench, Mode, settled
 from machd_bench.report import Goal, Row, percentiles
 from machd_bench.scenario import Scenario
-from machd_bench.scenarios.draft_counters import settled_counters
+from machd_bench.scenarios.draft_counters import read_counters
 from machd_bench.server import Dialect, Server
 
 OFF = "off"
@@ -34,6 +35,7 @@ _NAMES = {
     "prose": ("fisherman", "bread", "train"),
 }
 _WARM_UP_TOKENS = 8
+_SETTLED_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,13 @@ async def _ask_both(
     workload, name = prompt
     file = files("machd_bench.scenarios") / "speculation_prompts" / f"{workload}-{name}.txt"
     text = file.read_text(encoding="utf-8").rstrip("\n")
-    before = await settled_counters(on)
+    read = partial(read_counters, on)
+    before = await settled(read, _SETTLED_S)
     answers: dict[bool, TimedDecode] = {}
     is_on_first = bool(sum(turn) % 2)
     for is_on in (is_on_first, not is_on_first):
         answers[is_on] = await _decode(on if is_on else off, text, tokens)
-    counters = await settled_counters(on)
+    counters = await settled(read, _SETTLED_S)
     counters.subtract(before)
     return Pair(workload, name, turn[0], answers[False], answers[True], counters)
 
@@ -135,7 +138,7 @@ def speculation_row(case: str, pairs: Sequence[Pair]) -> Row:
         agree = not first < least <= third
         shown = agree and len(rounds) >= LEAST_JUDGED_ROUNDS
         name = f"{case}, tokens/s with drafts over without"
-        row.goals.append(Goal.at_least(name, least, ratio, shown=shown))
+        row.goals.append(Goal.judge(name, "at least", least, ratio, shown=shown))
     return row
 
 

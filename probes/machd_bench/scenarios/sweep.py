@@ -8,7 +8,7 @@ from machd_bench.answer import Answer, all_gaps_s, tokens_per_second, wall_s
 from machd_bench.bench import Bench, Mode, together
 from machd_bench.report import Row, percentiles
 from machd_bench.scenario import SERVED, Scenario
-from machd_bench.scenarios.ceiling import share_of_ceiling
+from machd_bench.scenarios.ceiling import add_ceiling
 
 
 async def _sweep(bench: Bench) -> AsyncGenerator[Row]:
@@ -43,7 +43,8 @@ async def _sweep(bench: Bench) -> AsyncGenerator[Row]:
                 / sum(len(one.text_s) for one in answers),
             },
         )
-        yield await share_of_ceiling(bench, row, prompts[: width or 1])
+        await add_ceiling(bench, row, prompts[: width or 1])
+        yield row
 
 
 SWEEP = Scenario(
@@ -53,7 +54,7 @@ SWEEP = Scenario(
     modes=SERVED | {Mode.STATIC},
     columns=(
         *("ttft_p50_s", "ttft_p99_s", "gap_p50_s", "gap_p99_s", "latency_p50_s"),
-        *("tps", "ceiling_share", "gap_step_ratio"),
+        *("tps", "ceiling_share", "step_ratio"),
     ),
     streams=lambda plan: max(plan.concurrencies),
     requests=lambda plan: sum(map(plan.level_requests, plan.concurrencies)),
