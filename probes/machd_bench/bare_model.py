@@ -40,11 +40,7 @@ _Query: TypeAlias = tuple[str, list[str], int]
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """One run of the bare loop: a prefill, then steps that give every row one token.
-
-    Attributes:
-        prompt_tokens: Of each row.
-    """
+    """One run: a prefill of rows of so many tokens, then steps that give each row one more."""
 
     width: int
     prompt_tokens: int

@@ -160,8 +160,7 @@ class Bench:
     async def serve(self, *args: str) -> AsyncIterator[Server]:
         """Start a server that has answered something; at a URL it is the one there.
 
-        Args:
-            args: Settings as flags; they count for more than the mode's.
+        Settings in ``args`` count for more than the mode's.
 
         Raises:
             StartupError: The model cannot be served.
@@ -178,21 +177,17 @@ class Bench:
 
     def has_room(self, server: Server, servers: int) -> bool:
         """Whether free memory holds the model of this one so often again; says so if not."""
-        facts = server.capabilities
-        weights_bytes = facts.model.weights_bytes if facts else 0
-        has_room = psutil.virtual_memory().available >= servers * ROOM * weights_bytes
-        if not has_room:
-            self.notes.append(f"left out: memory does not hold the model {servers} times more")
-        return bool(has_room)
+        weights_bytes = server.capabilities.model.weights_bytes if server.capabilities else 0
+        if psutil.virtual_memory().available >= servers * ROOM * weights_bytes:
+            return True
+        self.notes.append(f"left out: memory does not hold the model {servers} times more")
+        return False
 
 
 def serve_args(mode: Mode, streams: int, settings: Sequence[str]) -> tuple[str, ...]:
     """Flags of a mode's servers, under which so many requests may be open however long they wait.
 
-    Args:
-        mode: What it sets counts for more than ``settings``.
-        streams: The most requests that are open at once.
-        settings: The user's own flags; they count for more than the limits.
+    The user's own count for more than the limits, and the mode's for more than those.
     """
     width = str(max(streams, _MIN_MAX_B))
     of_mode = {

@@ -55,11 +55,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is.
-
-    Attributes:
-        prefix: Path in front of every endpoint, without a slash at its end.
-    """
+    """Where a server is; ``prefix`` is the path in front of every endpoint."""
 
     host: str
     port: int

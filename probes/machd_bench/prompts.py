@@ -22,13 +22,8 @@ WORDS = tuple(dict.fromkeys((_COMMON + " " + _COMMON.title()).split()))
 def make_prompts(seed: str, count: int, tokens: int, vocabulary: Prompt = WORDS) -> list[Prompt]:
     """Make prompts that begin unlike each other, the same ones for the same seed.
 
-    A prompt that began like another would be answered from a server's prefix cache.
-
-    Args:
-        seed: Names the run and what the prompts are for.
-        count: How many.
-        tokens: How long each is.
-        vocabulary: Their tokens; if there are fewer than ``count``, first tokens repeat.
+    A prompt that began like another would be answered from a server's prefix cache. A vocabulary
+    of fewer tokens than there are prompts makes first tokens repeat.
     """
     chance = random.Random(seed)  # noqa: S311 - wants to be repeatable, not secret
     openings = chance.sample(vocabulary, min(count, len(vocabulary)))

@@ -71,10 +71,7 @@ class Runner:
     ) -> Report:
         """Measure each mode on servers of the bench's own, static batching first.
 
-        Args:
-            modes: At least one.
-            settings: Of the model.
-            settings_args: The same as flags.
+        ``settings_args`` are the settings as flags.
 
         Raises:
             StartupError: The model cannot be served.

@@ -100,11 +100,9 @@ class ServeProcess:
 
 @asynccontextmanager
 async def serve(args: Sequence[str], clock: Clock) -> AsyncIterator[ServeProcess]:
-    """Start a daemon, and stop it as a supervisor would.
+    """Start a daemon with settings as flags, and stop it as a supervisor would.
 
-    Args:
-        args: Settings as flags; where it listens and what it logs is the bench's to say.
-        clock: Reads time.
+    Where it listens and what it logs is the bench's to say.
 
     Raises:
         StartupError: It refused what it was told; the message is its own.

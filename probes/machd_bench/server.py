@@ -116,11 +116,7 @@ class Server:
     ) -> Self:
         """Get to know a server, and warm it with a short completion.
 
-        Args:
-            address: Where it is.
-            clock: Reads time.
-            model_id: Which of its models; its first one unless given.
-            extra: Fields for every request.
+        It is asked for its first model unless ``model_id`` is given.
 
         Raises:
             OSError: It cannot be reached.

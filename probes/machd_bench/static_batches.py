@@ -9,15 +9,10 @@ batch could do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
 
 from machd.clock import Clock
 from machd_bench.answer import Answer
 from machd_bench.prompts import Prompt
-
-RunBatch: TypeAlias = Callable[[list[str], int], Awaitable[list[tuple[int, int]]]]
-"""Prompts and new tokens in; tokens of each prompt and of its completion out."""
 
 
 class StaticBatches:

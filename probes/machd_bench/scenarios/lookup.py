@@ -34,14 +34,9 @@ class Lookup(StrEnum):
 
 
 def is_met(expected: Lookup, least: int, answer: Answer, first_s: float, *, is_chat: bool) -> bool:
-    """Whether an answer found what it should.
+    """Whether an answer found what it should, at least so many tokens of a beginning.
 
-    Args:
-        expected: What it should find.
-        least: Tokens of a beginning that should be found.
-        answer: What came.
-        first_s: To the first token of the first prompt, which was as long.
-        is_chat: Whether prompts stand in a template.
+    A server that does not say is judged by its time, over the ``first_s`` that a new prompt took.
     """
     actual = Lookup.of(answer)
     if actual is Lookup.UNKNOWN:

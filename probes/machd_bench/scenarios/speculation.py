@@ -40,11 +40,7 @@ _SETTLED_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TimedDecode:
-    """An answer, and how fast it grew once it had begun.
-
-    Attributes:
-        first_tokens: Those at its first moment: more than one if the first pass accepted drafts.
-    """
+    """An answer, and its tokens at the first moment: several if the first pass accepted drafts."""
 
     answer: Answer
     first_tokens: int
@@ -122,7 +118,7 @@ def speculation_row(case: str, pairs: Sequence[Pair]) -> Row:
             "p75_ratio": third,
             **percentiles("off_ttft", (pair.off.answer.ttft_s for pair in pairs)),
             **percentiles("on_ttft", (pair.on.answer.ttft_s for pair in pairs)),
-            "different_texts": sum(pair.off.answer.text != pair.on.answer.text for pair in pairs),
+            "differ": sum(pair.off.answer.text != pair.on.answer.text for pair in pairs),
             "rounds": len(rounds),
             "drafted_tokens": drafted,
             "accepted_tokens": accepted,
@@ -182,12 +178,12 @@ def _tps(decodes: Sequence[TimedDecode]) -> float:
 
 SPECULATION = Scenario(
     name="speculation",
-    about="the same answers without drafts and with them; different texts: pairs that differ",
+    about="the same answers without drafts and with them; differ: pairs of other texts",
     run=_speculation,
     modes=frozenset({Mode.SETTINGS}),
     columns=(
         *("off_tps", "on_tps", "p25_ratio", "ratio", "p75_ratio"),
-        *("accepted_share", "tokens_per_pass", "different_texts"),
+        *("accepted_share", "tokens_per_pass", "differ"),
     ),
     requests=lambda plan: 2 * plan.speculation_rounds * sum(map(len, _NAMES.values())),
     starts_servers=True,
