@@ -22,8 +22,10 @@ class StaticBatches:
         width: Requests that make a batch; set before they are sent.
     """
 
-    def __init__(self, run_batch: RunBatch, clock: Clock) -> None:
-        """Prepare; nothing is collected yet."""
+    def __init__(
+        self, run_batch: Callable[[list[str], int], Awaitable[list[tuple[int, int]]]], clock: Clock
+    ) -> None:
+        """Prepare for batches as :meth:`machd_bench.bare_model.BareModel.run_batch` runs them."""
         self._run_batch = run_batch
         self._clock = clock
         self._waiting: list[tuple[str, float, asyncio.Future[Answer]]] = []

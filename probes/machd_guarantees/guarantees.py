@@ -127,13 +127,14 @@ def _of_stops(bench: Bench, usual_s: float) -> list[tuple[str, float, _Try]]:
 async def _guarantees(bench: Bench) -> AsyncGenerator[Row]:
     async with bench.serve() as server:
         for promise in _of_requests(server):
-            yield await _measure(bench, *promise)
+            yield await measure(bench, *promise)
         usual_s = statistics.median(await short_answers_s(server))
     for promise in _of_stops(bench, usual_s):
-        yield await _measure(bench, *promise)
+        yield await measure(bench, *promise)
 
 
-async def _measure(bench: Bench, name: str, goal_s: float, try_once: _Try) -> Row:
+async def measure(bench: Bench, name: str, goal_s: float, try_once: _Try) -> Row:
+    """Repeat a try; the worst one decides, and one that cannot be measured ends it all."""
     bench.progress.say(name)
     tries = [await try_once() for _ in range(_TRIES)]
     bench.progress.advance(_TRIES)

@@ -65,10 +65,11 @@ async def _long_prompt(bench: Bench) -> AsyncGenerator[Row]:
         for task in (*running, joining):
             task.cancel()
         await asyncio.gather(*running, joining, return_exceptions=True)
-    yield _row([text_times(pieces) for pieces in streams], joined)
+    yield row_of([text_times(pieces) for pieces in streams], joined)
 
 
-def _row(streams: Sequence[Sequence[float]], joined: Answer) -> Row:
+def row_of(streams: Sequence[Sequence[float]], joined: Answer) -> Row:
+    """Sum up when each stream's tokens came, which were cut off with the end of ``joined``."""
     arrived_s, first_s = joined.sent_s, joined.text_s[0]
     running_s = max(times[0] for times in streams)
     gaps = [gap for times in streams for gap in pairwise((*times, joined.ended_s))]

@@ -26,10 +26,10 @@ _SETTLED_S = 0.2
 
 
 class _PrefixStats(Struct):
-    bytes: int
-    bytes_saved: int
-    shared_blocks: int
-    evictions: int
+    bytes: int = 0
+    bytes_saved: int = 0
+    shared_blocks: int = 0
+    evictions: int = 0
 
 
 class _CacheStats(Struct):

@@ -182,7 +182,7 @@ SPECULATION = Scenario(
     run=_speculation,
     modes=frozenset({Mode.SETTINGS}),
     columns=(
-        *("off_tps", "on_tps", "p25_ratio", "ratio", "p75_ratio"),
+        *("on_tps", "p25_ratio", "ratio", "p75_ratio"),
         *("accepted_share", "tokens_per_pass", "differ"),
     ),
     requests=lambda plan: 2 * plan.speculation_rounds * sum(map(len, _NAMES.values())),

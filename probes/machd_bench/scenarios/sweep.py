@@ -54,7 +54,7 @@ SWEEP = Scenario(
     modes=SERVED | {Mode.STATIC},
     columns=(
         *("ttft_p50_s", "ttft_p99_s", "gap_p50_s", "gap_p99_s", "latency_p50_s"),
-        *("tps", "ceiling_share", "step_ratio"),
+        *("tps", "ceiling_share"),
     ),
     streams=lambda plan: max(plan.concurrencies),
     requests=lambda plan: sum(map(plan.level_requests, plan.concurrencies)),

@@ -57,7 +57,8 @@ class FakeOpenAi:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             path = head.split()[1]
-            body = await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+            length = head.partition("content-length: ")[2].partition("\r\n")[0]
+            body = await reader.readexactly(int(length or 0))
             await self._answer(path, body, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
