@@ -6,8 +6,8 @@ import json
 
 import msgspec
 import pytest
+from support.clients.measured_rows import PLAN, Unseen
 from support.programs.fake_openai import FakeOpenAi
-from unit.bench.measuring import PLAN, Unseen
 
 from machd.clock import SystemClock
 from machd.errors import EngineFaultError
@@ -22,7 +22,6 @@ from machd_guarantees.hostile_bodies import (
     bad_schemas,
     heavy_bodies,
     heavy_conversations,
-    malformed_bodies,
 )
 
 
@@ -63,13 +62,6 @@ def test_bad_schemas_are_json_but_for_their_meaning() -> None:
         request = msgspec.json.decode(fields + b"}", type=dict[str, object])
         assert request.keys() == {"model", "prompt", "max_tokens"}, body.name
         assert constraint.startswith((b'json": {', b'regex": "', b'grammar": "')), body.name
-
-
-def test_malformed_bodies_have_different_names_and_bytes() -> None:
-    """Each one shows another mistake."""
-    bodies = malformed_bodies("m")
-
-    assert len({one.name for one in bodies}) == len({one.data for one in bodies}) == len(bodies)
 
 
 async def test_a_body_that_is_accepted_ends_the_bench_unless_that_is_allowed() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.clients.measured_rows import PLAN, rows_of
 from support.clocks.virtual_time import in_virtual_time
 from support.programs.caching_openai import TOKEN_BYTES, CachingOpenAi
-from unit.bench.measuring import PLAN, rows_of
 
 from machd_bench.answer import Answer
 from machd_bench.report import Row, Verdict

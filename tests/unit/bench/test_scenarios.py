@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher
+from support.clients.measured_rows import PLAN, rows_of
 from support.clocks.virtual_time import LoopClock, in_virtual_time
 from support.programs.fake_openai import FakeOpenAi
-from unit.bench.measuring import PLAN, rows_of
 
 from machd.errors import EngineFaultError
 from machd_bench.answer import Answer

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from support.clients.measured_rows import PLAN, Unseen
 from support.clocks.virtual_time import LoopClock, in_virtual_time
 from support.programs.speculating_openai import SpeculatingOpenAi
-from unit.bench.measuring import PLAN, Unseen
 
 from machd_bench.answer import Answer
 from machd_bench.bench import Bench

@@ -46,17 +46,6 @@ async def test_a_first_token_comes_with_the_end_of_its_batch() -> None:
     assert (second.prompt_tokens, second.completion_tokens) == (7, 5)
 
 
-async def test_batches_wait_for_each_other() -> None:
-    """The second batch's requests have the first one's time in theirs."""
-    clock = ManualClock(0.0)
-    static = StaticBatches(TimedBatches(clock).run, clock)
-    static.width = 2
-
-    answers = await together(static.ask(str(index), 3) for index in range(4))
-
-    assert [one.ttft_s for one in answers] == [1.0, 1.0, 2.0, 2.0]
-
-
 async def test_a_batch_that_fails_ends_the_level() -> None:
     """One failure reaches every client that waits, as itself."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from support.clocks.virtual_time import LoopClock
-from support.programs.fake_openai import FakeOpenAi
-
 from machd_bench.bench import Bench, Mode, Plan
 from machd_bench.connection import Address
 from machd_bench.report import Row
 from machd_bench.scenario import Scenario
 from machd_bench.server import Server
+from support.clocks.virtual_time import LoopClock
+from support.programs.fake_openai import FakeOpenAi
 
 PLAN = Plan(requests=4, prompt_tokens=4, max_tokens=8, long_prompt_tokens=100, prefix_tokens=60)
 

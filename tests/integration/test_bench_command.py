@@ -1,0 +1,187 @@
+"""``machd bench`` as a command; what is fast or slow is not asked here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.daemon.serve_process import servers_of_this_process
+from support.programs.caching_openai import CachingOpenAi
+from support.programs.fake_openai import FakeOpenAi
+
+from machd.cli.bench import bench, forwarded_arguments
+from machd.clock import SystemClock
+from machd.errors import EngineFaultError, StartupError
+from machd.settings.sources import load_settings
+from machd_bench.scenarios import SCENARIOS
+from machd_bench.serve_process import serve
+
+SHORT = ("--requests", "3", "--prompt-tokens", "4", "--max-tokens", "5", "--prefix-tokens", "60")
+
+
+def run(*args: str) -> Result:
+    """Run the command with errors of machd let through."""
+    return CliRunner().invoke(bench, args, catch_exceptions=False)
+
+
+def rows_in(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a report's scenarios."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(path.read_bytes())["rows"]:
+        rows.setdefault(row["scenario"], []).append(row)
+    return rows
+
+
+async def test_every_scenario_runs_against_any_server(tmp_path: Path) -> None:
+    """A scenario that the server does not get through is told at the end, and the rest is kept."""
+    path = tmp_path / "new" / "folder" / "bench.json"
+    names = "sweep,staggered,long-prompt,coalescing,structured,prefix,sharing"
+    server = CachingOpenAi(step_s=0.005, refuses=frozenset({"guided_json"}))
+    async with server.running() as url:
+        args = ("--url", url, "--scenarios", names, *SHORT, "--concurrency", "1,4")
+        with pytest.raises(EngineFaultError, match=r"structured: .*HTTP 400") as failure:
+            await asyncio.to_thread(run, *args, "--json", str(path))
+
+    assert failure.value.exit_code == 70
+    report = json.loads(path.read_bytes())
+    assert (report["url"], report["model"]) == (url, {"id": "first"})
+    rows = rows_in(path)
+    assert [one["figures"]["completion_tokens"] for one in rows["sweep"]] == [15, 20]
+    assert rows.keys() == set(names.split(",")) - {"structured", "long-prompt"}
+    assert any("not restarted" in note for note in report["notes"])
+
+
+def test_a_silent_port_is_69(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where nobody listens the exit code says so, and so does one line."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = run("--url", f"http://127.0.0.1:{unused.getsockname()[1]}", *SHORT)
+
+    assert result.exit_code == 69
+    assert "does not answer" in result.stderr
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--compare", "batched"), "is no mode; there are: single, static, continuous"),
+        (("--scenarios", "sweep,none"), "is no scenario; there are: sweep, staggered,"),
+        (("--scenarios", "structured"), "structured needs --compare continuous"),
+        (("--compare", "static", "--prefix"), "prefix needs --compare single, continuous"),
+        (("--url", "http://h", "--speculation"), "speculation needs a server of the bench's own"),
+        (("--kv", "int8"), "'int8' is no format; there are: none, affine8"),
+        (("--extra-body", "{}"), "--model-id and --extra-body are for a server at --url"),
+        (("--url", "http://h", "--extra-body", "[]"), "is not a JSON object"),
+        (("--speculation", "--speculation-mode", "off"), "speculation.mode is off"),
+        (("--concurrency", "1,0"), "is not a list of positive numbers"),
+        (("--url", "http://h", "model"), "--url measures a server that runs already"),
+        (("--url", "localhost:8080"), "is not a URL such as"),
+        (("--users", "1"), "1 is not in the range"),
+        (("--check",), "--check needs a goal"),
+        (("--json", "/dev/null/file"), "cannot make"),
+    ],
+)
+def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: str) -> None:
+    """Each mistake names itself and ends with exit code 2."""
+    result = run(*args)
+
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+async def test_a_missed_goal_is_exit_code_1() -> None:
+    """With --check, and by name; without it the report is all that there is."""
+    async with FakeOpenAi(step_s=0.01, word_s=0.002, stalls=True).running() as url:
+        args = ("--url", url, "--scenarios", "long-prompt", *SHORT, "--long-prompt-tokens", "200")
+        missed = await asyncio.to_thread(run, *args, "--check")
+        told = await asyncio.to_thread(run, *args)
+
+    assert (missed.exit_code, told.exit_code) == (1, 0)
+    assert "machd: MISSED: p99 gap meanwhile over median gap before" in missed.stderr
+
+
+def test_the_server_gets_the_settings_of_the_command(tmp_path: Path) -> None:
+    """Flags and the settings file are handed on, and come to the same settings there."""
+    file = tmp_path / "machd.toml"
+    file.write_text("[limits]\nmax_queue = 7\n")
+    flags: dict[str, object] = {"model.path": "some/model", "model.offline": False}
+    loaded = load_settings(config_path=file, environ={}, flags=flags)
+
+    arguments = forwarded_arguments(loaded)
+
+    expected = ["--config", str(file), "--model-path", "some/model", "--no-model-offline"]
+    assert arguments == expected
+
+
+@pytest.mark.long
+def test_every_scenario_is_measured_in_one_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bare loop, servers, batches without one; nothing is left running or on disk."""
+    others = servers_of_this_process()
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = write_tiny_llama(tmp_path / "tiny-llama")
+    path, plot = tmp_path / "bench.json", tmp_path / "bench.png"
+
+    result = run(
+        *(str(model), *SHORT, "--compare", "single,static,continuous", "--concurrency", "2"),
+        *("--scenarios", ",".join(SCENARIOS), "--guarantees", "--speculation-mode", "ngram"),
+        *("--speculation-tokens", "24", "--speculation-rounds", "1", "--max-tokens", "24"),
+        *("--json", str(path), "--plot", str(plot)),
+    )
+
+    assert result.exit_code == 0, result.output
+    rows = rows_in(path)
+    assert rows.keys() == {*SCENARIOS, "guarantees", "server"}
+    static, single, continuous = [one["figures"] for one in rows["sweep"]]
+    assert [one["completion_tokens"] for one in (static, single, continuous)] == [96] * 3
+    assert all(one["ceiling_share"] > 0 for one in (static, single, continuous))
+    assert (static["gap_p50_s"], static["ttft_p50_s"]) == (None, static["latency_p50_s"])
+    # Before the servers, and after each level.
+    assert [(one["case"], one["figures"]["runs"]) for one in rows["ceiling"]] == [
+        ("width 1", 2),
+        ("width 2", 3),
+    ]
+    steps = {row["case"][:2]: row["figures"]["verdict"] for row in rows["prefix"][-12:-4]}
+    # A random model's answer is nonsense, and some nonsense becomes as many, but other tokens when
+    # it is read again: its next turn (2b) cannot find it.
+    assert [step for step, verdict in steps.items() if verdict == "MISSED"] in ([], ["2b"])
+    assert all(row["figures"]["differ"] == 0 for row in rows["speculation"])
+    assert {row["figures"]["tries"] for row in rows["guarantees"]} == {3}
+    assert rows["kv-formats"][1]["figures"]["rows_ratio"] > 1.5
+    assert [row["figures"]["decode_mode"] for row in rows["server"]] == ["single", "batched"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert servers_of_this_process() == others
+    assert {one.name for one in tmp_path.iterdir()} == {"tiny-llama", "bench.json", "bench.png"}
+
+
+@pytest.mark.parametrize("args", [(), ("--prefix",)], ids=["bare loop", "server"])
+def test_a_model_that_is_not_there_is_bad_usage(args: tuple[str, ...]) -> None:
+    """The process that should load it says what is wrong, and the command says it too."""
+    with pytest.raises(StartupError, match="no/model/here does not exist") as failure:
+        run("no/model/here", *args)
+
+    assert failure.value.exit_code == 2
+
+
+async def test_a_server_that_dies_is_a_failure(embedded_model_path: Path) -> None:
+    """An exit code other than 0 at the end is told, although every answer came."""
+
+    async def kill_in_the_middle() -> None:
+        async with serve(["--model-path", str(embedded_model_path)], SystemClock()) as server:
+            assert server.rss_bytes() > 0
+            psutil.Process(server.process.pid).kill()
+
+    with pytest.raises(EngineFaultError, match="exit code -9"):
+        await kill_in_the_middle()
