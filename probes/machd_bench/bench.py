@@ -1,4 +1,4 @@
-"""What a scenario is given: the loads, a server to ask, and means to start others."""
+"""The surroundings of a scenario: the loads, a server to ask, and means to start others."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ class Plan:
 
     Attributes:
         requests: For each level of the sweep, rounded up to the same number for every client.
-        concurrencies: The levels.
-        kv_formats: Values of ``cache.kv_quantization`` that are compared.
         started_unix_s: Also seeds prompts: a server that keeps running may remember others'.
         speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
     """
@@ -87,15 +85,13 @@ class Plan:
 
 
 class Progress(Protocol):
-    """Where a person sees how far a bench is."""
+    """A view of how far a bench is."""
 
     def say(self, text: str) -> None:
         """Say what is measured now."""
-        ...
 
     def advance(self, count: int = 1) -> None:
         """Count answers."""
-        ...
 
 
 @dataclass(slots=True)
@@ -106,7 +102,6 @@ class Bench:
         serve_args: Settings of its servers as flags.
         server: The one that is measured; None for scenarios that start their own.
         bare: None at a URL, and where memory does not hold the model twice.
-        model: What was served last.
         rows: What was measured so far, in all modes.
         notes: What a reader of the report has to know besides.
     """
@@ -176,7 +171,7 @@ class Bench:
             yield replace(server, process=process)
 
     def has_room(self, server: Server, servers: int) -> bool:
-        """Whether free memory holds the model of this one so often again; says so if not."""
+        """Tell whether free memory holds the model of this one so often again; note it if not."""
         weights_bytes = server.capabilities.model.weights_bytes if server.capabilities else 0
         if psutil.virtual_memory().available >= servers * ROOM * weights_bytes:
             return True

@@ -55,7 +55,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is; ``prefix`` is the path in front of every endpoint."""
+    """The place of a server; ``prefix`` is the path in front of every endpoint."""
 
     host: str
     port: int

@@ -33,7 +33,7 @@ _Panel: TypeAlias = Callable[["Axes", Report], None]
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is installed."""
+    """Tell whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -124,7 +124,7 @@ def _clients_axis(axes: Axes, report: Report) -> None:
 
 
 def _latencies(axes: Axes, report: Report) -> None:
-    """Of the busiest level; colours are the modes' of the panels beside it."""
+    """Draw the busiest level; colours are the modes' of the panels beside it."""
     for kind, label, style in _KINDS:
         axes.plot([], [], style, color=GREY, label=label)
         for colour, _, rows in _by_mode(report.of("sweep")):
@@ -150,7 +150,7 @@ def _long_prompt(axes: Axes, report: Report) -> None:
 
 
 def _goals(axes: Axes, report: Report) -> None:
-    """How much of what a goal allows each figure takes."""
+    """Draw the share that each figure takes of the most that its goal allows."""
     goals = [one for one in report.goals if one.figure is not None][::-1]
     for index, goal in enumerate(goals):
         figure = max(goal.figure or 0.0, 1e-3)

@@ -22,8 +22,6 @@ from msgspec import Struct
 
 from machd.capabilities.document import Capabilities
 
-SCHEMA_VERSION = 2
-
 Figure: TypeAlias = float | int | str | None
 Bound: TypeAlias = Literal["at most", "at least"]
 
@@ -116,7 +114,7 @@ class Report(Struct, frozen=True, kw_only=True):
         notes: What was left out or has to be known besides, and why.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 2
     started_at: str
     url: str | None
     machine: dict[str, Figure]
@@ -151,7 +149,7 @@ def machine_facts() -> dict[str, Figure]:
 
 
 def model_facts(model_id: str, capabilities: Capabilities | None) -> dict[str, Figure]:
-    """What was served, as the server says; only machd says more than the name."""
+    """Read the served model from capabilities; a server that is not machd tells its name alone."""
     if capabilities is None:
         return {"id": model_id}
     model, versions = capabilities.model, capabilities.versions

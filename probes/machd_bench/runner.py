@@ -127,7 +127,7 @@ class Runner:
                 bench.rows.append(row)
 
     def _add_server_row(self, bench: Bench, server: Server) -> None:
-        """What the server of a mode is like that has given its last answer and still runs."""
+        """Add the figures of a mode's server after its last answer, while it still runs."""
         facts, process = server.capabilities, server.process
         assert facts is not None, "machd says what it is"
         assert process is not None, "started by the bench"
@@ -145,7 +145,7 @@ class Runner:
             bench.notes.append(f"the server of the mode continuous decodes in mode {decodes}")
 
     def _of_mode(self, mode: Mode) -> list[Scenario]:
-        """What is measured of a mode; a sweep brings its ceiling."""
+        """The scenarios of a mode; a sweep brings its ceiling."""
         chosen = [one for one in self.scenarios if mode in one.modes]
         has_levels = SWEEP in self.scenarios and CEILING not in self.scenarios
         return chosen + [CEILING] * (mode is Mode.BARE and has_levels)

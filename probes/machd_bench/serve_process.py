@@ -76,7 +76,7 @@ class ServeProcess:
 
     @property
     def last_words(self) -> str:
-        """What it last told a person."""
+        """The last lines that it wrote for a person."""
         return "\n".join(self.said) or "it said nothing"
 
     async def follow(self, ready: asyncio.Future[str]) -> None:

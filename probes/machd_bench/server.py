@@ -193,7 +193,7 @@ class Server:
         return _decoded(exchange, kind) if exchange.status == 200 else None
 
     async def takes(self, prompt: str | Prompt = "Once upon a time", **fields: object) -> bool:
-        """Whether a request with such fields is answered; token ids are no chat's prompt."""
+        """Tell whether a request with such fields is answered; token ids are no chat's prompt."""
         if self.dialect.is_chat and not isinstance(prompt, str):
             return False
         try:
@@ -209,7 +209,7 @@ class Server:
         return found.tokens if found else ()
 
     async def vocabulary(self) -> Prompt:
-        """What prompts can be made of: token ids where they are known and taken, else words."""
+        """The material of prompts: token ids where they are known and taken, else words."""
         ids = await self.token_ids(" ".join(("", *WORDS)))
         # The last id is kept out of all prompts, as what this request leaves begins with it.
         if ids and await self.takes([ids[-1]] * 32):

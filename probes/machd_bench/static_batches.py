@@ -9,6 +9,7 @@ batch could do.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from machd.clock import Clock
 from machd_bench.answer import Answer

@@ -74,7 +74,7 @@ _UNITS = {"share": ("%", 100.0), "ratio": ("x", 1.0), "tps": ("tokens/s", 1.0)}
 
 
 def _unit(name: str, values: Sequence[Figure]) -> tuple[str, float]:
-    """How a column is headed, and what its values are multiplied by, by the end of its name."""
+    """Unit and factor of a column, by the end of its name."""
     kind = name.rpartition("_")[2]
     most = max((abs(one) for one in values if isinstance(one, int | float)), default=0)
     if kind == "s":

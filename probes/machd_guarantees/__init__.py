@@ -1,1 +1,1 @@
-"""What machd promises in seconds, as a scenario of the bench."""
+"""Promises in seconds, measured as a scenario of the bench."""

@@ -1,4 +1,4 @@
-"""What machd promises in seconds, measured on daemons of the bench's own; the worst try decides."""
+"""Promises in seconds, measured on daemons of the bench's own; the worst try decides."""
 
 from __future__ import annotations
 

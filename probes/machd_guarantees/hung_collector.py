@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HungCollector:
-    """Where it listens.
+    """A listener on loopback.
 
     Attributes:
         was_reached: Set once a daemon has sent it something.

@@ -1,4 +1,4 @@
-"""What can be measured, a file each, in the order in which it runs."""
+"""All scenarios of the bench, a file each, in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a daemon's ``/metrics`` say of its drafts."""
+"""Counters of drafts on a daemon's ``/metrics``."""
 
 from __future__ import annotations
 

@@ -87,12 +87,10 @@ class _Format:
             },
         )
         if self.name == _JUDGED:
-            tps_name, rows_name = f"tokens/s of {_JUDGED} over {first.name}", f"rows of {_JUDGED}"
-            tps_ratio = row.number("tps_ratio")
-            row.goals.append(Goal.judge(tps_name, "at least", _SPEED_GOAL, tps_ratio))
-            row.goals.append(
-                Goal.judge(f"{rows_name} in as much memory", "at least", _ROWS_GOAL, rows_ratio)
-            )
+            name, tps_ratio = f"tokens/s of {_JUDGED} over {first.name}", row.number("tps_ratio")
+            row.goals.append(Goal.judge(name, "at least", _SPEED_GOAL, tps_ratio))
+            name = f"rows of {_JUDGED} in as much memory"
+            row.goals.append(Goal.judge(name, "at least", _ROWS_GOAL, rows_ratio))
         return row
 
 

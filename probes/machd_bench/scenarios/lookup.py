@@ -1,4 +1,4 @@
-"""What a prefix cache found of a prompt, and whether that is what it should have found."""
+"""The outcome of looking a prompt up in a prefix cache, beside the expected one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lookup(StrEnum):
 
     @classmethod
     def of(cls, answer: Answer) -> Lookup:
-        """What the server says of a request."""
+        """Read a server's own count."""
         if answer.cached_tokens is None or answer.prompt_tokens == 0:
             return cls.UNKNOWN
         if answer.cached_tokens == 0:
@@ -34,7 +34,7 @@ class Lookup(StrEnum):
 
 
 def is_met(expected: Lookup, least: int, answer: Answer, first_s: float, *, is_chat: bool) -> bool:
-    """Whether an answer found what it should, at least so many tokens of a beginning.
+    """Tell whether an answer found the expected, at least so many tokens of a beginning.
 
     A server that does not say is judged by its time, over the ``first_s`` that a new prompt took.
     """

@@ -1,7 +1,7 @@
-"""Many users with one system prompt, at once: what their prompts take in memory, and how long.
+"""Many users with one system prompt, at once: the memory and the time that their prompts take.
 
 The same requests are sent twice. First all users are in one namespace, then each is in one of its
-own (``cache_salt``), so that nobody finds what another left. What either set adds to the cache is
+own (``cache_salt``), so that none finds what another left. What either set adds to the cache is
 what the server says before and after it.
 """
 

@@ -1,7 +1,7 @@
 """Speculative decoding against none: texts to quote, texts to correct, and free prose.
 
 Two daemons of the same settings run side by side, one with ``speculation.mode = "off"``. Each prompt
-is asked of both, in turns of who is first, so that a machine whose speed drifts slows both. The
+is asked of both, in turns of which is first, so that a machine whose speed drifts slows both. The
 prompts are files beside this module, each one message of a user: texts of everyday kinds, chosen
 because the embedded model, small as it is, does what they ask of it for as long as an answer is.
 """
@@ -47,7 +47,7 @@ class TimedDecode:
 
     @property
     def tokens(self) -> int:
-        """Those that came after the first moment."""
+        """Tokens that came after the first moment."""
         return self.answer.completion_tokens - self.first_tokens
 
     @property
