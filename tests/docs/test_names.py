@@ -41,7 +41,7 @@ _HISTOGRAM_PARTS = re.compile(r"_(?:bucket|sum|count)$")
 _EXAMPLES = {"LME_CONFIG", "LME_SECTION_NAME", "LME_A_B", "LME_SERVER_PROT"}
 """Names that stand for others, one that is misspelt on purpose, and the file's own."""
 
-_NOT_METRICS = {"machd_probes", MachdError.code}
+_NOT_METRICS = {"machd_probes", "machd_bench", "machd_guarantees", MachdError.code}
 
 _OTHERS_FLAGS = {
     "--require-hashes", "--no-deps", "--no-build-isolation", "--offline", "--system", "--user",
