@@ -66,7 +66,7 @@ def _wait_for_ends(processes: list[psutil.Process]) -> None:
 
     def has_ended(process: psutil.Process) -> bool:
         try:
-            return process.status() == psutil.STATUS_ZOMBIE
+            return bool(process.status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
 
