@@ -1,4 +1,4 @@
-"""What the probe measures decides: architectures of every kind, and those whose layers are mended."""
+"""The probe's measurements decide: architectures of every kind, and those whose layers are mended."""
 
 from __future__ import annotations
 

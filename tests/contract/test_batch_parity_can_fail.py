@@ -125,7 +125,7 @@ def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
-    """What is counted for a row is the token of the first row."""
+    """Each row is counted with the token of the first row."""
     right = sampling.Sampler._advance
     patch.setattr(
         sampling.Sampler,

@@ -1,4 +1,4 @@
-"""What the rules say of speculation is what the caches of every architecture do."""
+"""The rules' word on speculation holds for the caches of every architecture."""
 
 from __future__ import annotations
 

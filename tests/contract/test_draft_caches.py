@@ -120,7 +120,7 @@ def test_a_window_is_right_at_every_turn_of_its_ring(kind: TinyKind, lane: str, 
 @_KINDS
 @_EACH_LANE
 def test_a_pass_that_is_taken_back_whole_was_never_there(kind: TinyKind, lane: str) -> None:
-    """Of one token and of several, one after the other and between others, whatever the cache."""
+    """Drafts of one token and of several, one after the other and between others, in every cache."""
     rows = _rows(kind, lane)
     rows.join(Text(3, 6))
     for cycle in range(12):

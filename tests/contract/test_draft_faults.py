@@ -1,4 +1,4 @@
-"""What goes wrong with guesses ends the guessing for one row: it goes on plainly, others go on guessing.
+"""A fault of drafts ends them for one row, which goes on without; other rows keep theirs.
 
 Proposers fail at every call that they get; positions behind guesses are no numbers; samplers fail
 while guesses are verified.
@@ -251,7 +251,7 @@ def test_a_proposer_that_cannot_say_what_it_holds_is_let_go() -> None:
 @_AHEAD
 @pytest.mark.parametrize("harm", ["close", "hold"])
 def test_a_row_that_left_holds_no_proposer(harm: str, looks_ahead: bool) -> None:  # noqa: FBT001
-    """Whether closing works or not: nothing of it is counted, and nothing refers to it any more."""
+    """A failed closing is not counted either, and nothing refers to the proposer any more."""
     rows = _rows()
     proposer = _BadProposer(_oracle(TinyKind.STANDARD, rows), harm)
     engine = WatchedEngine(loaded(TinyKind.STANDARD), proposer, looks_ahead=looks_ahead)
@@ -322,7 +322,7 @@ def test_a_right_guess_that_makes_no_numbers_ends_its_row_alone(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """What the model says after it means nothing: a fault, as without guesses; others go on."""
+    """The tokens after it mean nothing: a fault, as without drafts; other rows go on."""
     neighbours = [_rows()[0], _rows()[2]]
     poison = _unsaid(kind, neighbours)
     forced = (5, 6, poison, 7, 8, 9)
@@ -421,7 +421,7 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
 def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where only verifying fails, every row gets its next token as without guesses."""
+    """A fault in verification alone leaves every row its next token, as without drafts."""
     rows = [*_rows()[:3], Join(random_prompt(4, 4), TOKENS, GREEDY)]
     oracle = _oracle(TinyKind.STANDARD, rows)
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)

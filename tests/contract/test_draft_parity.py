@@ -1,4 +1,4 @@
-"""What a lonely row says does not depend on guesses: right ones, wrong ones, of any cache and lane.
+"""A row alone says the same with drafts, right or wrong, in any cache and lane.
 
 An oracle that knows the answers and is wrong at planted places guesses for rows with every way of
 choosing tokens. The answers without guesses are what they are compared with. Rows in company are in
@@ -38,7 +38,7 @@ def answers_of(kind: TinyKind, rows: list[Join]) -> Answers:
 
 
 def _passes(*, looks_ahead: bool) -> int:
-    """That say a row's tokens if all guesses are right."""
+    """Drafts that repeat a row's own tokens."""
     # The first token comes with the prompt. Looking ahead, the next is under way by then.
     plain = 2 if looks_ahead else 1
     return plain + -(-(TOKENS - plain) // (GUESSES + 1))

@@ -86,7 +86,7 @@ def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_rows_are_cut_alike(patch: pytest.MonkeyPatch) -> None:
-    """What is taken out of the first row is taken out of every one."""
+    """The first row's rollback is applied to every row."""
     right = RowPositions.cut
 
     def cut(this: RowPositions, counts: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ def draws_are_not_of_their_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
-    """As if each token had one more before it."""
+    """Positions are one too high."""
     right = verification.span_of
 
     def span_of(sampling: RowSampling, *rest: Any) -> Span:
@@ -263,7 +263,7 @@ def test_a_planted_fault_is_noticed(
 def test_a_fault_in_a_constrained_row_is_noticed(
     plant: Plant, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the row's matcher is at another place than the row."""
+    """The row's matcher is at another place than the row."""
     plain = make_engine(loaded(TinyKind.STANDARD))
     grammar = grammar_of(plain, ConstraintKind.REGEX, pattern)
     rows = [Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))]

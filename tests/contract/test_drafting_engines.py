@@ -1,4 +1,4 @@
-"""What every engine keeps that guesses ahead: the scripted one cannot lie about that, either."""
+"""Properties of every engine that drafts: the scripted one cannot lie about them, either."""
 
 from __future__ import annotations
 

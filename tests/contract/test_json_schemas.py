@@ -1,4 +1,4 @@
-"""What grammars make of JSON schemas, held against ``jsonschema``: nothing invalid is ever said."""
+"""Grammars made of JSON schemas, held against ``jsonschema``: no answer is ever invalid."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_key_that_a_schema_does_not_name_is_refused(embedded_engine: Engine) -> 
 
 @pytest.mark.parametrize("name", REFUSED_SCHEMAS)
 def test_a_schema_that_cannot_be_followed_is_refused(embedded_engine: Engine, name: str) -> None:
-    """What the compiler cannot prove or nothing can satisfy is an error, not an approximation."""
+    """A schema that cannot be proved or satisfied is an error, not an approximation."""
     with pytest.raises(GrammarError):
         schema_grammar(embedded_engine, REFUSED_SCHEMAS[name])
 

@@ -126,7 +126,7 @@ def test_prompt_of_one_token_has_no_logprobs(engine: Engine, size: int) -> None:
 
 
 def test_prompt_logprobs_come_only_when_asked(engine: Engine) -> None:
-    """Of two prompts in one step only the one that asked is scored, without alternatives for 0."""
+    """Only the prompt that asked is scored of two in one step, without alternatives for 0."""
     prompt = prompt_of(engine)[:20]
     (plain,) = chunks_of(prompt, GREEDY, 4096)
     (asked,) = chunks_of(prompt, replace(GREEDY, prompt_logprobs=0), 4096, slot_index=1)

@@ -1,4 +1,4 @@
-"""Who is paged finds the alert's heading on the page for it."""
+"""Every alert has its heading on the page that it links to."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_summary_counts_the_rows(matrix: MatrixReport) -> None:
 
 
 def test_the_file_is_as_it_is_written() -> None:
-    """Nobody edits figures: what is read and written again is the same to the byte."""
+    """A file that is read and written again is the same to the byte: no figure is edited."""
     kept = kept_matrix()
     assert kept is not None
     assert encode_matrix_file(kept) == MATRIX_PATH.read_bytes()

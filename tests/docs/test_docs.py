@@ -1,4 +1,4 @@
-"""What is written is so: links, generated pages, command lines, names, and the style of errors."""
+"""Pages tell the truth: links, generated pages, command lines, names, and the style of errors."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_every_command_is_in_the_reference(reference: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_command_lines_exist(page: Path) -> None:
-    """What a page tells a reader to type is a target of the Makefile or a command with its options."""
+    """Every command line on a page is a target of the Makefile or a command with its options."""
     targets = make_targets()
     for words in command_lines(page):
         if words[0] == "machd":

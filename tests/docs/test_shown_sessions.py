@@ -1,4 +1,4 @@
-"""What pages tell a reader to type is run, and answers as they show."""
+"""Command lines on pages are run, and answer as the pages show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets into the admin API: whoever has its token, and nobody's web page."""
+"""Access to the admin API: with its token, and never from a web page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_no_route_opens_without_the_token(
 
 
 def test_the_token_is_no_public_key(daemon: AdminDaemon) -> None:
-    """What opens the one listener does not open the other."""
+    """The credentials of one listener do not open the other."""
     refused = httpx.get(
         f"{daemon.daemon.url}/v1/models", headers={"Authorization": f"Bearer {daemon.token}"}
     )
@@ -164,7 +164,7 @@ def test_a_body_is_bounded(daemon: AdminDaemon) -> None:
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_only_json_is_read(daemon: AdminDaemon, media_type: str) -> None:
-    """What a browser would send unasked is not taken for JSON."""
+    """A content type that a browser sends unasked is not taken for JSON."""
     answer = daemon.admin.post(
         "/admin/mode", content=b'{"mode":"single"}', headers={"Content-Type": media_type}
     )
@@ -217,7 +217,7 @@ def test_the_service_managers_directory_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_others_write_to_is_refused(tmp_path: Path) -> None:
-    """Somebody else could put a token of theirs there."""
+    """A token file that other users may write is refused."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -1,4 +1,4 @@
-"""What an operator has a running daemon do: drain, resume, abort, switch its mode, clear, measure."""
+"""An operator's commands to a running daemon: drain, resume, abort, mode, clear, measure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _open(client: RawClient, text: str, request_id: str, *, stream: bool = True)
 
 
 def test_a_drained_daemon_finishes_and_can_resume(tmp_path: Path) -> None:
-    """What runs and what waits is answered whole, new work is refused, the process stays."""
+    """Running and waiting requests are answered whole, new ones are refused, the process stays."""
     gate = StepGate(at_decode)
     with _gated(tmp_path, gate) as daemon, RawClient(daemon.daemon.url) as running, gate:
         _open(running, "hello", "r-1")
@@ -102,7 +102,7 @@ def test_a_daemon_that_stops_does_not_resume(tmp_path: Path, is_held: bool) -> N
 
 
 def test_open_requests_are_listed(tmp_path: Path) -> None:
-    """Who and how far: the one that runs, the one that waits; not what they say."""
+    """The list shows each request's key and progress, and nothing of its text."""
     gate = StepGate(at_decode)
     with _gated(tmp_path, gate) as daemon, RawClient(daemon.daemon.url) as running, gate:
         assert _requests(daemon) == []
@@ -206,7 +206,7 @@ def test_an_unknown_id_is_not_found(tmp_path: Path) -> None:
 
 
 def test_the_mode_is_switched_and_nobody_is_turned_away(tmp_path: Path) -> None:
-    """What runs is finished as it began, and then two run at once; and back again."""
+    """Running requests finish as they began, and then two run at once; and back again."""
     gate = StepGate(at_decode)
     with _gated(tmp_path, gate) as daemon, RawClient(daemon.daemon.url) as stream, gate:
         _open(stream, "hello", "r-1")

@@ -81,7 +81,7 @@ def test_a_patch_is_in_force_at_once_until_the_reload(daemon: AdminDaemon) -> No
 
 
 def test_null_takes_a_patch_back(daemon: AdminDaemon) -> None:
-    """What the sources say counts again."""
+    """The sources' value counts again."""
     daemon.admin.patch("/admin/config", json={"limits": {"max_n": 2, "max_queue": 5}})
     answer = daemon.admin.patch("/admin/config", json={"limits": {"max_n": None}})
     assert answer.json()["changed"] == ["limits.max_n"]

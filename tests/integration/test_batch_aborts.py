@@ -106,7 +106,7 @@ def _mail(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
 
 @dataclass(frozen=True)
 class _Books:
-    """What the daemon says of itself: readers, slots and promises."""
+    """The daemon's own counts: readers, slots and promises."""
 
     running: int
     waiting: int
@@ -191,7 +191,7 @@ class _Scene:
         )
 
     def books(self) -> _Books:
-        """As of the held step."""
+        """The counts at the held step."""
         stats = json.loads(self._read("/v1/cache/stats"))
         page = self._read("/metrics").decode()
         gauges = {
@@ -213,7 +213,7 @@ class _Scene:
         return scrape(self._daemon.url, name, **labels)
 
     def check_end(self, texts: dict[RawClient, str]) -> None:
-        """Those who stay are told all, one who comes now is served, and nothing is left."""
+        """The others get all of their answers, a new request is served, and nothing is left."""
         self._is_held = False
         self.gate.let()
         for client, text in texts.items():
@@ -236,7 +236,7 @@ class _Scene:
 
 @dataclass(frozen=True)
 class _Phase:
-    """Where a request is when its client leaves.
+    """The stage of a request at which its client leaves.
 
     Attributes:
         asks: Which request it is.
@@ -275,7 +275,7 @@ _PHASES = [
 
 @dataclass(frozen=True)
 class _Arrangement:
-    """Who stays and who is to leave.
+    """The clients that stay and the one that leaves.
 
     Attributes:
         base: The books when only two ran.

@@ -393,7 +393,7 @@ _Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class _RowFault:
-    """What fails for the bad request alone.
+    """Faults that fail the bad request alone.
 
     Attributes:
         said: Tokens that its stream has said by then, at the most.

@@ -60,7 +60,7 @@ async def test_every_scenario_runs_against_any_server(tmp_path: Path) -> None:
 
 
 def test_a_silent_port_is_69(capfd: pytest.CaptureFixture[str]) -> None:
-    """Where nobody listens the exit code says so, and so does one line."""
+    """A port without a listener is told by the exit code and by one line."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         result = run("--url", f"http://127.0.0.1:{unused.getsockname()[1]}", *SHORT)

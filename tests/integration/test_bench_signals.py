@@ -75,7 +75,7 @@ def _wait_for_ends(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.long
 def test_a_signal_ends_the_servers_and_removes_their_directory(tmp_path: Path) -> None:
-    """Of the prefix bench while it measures; the exit code is the signal's, as a shell has it."""
+    """A signal while the prefix cache is measured: the exit code is the signal's, as a shell has it."""
     with _running(tmp_path, "--prefix") as process:
         scratch = tmp_path / "scratch"
         _wait_until(process, lambda: any(scratch.glob("machd-bench-*/blocks/*/*")), "blocks")

@@ -88,7 +88,7 @@ def _run(
 
 
 def _answers(url: str, groups: list[list[Errand]], max_clients: int) -> list[Answer]:
-    """Of clients who all stay."""
+    """The answers of clients that all stay."""
     pairs = _run(url, groups, max_clients)
     return [answer_of(answer) for _, answer in pairs if answer is not None]
 

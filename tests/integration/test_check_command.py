@@ -291,7 +291,7 @@ def test_bad_input_gets_one_line(
 
 
 def test_every_commands_exit_code_leaves_the_process() -> None:
-    """What a command exits with, the program exits with: click hands it over in two ways."""
+    """The program exits with the command's code, which click hands over in two ways."""
     broken = run_measured(str(MACHD), "config", "check", "/nowhere.toml", "--json")
     assert run("/no/such/model").code == 2
     assert (broken.code, json.loads(broken.output)["ok"]) == (2, False)

@@ -201,7 +201,7 @@ def test_an_idle_connection_stays_longer_than_a_head_may_take(ages: ConnectionAg
 def test_a_stream_that_is_never_read_loses_its_connection(
     characters: int, ages: ConnectionAges
 ) -> None:
-    """What the client leaves unread is noticed below the kernel's buffers, after the last event as well."""
+    """Unread data is noticed below the kernel's buffers, after the last event as well."""
     process = psutil.Process()
     with (
         _daemon() as daemon,
@@ -287,7 +287,7 @@ def test_a_client_that_closes_its_side_only_is_answered(
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_quick_answer_follows_a_half_close_without_more(version: str) -> None:
-    """What needs no generation is answered at once, in both versions of HTTP."""
+    """Requests without a generation are answered at once, in both versions of HTTP."""
     with _daemon() as daemon, RawClient(daemon.url) as client:
         client.send(f"GET /v1/models HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
         client.half_close()

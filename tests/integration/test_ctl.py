@@ -318,7 +318,7 @@ def test_settings_are_read_and_changed(daemon: AdminDaemon) -> None:
 
 
 def test_all_settings_are_shown_as_a_file(daemon: AdminDaemon, config_path: Path) -> None:
-    """As TOML that says what the daemon's JSON does, with where each value came from."""
+    """The TOML says the same as the daemon's JSON, with the origin of each value."""
     _ctl(daemon, "config", "set", "limits.max_n=3")
     text = _ctl(daemon, "config", "get")
     assert text.startswith(f"# Settings file: {config_path}\n")

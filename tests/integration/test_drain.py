@@ -1,4 +1,4 @@
-"""How the daemon stops, and where it listens."""
+"""The daemon's stop, and its addresses."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_a_unix_socket_in_use_is_left_alone(path: Path) -> None:
 
 
 def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
-    """Somebody's file at the socket's path is an error, and stays as it was."""
+    """A file at the socket's path is an error, and stays as it was."""
     path.write_text("precious")
     with pytest.raises(ListenError), RunningDaemon(flags=_unix_flags(path)):
         pass

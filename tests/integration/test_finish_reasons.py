@@ -24,7 +24,7 @@ _SECOND = len(_CALL) + 1
 
 @dataclass(frozen=True)
 class Case:
-    """What a model says, how it is cut, and why the answer ends.
+    """A model's text, its cut, and the reason why the answer ends.
 
     Attributes:
         chat: The finish reason in chat completions.

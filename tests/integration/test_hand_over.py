@@ -155,7 +155,7 @@ def _engine(
 
 @dataclass(frozen=True)
 class _Known:
-    """What requests are answered alone, without guesses."""
+    """The requests' answers alone, without drafts."""
 
     texts: dict[str, str]
     listener: _Listener

@@ -163,7 +163,7 @@ def test_choices_decode_side_by_side_and_are_the_same() -> None:
 
 
 def test_queue_and_slots_bound_one_request() -> None:
-    """As many completions as both hold are taken on an idle daemon; one more can never be: 400."""
+    """An idle daemon takes as many completions as both hold; one more can never run: 400."""
     flags = _BATCHED | {"limits.max_queue": 2, "continuous_batching.max_b": 3}
     with RunningDaemon(lambda: FakeEngine(told), flags) as daemon:
         fits = _answer(daemon, _body(n=5, stream=False, temperature=1, max_tokens=3))
@@ -176,7 +176,7 @@ def test_queue_and_slots_bound_one_request() -> None:
 
 
 def test_who_is_in_a_hurry_goes_first() -> None:
-    """Of those that wait, an interactive request is started before a batch one that came earlier."""
+    """A waiting interactive request is started before a batch one that came earlier."""
     gate = StepGate(at_decode)
     with (
         RunningDaemon(_gated(gate), _BATCHED | {"continuous_batching.max_b": 1}) as daemon,

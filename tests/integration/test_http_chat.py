@@ -236,7 +236,7 @@ def test_stop_strings_are_found_across_tokens(
 
 
 def test_a_stop_string_ends_only_its_own_choice(client: OpenAI) -> None:
-    """Of several sampled choices, each runs to its own stop or to ``max_tokens``."""
+    """Each of several sampled choices runs to its own stop or to ``max_tokens``."""
     answer = _ask(client, n=6, max_tokens=40, seed=11, stop="e")
     assert {choice.finish_reason for choice in answer.choices} == {"stop", "length"}
     for choice in answer.choices:

@@ -59,7 +59,7 @@ _UNKNOWN_PATHS = [
 
 
 class _Answer(Protocol):
-    """What httpx and the raw client have in common."""
+    """The common part of httpx and the raw client."""
 
     def json(self) -> Any: ...
 
@@ -896,7 +896,7 @@ def test_a_row_fault_mid_stream_is_an_event(path: str) -> None:
 
 
 def test_text_before_a_fault_is_not_lost() -> None:
-    """What was generated before the fault reaches the client, also what waited to be merged."""
+    """Text from before the fault reaches the client, also text that waited to be merged."""
     gate = StepGate(at_decode)
     faults = FakeFaults(row_errors={(0, 5): _fault()})
     with (

@@ -256,7 +256,7 @@ def test_a_round_of_tools(client: Anthropic, is_stream: bool) -> None:  # noqa: 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_thoughts_are_blocks_of_their_own(client: Anthropic, is_stream: bool) -> None:  # noqa: FBT001
-    """What the model thinks comes before its answer, and only when it is asked to think."""
+    """Thinking comes before the answer, and only when it is asked for."""
     body = _body("hi", thinking={"type": "enabled", "budget_tokens": 50})
     if is_stream:
         with client.messages.stream(**body) as stream:
@@ -322,7 +322,7 @@ def test_messages_are_counted_under_their_own_name(daemon: RunningDaemon) -> Non
     ],
 )
 def test_bad_requests(http: httpx.Client, path: str, fields: dict[str, object]) -> None:
-    """What is wrong with a body is a 400 in Anthropic's envelope that quotes nothing."""
+    """A mistake in a body is a 400 in Anthropic's envelope that quotes nothing."""
     _check(http.post(path, json=_body(**fields)), 400, "invalid_request_error")
 
 

@@ -220,7 +220,7 @@ def test_request_without_text_says_that_the_model_is_loaded(
 
 
 def test_facts_of_the_model_agree_with_the_other_endpoints(http: httpx.Client) -> None:
-    """What Ollama's endpoints say of the model is what ``/v1/capabilities`` says."""
+    """Ollama's endpoints describe the model as ``/v1/capabilities`` does."""
     facts = http.get("/v1/capabilities").json()
     (listed,) = http.get("/api/tags").json()["models"]
     (running,) = http.get("/api/ps").json()["models"]
@@ -263,7 +263,7 @@ def test_facts_of_the_model_agree_with_the_other_endpoints(http: httpx.Client) -
 def test_rest_of_ollamas_api_says_what_to_do(
     http: httpx.Client, method: str, path: str, hint: str
 ) -> None:
-    """What one loaded model cannot offer is a 404 in Ollama's envelope, with the way out."""
+    """An endpoint that needs more than one model is a 404 in Ollama's envelope, with the way out."""
     answer = http.request(method, path, json=None if method == "HEAD" else {"model": "fake"})
     assert answer.status_code == 404
     if method != "HEAD":
@@ -290,7 +290,7 @@ def test_mistakes_are_told_in_ollamas_envelope(http: httpx.Client) -> None:
 
 
 def test_prompt_beyond_the_context_is_refused_before_a_stream() -> None:
-    """What does not fit is a 400 on both endpoints, streamed or not."""
+    """A prompt that does not fit is a 400 on both endpoints, streamed or not."""
     with RunningDaemon(lambda: FakeEngine(told, context_tokens=100)) as small:
         for path, body in ((_CHAT, _chat("x" * 200)), (_GENERATE, _generate("x" * 200))):
             answer = httpx.post(small.url + path, json=body)

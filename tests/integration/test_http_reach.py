@@ -1,4 +1,4 @@
-"""Who may reach the server: hosts, browser pages, and how many at once."""
+"""Access to the server: hosts, browser pages, and the number of clients at once."""
 
 from __future__ import annotations
 

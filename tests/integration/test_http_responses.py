@@ -104,7 +104,7 @@ async def test_the_asynchronous_client_reads_the_same(daemon: RunningDaemon) -> 
 
 
 def test_instructions_and_items_reach_the_template(client: OpenAI) -> None:
-    """What the operator says comes first; every role and part is rendered."""
+    """The operator's instructions come first; every role and part is rendered."""
     answer = client.responses.create(
         model="fake",
         instructions="be brief",

@@ -264,7 +264,7 @@ def test_refusals_name_their_field(client: OpenAI, fields: dict[str, object], pa
 
 
 def test_capabilities_say_what_requests_may_use(http: httpx.Client) -> None:
-    """What the tests of this file use is what the daemon says it has."""
+    """The daemon says that it has the features which this file's tests use."""
     features = http.get("/v1/capabilities").json()["features"]
     assert features == {
         "chat": True,

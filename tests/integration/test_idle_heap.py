@@ -16,7 +16,7 @@ from machd.serving.idle_heap import IdleHeap
 
 
 class _Counts:
-    """How often a daemon has looked at its heap, and trimmed it."""
+    """Counts of a daemon's looks at its heap, and of its trims."""
 
     def __init__(self) -> None:
         self.looks = 0

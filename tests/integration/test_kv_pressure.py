@@ -290,7 +290,7 @@ def _conduct(rng: random.Random) -> Conduct:
 def test_under_reject_who_does_not_fit_now_is_told_to_come_again(
     alone: list[Answer], watch: _Watch
 ) -> None:
-    """Those whose bytes are promised to others get 429 at once; on an idle daemon they are served."""
+    """Requests whose bytes are promised to others get 429 at once; an idle daemon serves them."""
     gate = StepGate()
     flags = {**_FLAGS, "continuous_batching.kv_policy": "reject"}
     with RunningDaemon(_tiny(gate), flags) as daemon, gate:

@@ -74,7 +74,7 @@ def test_a_change_that_is_refused_shows(daemon: AdminDaemon) -> None:
 
 
 def test_gauges_follow_the_settings(daemon: AdminDaemon) -> None:
-    """What is asked for is what is in force, also after it has changed."""
+    """The page shows the settings in force, also after they have changed."""
     assert _value(daemon, "machd_decode_mode_requested", mode="single") == 1
     assert _value(daemon, "machd_decode_mode_requested", mode="batched") == 0
     assert _change(daemon, "limits", max_queue=7).status_code == 200

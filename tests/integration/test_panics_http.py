@@ -1,4 +1,4 @@
-"""What is no Exception is answered like an error: in the envelope, in the log, and in the counts."""
+"""A panic, which is no Exception, is answered like an error: envelope, log and counts."""
 
 from __future__ import annotations
 

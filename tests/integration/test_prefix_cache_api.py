@@ -144,7 +144,7 @@ def test_what_a_stop_text_ends_has_its_cached_tokens(daemon: AdminDaemon) -> Non
 
 @each_mode
 def test_several_choices_have_one_prompt(tmp_path: Path, batched: bool) -> None:  # noqa: FBT001
-    """What the first choice computes is not told as cached because the second one finds it."""
+    """Tokens that the first choice computed are not told as cached because the second finds them."""
     with _running(tmp_path, continuous_batching__enabled=batched) as daemon:
         assert _cached(daemon.http, n=3, seed=1) == 0
         assert _cached(daemon.http, n=3, seed=1) == len(LONG) - 1

@@ -75,7 +75,7 @@ def _parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonParent]:
 
 @pytest.fixture(name="tiny", scope="module")
 def _tiny(parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Of the tiny model, without keys."""
+    """A daemon of the tiny model, without keys."""
     model = str(write_tiny_llama(tmp_path_factory.mktemp("model") / _TINY))
     flags = (model, "--continuous-batching", "--continuous-batching-max-b", "6")
     with (
@@ -169,7 +169,7 @@ def test_answers_are_those_of_a_daemon_without_a_cache(tiny: Pair, mode: str) ->
 
 
 def test_modes_keep_the_cache(tiny: Pair) -> None:
-    """What one has computed the other finds, to the last token but one."""
+    """A prompt that one has computed is found by the other, to the last token but one."""
     answers = []
     for mode, text in (
         ("single", "one"),

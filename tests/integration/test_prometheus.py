@@ -102,7 +102,7 @@ def test_every_panel_has_a_picture(prometheus: PrometheusServer, expr: str) -> N
 
 @pytest.mark.parametrize("variable", [one["name"] for one in _DASHBOARD["templating"]["list"][1:]])
 def test_every_variable_has_a_choice(prometheus: PrometheusServer, variable: str) -> None:
-    """What the top of the dashboard offers comes from the daemon's own labels."""
+    """The choices at the top of the dashboard come from the daemon's own labels."""
     (found,) = (one for one in _DASHBOARD["templating"]["list"] if one["name"] == variable)
     match = re.fullmatch(r"label_values\((.+), (\w+)\)", found["definition"])
     assert match is not None

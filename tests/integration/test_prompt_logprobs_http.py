@@ -150,7 +150,7 @@ def test_prompt_logprobs_and_echo_each_have_their_alternatives(client: httpx.Cli
 
 
 def test_prompt_logprobs_of_a_chat_completion_are_the_answers(client: httpx.Client) -> None:
-    """As in vLLM they stand beside the choices, which share one prompt; unasked they are not there."""
+    """Prompt log-probabilities stand beside the choices, as in vLLM, and only where asked for."""
     asked = _ask(client, _chat(prompt_logprobs=1, max_tokens=2, n=2), path="/v1/chat/completions")
     assert len(asked["prompt_logprobs"]) == asked["usage"]["prompt_tokens"]
     assert asked["prompt_logprobs"][0] is None

@@ -101,7 +101,7 @@ def test_refusal_reaches_urllib(daemon: RunningDaemon) -> None:
 
 
 def test_refusal_of_64_mib_leaves_the_memory_alone(daemon: RunningDaemon) -> None:
-    """What is read of a refused body is dropped at once, however large the body is."""
+    """A refused body is dropped while it is read, however large it is."""
     before_bytes = psutil.Process().memory_info().rss
     with RawClient(daemon.url) as client:
         client.request("POST", "/nowhere", b"", {"Content-Length": str(63 * _MIB)})

@@ -1,4 +1,4 @@
-"""What a service manager hears of a real process, from its start to its end."""
+"""Notifications to a service manager from a real process, from its start to its end."""
 
 from __future__ import annotations
 

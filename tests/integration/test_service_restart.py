@@ -146,7 +146,7 @@ def test_who_connects_while_it_drains_is_answered_by_the_next_one() -> None:
 
 
 def test_an_open_connection_is_told_to_go_elsewhere(tmp_path: Path) -> None:
-    """What comes over a connection from before the stop is refused with 503 and a closed connection."""
+    """A request on a connection from before the stop gets 503, and the connection is closed."""
     stall = tmp_path / "stall"
     with (
         _listening() as inherited,

@@ -1,4 +1,4 @@
-"""What tests share, by subject; tests import it as ``support.<subject>.<module>``."""
+"""Helpers of the tests, by subject; tests import them as ``support.<subject>.<module>``."""
 
 from __future__ import annotations
 

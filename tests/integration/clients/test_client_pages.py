@@ -1,4 +1,4 @@
-"""What a client's page tells a reader to type works, as it stands there, against a plain daemon."""
+"""The code on a client's page works, as it stands there, against a plain daemon."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_a_round_of_tools_in_responses(scripted_url: str, *, is_streamed: bool) 
 
 
 def test_thoughts_beside_the_answer(scripted_url: str) -> None:
-    """What stands between the model's markers is ``reasoning_content``, streamed and whole."""
+    """Text between the model's markers is ``reasoning_content``, streamed and whole."""
     question: Any = {"model": "fake", "messages": user("2 + 2?"), "reasoning_effort": "low"}
     with recorded(scripted_url, "reasoning", is_scripted=True) as client:
         message = client.chat.completions.create(**question).choices[0].message.model_dump()

@@ -32,7 +32,7 @@ _TURNS_AND_LIMIT: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """What is sent, and where."""
+    """A body and its endpoint."""
 
     path: str
     name: str

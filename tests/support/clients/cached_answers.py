@@ -19,7 +19,7 @@ from support.clocks.polling import CEILING_S
 
 @dataclass(frozen=True)
 class Answer:
-    """What the choices of one answer say, by index.
+    """The texts of one answer's choices, by index.
 
     Attributes:
         prompt_tokens: As usage counts them.

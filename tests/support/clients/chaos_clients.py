@@ -27,7 +27,7 @@ Answer = tuple[tuple[str, str], ...]
 
 
 class Conduct(Enum):
-    """What a client does with its request."""
+    """A client's way with its request."""
 
     READ = "read"
     READ_SLOWLY = "read_slowly"

@@ -1,4 +1,4 @@
-"""What went over the wire between a client library and the daemon, kept as a golden file.
+"""The wire's bytes between a client library and the daemon, kept as a golden file.
 
 A small proxy stands between the two, so every library is recorded the same way and runs exactly
 as it does for its users. ``MACHD_UPDATE_GOLDEN=1`` writes the files instead of comparing them.

@@ -83,7 +83,7 @@ class RunningDaemon:
         assert not self._thread.is_alive(), "the daemon did not stop"
 
     def stop(self) -> None:
-        """What SIGTERM does."""
+        """Stop as SIGTERM does."""
         if self._event_loop is not None and self._daemon is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just closed
                 self._event_loop.call_soon_threadsafe(self._daemon.request_stop)

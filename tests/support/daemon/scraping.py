@@ -34,7 +34,7 @@ class Page:
         }
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
-        """Those series that are not at zero."""
+        """Series that are not at zero."""
         return {labels: value for labels, value in self.series(name).items() if value}
 
 

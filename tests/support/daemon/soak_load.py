@@ -57,7 +57,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """How the requests of a round ended.
+    """The ends of a round's requests.
 
     Attributes:
         answered: Whole answers with status 200 that were right.

@@ -1,4 +1,4 @@
-"""What is sampled of a daemon during a soak, and the verdict on it.
+"""Samples of a daemon during a soak, and the verdict on them.
 
 Memory is judged by medians of the middle third and the last third of all samples; the first third
 is warm-up. Descriptors, threads and tasks are judged by the same medians, of idle points alone.

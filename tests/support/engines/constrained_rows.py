@@ -30,7 +30,7 @@ def schema_grammar(engine: Engine, schema: object) -> Grammar:
 
 @dataclass
 class Run:
-    """What came of rows that ran together.
+    """The outcome of rows that ran together.
 
     Attributes:
         tokens: Of each row, the end token left out.

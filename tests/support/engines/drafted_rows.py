@@ -113,7 +113,7 @@ class DraftedRows:
         self.rows.append(_Row(text, text.prompt_tokens))
 
     def keep(self, *order: int) -> None:
-        """Those that stay."""
+        """Rows that stay."""
         self.rows = [self.rows[row] for row in order]
         if order:
             self.caches.keep(order)

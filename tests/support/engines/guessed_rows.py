@@ -70,7 +70,7 @@ class GuessedScripts:
 
 @dataclass
 class Said:
-    """What came of rows that began together.
+    """The outcome of rows that began together.
 
     Attributes:
         tokens: Of each row, up to its end of text.

@@ -169,7 +169,7 @@ class WatchedEngine(MlxEngine):
 
     @property
     def accepted_tokens(self) -> int:
-        """Those that were right."""
+        """Drafts that were right."""
         return sum(one.accepted_tokens for result in self.results for one in result.drafts)
 
     @property

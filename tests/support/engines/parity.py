@@ -1,4 +1,4 @@
-"""Whether a row says in company what it says alone, to the token."""
+"""Comparison of a row in company with the same row alone, to the token."""
 
 from __future__ import annotations
 

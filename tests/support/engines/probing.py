@@ -16,7 +16,7 @@ from machd_probes import prober
 
 @dataclass(frozen=True)
 class Probed:
-    """What was asked of a tiny model, and what its caches are."""
+    """The prompts of a tiny model, and its caches."""
 
     facts: CacheFacts
     results: tuple[ProbeResult, ...]

@@ -32,7 +32,7 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\n' }}{%
 
 
 class TinyKind(StrEnum):
-    """What a model remembers with."""
+    """A model's kind of cache."""
 
     STANDARD = "standard"
     """llama: ``KVCache`` alone."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FakeOpenAi:
-    """What it is like, and what it was asked.
+    """Its ways, and the requests that it got.
 
     Attributes:
         step_s: Between two tokens of a stream.

@@ -1,4 +1,4 @@
-"""What pages tell a reader to type, and what they show of the answer."""
+"""Command lines on pages, and the answers that the pages show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watchers of the daemon see, and what they never do."""
+"""The feed of events: its content, and what watchers never do."""
 
 from __future__ import annotations
 

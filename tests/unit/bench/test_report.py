@@ -54,7 +54,7 @@ def made_report(value: float) -> Report:
 
 
 def test_percentiles_are_linear_between_ranks() -> None:
-    """As every other benchmark of servers computes them; nothing is null, not zero."""
+    """Figures match other benchmarks of servers; no sample is null, not zero."""
     found = percentiles("ttft", [float(one) for one in range(101)])
 
     assert found == {"ttft_p50_s": 50.0, "ttft_p90_s": 90.0, "ttft_p99_s": 99.0}

@@ -48,7 +48,7 @@ def test_a_budget_that_does_not_fit_is_tight() -> None:
 
 
 def test_memory_that_others_hold_is_tight() -> None:
-    """What fits into the device but not into what is free now asks for free memory."""
+    """A model that fits the device but not its free memory asks for free memory."""
     verdict = judged(NEEDS, 24, available=5)
     assert verdict.fit is Fit.TIGHT
     assert "5.00 GB of the device's 24.00 GB are free now" in verdict.reason

@@ -100,7 +100,7 @@ def _is_right(override: Override) -> bool:
 
 
 def test_evidence_overrides_in_one_direction_only() -> None:
-    """What may change changes with its source and figures, and all else is the rule's own."""
+    """A measured answer changes with its source and figures, and all else is the rule's own."""
     assert _is_right(measured)
 
 
@@ -226,7 +226,7 @@ def test_what_was_measured_is_not_weighed_again() -> None:
 
 
 def test_a_prefix_verdict_stays_one() -> None:
-    """What a verdict says beyond its answer is kept through a measurement."""
+    """A verdict's other parts are kept through a measurement."""
     rule = PrefixVerdict(Support.UNKNOWN, "", extent=PrefixExtent.SNAPSHOT)
     verdict = measured(rule, [_result("trim", Outcome.PASSED)])
 
