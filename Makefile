@@ -34,7 +34,7 @@ test-long: dev clients
 check: dev
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy daemon probes tests docs/generate.py docs/request_fields.py docs/site_links.py docs/panels.py docs/modules.py
+	.venv/bin/mypy daemon probes tests docs/generate.py docs/request_fields.py docs/site_links.py docs/panels.py docs/modules.py docs/log_events.py
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/codespell
 	.venv/bin/python docs/generate.py --check

@@ -61,7 +61,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
     pages: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
         ("settings", "Settings", "machd.settings.model", settings_markdown),
         ("metrics", "Metrics", "machd.telemetry.metric_table", metrics_markdown),
-        ("log-events", "Log events", "machd.telemetry.log_events", log_events_markdown),
+        ("log-events", "Log events", "docs/log_events.py", log_events_markdown),
         ("errors", "Error codes", "machd.errors", _errors_markdown),
         ("endpoints", "Endpoints", "machd.dialects.endpoints", _endpoints_markdown),
         (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from log_events import LOG_EVENTS
+
 from machd.settings.explain import full_description, value_text
 from machd.settings.keys import SettingKey, setting_keys
 from machd.settings.model import Settings
-from machd.telemetry.log_events import LOG_EVENTS
 from machd.telemetry.metric_table import METRICS
 from machd.telemetry.vllm_names import VLLM_NAMES
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 from support.engines.block_rows import BlockRows, FilesInMemory, saved_block
 from support.engines.constrained_rows import grammar_of
+from support.engines.fake_blocks import FakeDisk
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.tiny_engines import loaded
 from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
-from machd.engine.fake.blocks import FakeDisk
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.blocks import (
     DropBlocks,
     ForgetSaved,

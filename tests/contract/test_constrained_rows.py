@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from jsonschema import validate
 from support.engines.constrained_rows import grammar_of, many_readings, run_rows, schema_grammar
+from support.engines.fake_engine import FakeEngine
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.errors import GrammarError

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from support.engines.constrained_rows import schema_grammar
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.oracle import Oracle, WatchedEngine
 from support.engines.scripted_drafts import drafts_by
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import TinyKind
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.blocks import DropBlocks, StoreBlock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import (

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from support.engines.fake_engine import FakeEngine
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan
 from machd.request.generation import SamplingParams

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import pytest
+from support.engines.fake_engine import FakeEngine
 from support.engines.tiny_engines import loaded
 from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepMemoryError, StepPlan
 from machd.engine.step.memory import StepMemory, StepNeed

@@ -17,11 +17,10 @@ import httpx
 import pytest
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
+from support.engines.fake_engine import FakeEngine, spelled
 from support.engines.step_gate import StepGate, at_decode
 from support.programs.installed_programs import needs_programs, path_of
 from support.programs.shown_sessions import fenced_blocks
-
-from machd.engine.fake.engine import FakeEngine, spelled
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operating" / "security.md"
 NAME = "llm.example.org"

@@ -21,9 +21,9 @@ from support.clients.raw_client import RawClient
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.running_daemon import RunningDaemon
+from support.engines.fake_engine import FakeEngine
 
 from machd.admin.endpoints import ADMIN_ENDPOINTS
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError
 from machd.http.endpoint import Endpoint

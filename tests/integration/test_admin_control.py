@@ -14,10 +14,10 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, sse_data, sse_text, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import ModelDescription
 
 _CHAT = "/v1/chat/completions"

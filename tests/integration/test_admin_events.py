@@ -12,9 +12,9 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon, sse_events
 from support.daemon.connection_ages import ConnectionAges
 from support.engines.dialogue import chat, told
+from support.engines.fake_engine import FakeEngine
 
 from machd.admin.event_feed import MAX_WATCHERS
-from machd.engine.fake.engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"
 

@@ -20,9 +20,9 @@ from support.clients.bad_requests import (
 from support.clocks.held_call import HeldCall
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.protocol.engine import Engine
 

@@ -19,10 +19,10 @@ from support.daemon.arrivals import Arrivals
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import sse_text
+from support.engines.fake_engine import FakeEngine
 from support.engines.gated_engine import GatedEngine
 from support.engines.step_gate import StepGate
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.scheduler.events import Event

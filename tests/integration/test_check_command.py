@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from mlx.utils import tree_flatten
 from support.checkpoints.header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from support.clocks.polling import CEILING_S
+from support.engines.fake_engine import FakeEngine
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.capabilities.evidence import Outcome, ProbeResult
@@ -27,7 +28,6 @@ from machd.cli import commands
 from machd.cli.check import check
 from machd.cli.check_document import ModelCheck
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import ModelArchitectureError

@@ -18,9 +18,9 @@ from support.daemon.connection_ages import ConnectionAges
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import chat, sse_text, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode, at_prefill
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import SettingsError
 from machd.http.file_limit import SPARE_CONNECTIONS

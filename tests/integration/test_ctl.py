@@ -23,11 +23,11 @@ from support.daemon.admin_daemon import AdminDaemon, kept_logging
 from support.daemon.forked_commands import run_machd
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, sse_data, sse_text, told
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.step_gate import StepGate, at_decode
 
 from machd.admin.status import AdminState, AdminStatus
 from machd.cli.ctl_client import AdminAddress, AdminClient
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import NoDaemonError, UnavailableError
 

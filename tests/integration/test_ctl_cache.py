@@ -14,11 +14,11 @@ from support.clocks.polling import wait_until
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.forked_commands import run_machd
 from support.engines.dialogue import completion, told
+from support.engines.fake_blocks import FakeDisk
+from support.engines.fake_engine import FakeEngine
 
 from machd.admin.warming import WarmPrompt
 from machd.cli.ctl_cache import _groups
-from machd.engine.fake.blocks import FakeDisk
-from machd.engine.fake.engine import FakeEngine
 
 LONG = "A system prompt that every one of these requests begins with, whatever it asks. "
 

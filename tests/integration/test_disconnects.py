@@ -17,9 +17,9 @@ from support.daemon.connection_ages import ConnectionAges
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import chat, completion, sse_text, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode, at_prefill
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 
 _CHAT = "/v1/chat/completions"

@@ -15,9 +15,9 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import chat, sse_data, sse_text, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
 
-from machd.engine.fake.engine import FakeEngine
 from machd.errors import ListenError
 
 _CHAT = "/v1/chat/completions"

@@ -12,8 +12,7 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import sse_data, told
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12}}\n</tool_call>'

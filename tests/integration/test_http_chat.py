@@ -13,8 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, told
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _CASES = [
     pytest.param({"content": "say Hello, world."}, id="natural end"),

@@ -12,8 +12,7 @@ from openai.types import Completion
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import completion, sse_data, told
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _CASES = [
     pytest.param({"prompt": "say Hello, world."}, id="natural end"),

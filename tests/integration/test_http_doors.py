@@ -14,10 +14,10 @@ from support.clients.raw_client import RawClient
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import chat, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
 
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
-from machd.engine.fake.engine import FakeEngine
 from machd.http.endpoint import Endpoint
 
 _ALIASED = [one for one in PUBLIC_ENDPOINTS if one.aliases]

@@ -20,13 +20,13 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import chat, completion, sse_data, sse_text, told
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.step_gate import StepGate, at_decode, at_prefill
 
 from machd.clock import SystemClock
 from machd.compose import installed_versions
 from machd.dialects.app import create_app
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext

@@ -14,9 +14,9 @@ from support.clients.bad_requests import valid_body
 from support.clients.raw_client import RawClient
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import told
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.step_gate import StepGate, at_decode
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.fake.tokenizer import FakeTokenizer
 
 

@@ -17,9 +17,9 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import chat, told
+from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
 from support.engines.step_gate import StepGate, at_decode
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.request.generation import SamplingParams
 
 _MESSAGES = "/v1/messages"

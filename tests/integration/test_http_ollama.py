@@ -15,9 +15,9 @@ from support.clocks.polling import wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import told
+from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
 from support.engines.step_gate import StepGate, at_decode, at_prefill
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.request.generation import SamplingParams
 

@@ -11,9 +11,9 @@ import pytest
 from support.clients.raw_client import RawClient
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
 
-from machd.engine.fake.engine import FakeEngine
 from machd.errors import EngineFaultError
 
 PAGE = "https://chat.example.org"

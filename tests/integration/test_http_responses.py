@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
+from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.request.generation import SamplingParams
 
 _PATH = "/v1/responses"

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, completion, sse_text, told
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _SCHEMA = {
     "type": "object",

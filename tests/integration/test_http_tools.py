@@ -14,8 +14,7 @@ from openai.types.chat import ChatCompletion
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, sse_data, told
-
-from machd.engine.fake.engine import FakeEngine, spelled
+from support.engines.fake_engine import FakeEngine, spelled
 
 _ADD = {
     "type": "function",

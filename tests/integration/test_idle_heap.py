@@ -9,9 +9,9 @@ import pytest
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import completion, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate
 
-from machd.engine.fake.engine import FakeEngine
 from machd.serving.idle_heap import IdleHeap
 
 

@@ -16,9 +16,8 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import chat, completion, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
-
-from machd.engine.fake.engine import FakeEngine
 
 NOISY = "k-noisy-0123456789abcdef"
 QUIET = "k-quiet-0123456789abcdef"

@@ -22,10 +22,10 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import completion, sse_text, told
+from support.engines.fake_engine import FakeEngine
 from support.engines.gated_engine import GatedEngine
 from support.engines.step_gate import StepGate
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.scheduler.scheduler import Scheduler

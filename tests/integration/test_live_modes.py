@@ -16,9 +16,9 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import completion, sse_text
+from support.engines.fake_engine import FakeEngine, lettered
 from support.engines.step_gate import StepGate, at_decode
 
-from machd.engine.fake.engine import FakeEngine, lettered
 from machd.engine.protocol.engine import Engine
 from machd.request.generation import SamplingParams
 

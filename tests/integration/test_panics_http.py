@@ -14,11 +14,11 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle
 from support.engines.dialogue import chat, completion, sse_data
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
 
 from machd.admin.gate import AdminGate
 from machd.clock import SystemClock
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.grammar import grammar
 from machd.engine.protocol.step import StepPlan

@@ -20,11 +20,11 @@ from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import chat, completion, sse_data, told
+from support.engines.fake_blocks import FakeDisk
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.engine.fake.blocks import FakeDisk
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine, ModelDescription
 
 ALICE = "k-alice-0123456789abcdef"

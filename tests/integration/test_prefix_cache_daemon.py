@@ -22,8 +22,8 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from support.engines.dialogue import completion, told
+from support.engines.fake_engine import FakeEngine
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 
 ALICE = "k-alice-0123456789abcdef"

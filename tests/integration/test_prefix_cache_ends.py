@@ -13,8 +13,8 @@ from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.serve_process import ServeProcess
+from support.engines.fake_engine import FakeEngine, spelled
 
-from machd.engine.fake.engine import FakeEngine, spelled
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan

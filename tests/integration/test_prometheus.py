@@ -15,10 +15,10 @@ from support.clocks.polling import wait_until
 from support.daemon.mixed_load import MixedLoad
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.drafting_engine import drafting_engine
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.programs.installed_programs import needs_programs
 from support.programs.prometheus_server import ALERTS, PrometheusServer
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"

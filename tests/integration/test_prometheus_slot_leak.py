@@ -10,8 +10,7 @@ from support.clocks.polling import wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import completion
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _STEPS = 3
 """Before the engine hangs: enough for a token."""

@@ -10,8 +10,7 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import completion, sse_data, told
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 

@@ -19,11 +19,11 @@ from litestar.routes import HTTPRoute
 from support.clients.raw_client import RawClient
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, completion, told
+from support.engines.fake_engine import FakeEngine
 
 from machd.clock import SystemClock
 from machd.compose import installed_versions
 from machd.dialects.app import create_app
-from machd.engine.fake.engine import FakeEngine
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests

@@ -29,9 +29,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
+from support.engines.fake_engine import FakeEngine
 
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
-from machd.engine.fake.engine import FakeEngine
 from machd.http.endpoint import EVENTS, JSON_LINES, Endpoint
 
 _MODEL = "fake"

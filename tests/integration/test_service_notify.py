@@ -17,11 +17,11 @@ from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.daemon.service_daemon import ServiceDaemon
 from support.engines.dialogue import chat
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate
 from support.programs.notify_socket import NotifySocket
 
 from machd.clock import SystemClock
-from machd.engine.fake.engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"
 _INTERVAL_S = 0.2

@@ -19,9 +19,9 @@ from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import chat, told
 from support.engines.drafting_engine import drafting_engine
+from support.engines.fake_engine import FakeEngine
 from support.engines.oracle import draft_eagerly
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 
 _CHAT = "/v1/chat/completions"

@@ -18,6 +18,7 @@ from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import completion, told
+from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
@@ -25,7 +26,6 @@ from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.serve import mode_lines
 from machd.daemon import Daemon
 from machd.engine.assembly import make_engine
-from machd.engine.fake.engine import FakeEngine, FakeFaults
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 from machd.errors import EngineFaultError

@@ -11,8 +11,7 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, completion
-
-from machd.engine.fake.engine import FakeEngine
+from support.engines.fake_engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"
 _SCHEMA = {

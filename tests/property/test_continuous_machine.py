@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.clocks.manual_clock import ManualClock
+from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.scripted_drafts import drafts_by
 from support.schedulers.sequence_samples import LateFirstToken, drafting_eagerly
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import (
     Lane,
     PrefillChunk,

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.clocks.manual_clock import ManualClock
+from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,

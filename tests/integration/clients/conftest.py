@@ -12,8 +12,8 @@ import pytest
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import told
+from support.engines.fake_engine import FakeEngine, spelled
 
-from machd.engine.fake.engine import FakeEngine, spelled
 from machd.request.generation import SamplingParams
 
 _CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'

@@ -16,8 +16,7 @@ import httpx
 import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
-
-from machd.engine.fake.engine import FakeEngine, spelled
+from support.engines.fake_engine import FakeEngine, spelled
 
 FOLDER = Path(__file__).resolve().parents[2] / "client_bodies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

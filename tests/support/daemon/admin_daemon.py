@@ -13,9 +13,9 @@ from typing import Any, Self
 import httpx
 import structlog
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from support.daemon.running_daemon import RunningDaemon
+from support.engines.fake_engine import FakeEngine
 
 
 class AdminDaemon:

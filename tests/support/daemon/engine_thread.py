@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from machd.clock import Clock
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.errors import DrainDeadlineError, MachdError
 from machd.scheduler.config import single_flight
@@ -19,6 +18,7 @@ from machd.serving.loop import EngineLoop
 from machd.serving.startup_guard import Probe
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import CEILING_S
+from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate
 from support.schedulers.sequence_samples import LIMITS, only
 

@@ -12,11 +12,11 @@ from typing import Self
 
 from machd.clock import Clock
 from machd.daemon import Daemon
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.settings.sources import SettingsSources
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
+from support.engines.fake_engine import FakeEngine
 
 _DRAIN_S = 2.0
 """The time that requests may take after their test is over; then they are ended."""

@@ -23,7 +23,6 @@ from typing import Self
 
 from machd.cli.commands import leave
 from machd.daemon import Daemon
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import MachdError
 from machd.serving.notify import forget_service_variables
@@ -32,6 +31,7 @@ from machd.telemetry.logs import configure_logs
 from support import module_command
 from support.clocks.polling import CEILING_S
 from support.engines.dialogue import told
+from support.engines.fake_engine import FakeEngine
 from support.programs.installed_programs import path_of
 
 STEP_S = 0.005

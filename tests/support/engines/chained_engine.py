@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from machd.engine.fake.engine import DraftScript
 from machd.engine.protocol.blocks import (
     BlockChange,
     DropBlocks,
@@ -33,6 +32,7 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
+from support.engines.fake_engine import DraftScript
 
 TOKEN_BYTES = 10
 STATE_BYTES = 25

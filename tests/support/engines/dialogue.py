@@ -7,8 +7,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from machd.engine.fake.engine import Script, lettered, spelled
 from machd.request.generation import SamplingParams
+from support.engines.fake_engine import Script, lettered, spelled
 
 _ORDER = re.compile(rb"say (?P<text>.*?)(?:\nassistant: |\xfe.*)?\Z", re.DOTALL)
 """Up to the end of a chat, or up to the suffix of a text with a gap."""

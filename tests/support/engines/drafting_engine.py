@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults
+from support.engines.fake_engine import FakeEngine, FakeFaults
 
 
 def _first_is_right(position: int, max_tokens: int) -> tuple[int, int]:

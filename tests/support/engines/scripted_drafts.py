@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from machd.engine.fake.engine import DraftScript
+from support.engines.fake_engine import DraftScript
 
 
 def drafts_by(number: int) -> DraftScript:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToken, SpanCost
 from machd.request.generation import SamplingParams
@@ -19,6 +18,7 @@ from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits
+from support.engines.fake_engine import FakeEngine
 
 END_OF_TEXT = 256
 """The fake engine's end-of-text token."""

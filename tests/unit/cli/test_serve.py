@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from support.engines.fake_engine import FakeEngine
+
 from machd.cli.serve import welcome
-from machd.engine.fake.engine import FakeEngine
 
 
 def test_operators_are_told_where_they_are_answered() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.engines.fake_engine import FakeEngine
 
 from machd.capabilities.versions import Versions
 from machd.dialects.generation import system_fingerprint
-from machd.engine.fake.engine import FakeEngine
 
 _MODEL = FakeEngine().model
 _VERSIONS = Versions(machd="1", mlx="2", mlx_lm="3")

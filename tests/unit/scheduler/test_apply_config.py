@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
-from machd.engine.fake.engine import FakeEngine
 from machd.errors import KvBudgetExceededError, QueueFullError, QueueTimeoutError
 from machd.scheduler.admission import KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight

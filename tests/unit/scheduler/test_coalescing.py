@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.schedulers.sequence_samples import (
     LIMITS,
     LateFirstToken,
@@ -14,7 +15,6 @@ from support.schedulers.sequence_samples import (
     run_step,
 )
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.schedulers.sequence_samples import (
     LIMITS,
     LateFirstToken,
@@ -17,7 +18,6 @@ from support.schedulers.sequence_samples import (
     run_step,
 )
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.step import Lane, StepPlan
 from machd.errors import (
     EngineFaultError,

@@ -11,9 +11,9 @@ from statistics import median, quantiles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.step import Lane, StepPlan
 from machd.scheduler.config import continuous
 from machd.scheduler.events import SequenceAdmitted, TokenGenerated

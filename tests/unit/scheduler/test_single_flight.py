@@ -6,9 +6,9 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
+from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
 from support.schedulers.sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
 
-from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.engines.fake_blocks import BYTES_PER_TOKEN
+from support.engines.fake_engine import FakeEngine, lettered
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
-from machd.engine.fake.blocks import BYTES_PER_TOKEN
-from machd.engine.fake.engine import FakeEngine, lettered
 from machd.engine.protocol.engine import MemoryReading
 from machd.errors import EngineFaultError, MachdError, OverloadedError
 from machd.scheduler.config import continuous, single_flight

@@ -14,12 +14,12 @@ from structlog.typing import EventDict
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_thread import STOPPED, Thread, running_thread
+from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.step_gate import StepGate, at_decode
 from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.clock import Clock, SystemClock
-from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.errors import (

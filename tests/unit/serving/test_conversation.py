@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from support.engines.fake_engine import FakeEngine
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer

@@ -20,11 +20,11 @@ from support.daemon.engine_thread import (
     Thread,
     running_thread,
 )
+from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
 from support.engines.step_gate import StepGate, at_decode
 from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
 from machd.clock import SystemClock
-from machd.engine.fake.engine import FakeEngine, FakeFaults, spelled
 from machd.engine.protocol.engine import Engine, MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from support.clocks.manual_clock import ManualClock
+from support.engines.fake_engine import FakeEngine
 
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.serving.startup_guard import IdleProbe, NothingToMeasure, Results
 

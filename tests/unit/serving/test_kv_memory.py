@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.engines.fake_engine import FakeEngine
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import MemoryReading
 from machd.serving.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
 from machd.serving.loop_snapshot import LoopSnapshot

@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_thread import running_thread
+from support.engines.fake_blocks import BYTES_PER_TOKEN
+from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of
 
-from machd.engine.fake.blocks import BYTES_PER_TOKEN
-from machd.engine.fake.engine import FakeEngine, FakeFaults, lettered
 from machd.engine.protocol.engine import Engine
 from machd.errors import OverloadedError
 from machd.scheduler.config import continuous

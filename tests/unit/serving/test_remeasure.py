@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 from support.clocks.manual_clock import ManualClock
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS, request_of
 
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import Engine
 from machd.errors import FaultError
 from machd.scheduler.config import single_flight

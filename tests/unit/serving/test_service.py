@@ -10,9 +10,9 @@ from typing import Never
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.daemon.serving_parts import admitted, finished, identity_of, token, tokens
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.errors import (
     ContextLengthExceededError,

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import wait_until
+from support.engines.fake_engine import FakeEngine
 from support.programs.notify_socket import NotifySocket
 
-from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.config import single_flight
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.engines.fake_engine import FakeEngine
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdicts import ModelVerdicts, judge
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.serving.speculation_mode import decide_speculation, draft_policy

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.daemon.scraping import Page
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.protocol.engine import DiskReading, MemoryReading
 from machd.scheduler.config import single_flight
 from machd.scheduler.prefix_limits import PrefixReading

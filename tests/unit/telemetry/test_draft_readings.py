@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.daemon.scraping import Page
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
-from machd.engine.fake.engine import FakeEngine
 from machd.scheduler.config import single_flight
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.scheduler import Scheduler

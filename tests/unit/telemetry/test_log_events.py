@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from log_events import LOG_EVENTS, LogEvent
 from reference_tables import log_events_markdown
 
 import machd
 import machd_probes
 from machd.capabilities.evidence import Outcome
-from machd.telemetry.log_events import LOG_EVENTS, LogEvent
 
 SOURCES = [Path(package.__path__[0]) for package in (machd, machd_probes)]
 LEVELS = {

@@ -1,1 +1,1 @@
-"""The scripted engine: no model and no tensor, the same answer every time, faults on request."""
+"""A tokenizer for models that have none, which the probes compute with."""

@@ -1,4 +1,4 @@
-"""The scripted engine's tokenizer: a token is a byte."""
+"""A tokenizer whose tokens are bytes, for tiny models and scripted engines."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 from support.engines.constrained_rows import many_readings, schema_grammar
+from support.engines.fake_engine import FakeEngine
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.engines.constrained_rows import grammar_of, schema_grammar
+from support.engines.fake_engine import FakeEngine
 
-from machd.engine.fake.engine import FakeEngine
 from machd.engine.fake.tokenizer import END_OF_TEXT
 from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.errors import GrammarError

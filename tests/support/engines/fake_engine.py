@@ -12,13 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.engine.fake.blocks import (
-    BYTES_PER_STATE,
-    BYTES_PER_TOKEN,
-    FakeBlocks,
-    FakeDisk,
-    FakeDiskFaults,
-)
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import Matcher, matcher_for
@@ -39,6 +32,13 @@ from machd.engine.protocol.step import (
     TokenLogprob,
 )
 from machd.request.generation import SamplingParams
+from support.engines.fake_blocks import (
+    BYTES_PER_STATE,
+    BYTES_PER_TOKEN,
+    FakeBlocks,
+    FakeDisk,
+    FakeDiskFaults,
+)
 
 _PREFERRED: tuple[int, ...] = (END_OF_TEXT, *b'"}]0a')
 """Tokens to try where a row's grammar does not allow the script's token."""
