@@ -74,7 +74,7 @@ class Dialect:
         messages = [{"role": "user", "content": content}]
         body = {"model": model_id, "max_tokens": max_tokens, "temperature": 0.0, "stream": True}
         body |= {"messages": messages} if self.is_chat else {"prompt": content}
-        if self.ignores_eos and "guided_json" not in fields:
+        if self.ignores_eos and "response_format" not in fields:
             body["ignore_eos"] = True
         if self.counts_tokens:
             body["stream_options"] = {"include_usage": True}
@@ -156,7 +156,7 @@ class Server:
         Args:
             prompt: A text, words, or token ids where the server takes raw completions.
             max_tokens: How long the answer is.
-            fields: More of the request, such as ``guided_json`` or ``cache_salt``.
+            fields: More of the request, such as ``response_format`` or ``cache_salt``.
             on_piece: Told of every piece of the answer as it comes.
 
         Raises:

@@ -297,7 +297,8 @@ def bench(
     if plot_file is not None:
         write_plot(report, plot_file)
     if runner.failures:
-        raise EngineFaultError("; ".join(runner.failures))
+        failed = ", ".join(failure.partition(":")[0] for failure in runner.failures)
+        raise EngineFaultError(f"the server did not get through: {failed}; the notes say why")
     if is_check:
         _tell_goals(report)
 

@@ -25,7 +25,7 @@ class FakeOpenAi:
         has_completions: Whether it knows another endpoint than chat.
         sends_usage: Whether it counts tokens where ``stream_options`` asks for it.
         coalesces: Whether an identical request that is open makes another its follower.
-        keeps_schemas: Whether an answer with ``guided_json`` begins as one of an array.
+        keeps_schemas: Whether an answer with ``response_format`` begins as one of an array.
         schema_step_s: More between two tokens of any stream while one with a schema is open.
         max_tokens: Where every answer ends, whatever was asked for.
         asked: Path and body of every request.
@@ -79,7 +79,7 @@ class FakeOpenAi:
             _head(writer, 400)
             return
         is_follower = self.coalesces and self._open.get(body, 0) > 0
-        is_guided = "guided_json" in fields
+        is_guided = "response_format" in fields
         self._open[body] = self._open.get(body, 0) + 1
         self._guided += is_guided
         try:
@@ -102,7 +102,7 @@ class FakeOpenAi:
                 await asyncio.sleep(words * self.word_s)
         else:
             await asyncio.sleep(words * self.word_s)
-        token = b"[" if self.keeps_schemas and "guided_json" in fields else b"x"
+        token = b"[" if self.keeps_schemas and "response_format" in fields else b"x"
         for _ in range(tokens):
             writer.write(b'data: {"choices":[{"index":0,"text":"%b"}]}\n\n' % token)
             await writer.drain()

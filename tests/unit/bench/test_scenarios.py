@@ -14,10 +14,11 @@ from support.programs.fake_openai import FakeOpenAi
 from machd.errors import EngineFaultError
 from machd_bench.answer import Answer
 from machd_bench.connection import Address
+from machd_bench.report import Verdict
 from machd_bench.scenarios.coalescing import COALESCING
 from machd_bench.scenarios.long_prompt import LONG_PROMPT, row_of
 from machd_bench.scenarios.staggered import INTERVAL_S, STAGGERED
-from machd_bench.scenarios.structured import STRUCTURED, schema_of
+from machd_bench.scenarios.structured import STRUCTURED, format_of
 from machd_bench.scenarios.sweep import SWEEP
 from machd_bench.server import Dialect, Server
 
@@ -139,7 +140,7 @@ async def test_copies_are_counted_by_what_the_server_says(*, coalesces: bool, co
 
 
 @in_virtual_time
-async def test_half_of_every_second_set_has_a_schema_of_its_own() -> None:
+async def test_half_of_every_second_set_has_a_format_of_its_own() -> None:
     """Sets alternate, plain first; no schema and no prompt comes twice; no end is ignored there."""
     server = FakeOpenAi()
     (row,) = await rows_of(STRUCTURED, server)
@@ -148,13 +149,14 @@ async def test_half_of_every_second_set_has_a_schema_of_its_own() -> None:
     bodies = [body for _, body in server.asked[17:]]
     assert len(bodies) == row.figures["requests"] == 96
     sets = [bodies[start : start + 16] for start in range(0, 96, 16)]
-    assert [sum("guided_json" in body for body in one) for one in sets] == [0, 8] * 3
-    assert all(("ignore_eos" in body) != ("guided_json" in body) for body in bodies)
-    schemas = [json.dumps(body["guided_json"]) for body in bodies if "guided_json" in body]
+    assert [sum("response_format" in body for body in one) for one in sets] == [0, 8] * 3
+    assert all(("ignore_eos" in body) != ("response_format" in body) for body in bodies)
+    schemas = [json.dumps(body["response_format"]) for body in bodies if "response_format" in body]
     assert len(set(schemas)) == len(schemas) == 24
     assert len({str(body["prompt"]) for body in bodies}) == 96
     # A server that ignores schemas looks fast, and its answers are none of theirs.
     assert (row.figures["kept"], row.figures["completion_tokens"]) == (0, 96 * 8)
+    assert row.goals[0].verdict is Verdict.NOT_SHOWN
 
 
 @in_virtual_time
@@ -171,7 +173,7 @@ async def test_a_server_that_slows_down_beside_schemas_shows_it() -> None:
 @pytest.mark.parametrize("max_tokens", [1, 64, 4096])
 def test_a_schema_has_no_answer_of_so_few_tokens(max_tokens: int) -> None:
     """The shortest text that it takes is longer than eight characters a token."""
-    schema = schema_of("name", max_tokens)
+    schema = format_of("name", max_tokens)["json_schema"]["schema"]  # type: ignore[index]
     shortest = [{"name": "n" * 30, "note": "n" * 60, "count": 0}] * (max_tokens // 8 + 1)
 
     assert schema["minItems"] == len(shortest)
