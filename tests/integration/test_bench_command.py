@@ -47,7 +47,9 @@ async def test_every_scenario_runs_against_any_server(tmp_path: Path) -> None:
     server = CachingOpenAi(step_s=0.005, refuses=frozenset({"response_format"}))
     async with server.running() as url:
         args = ("--url", url, "--scenarios", names, *SHORT, "--concurrency", "1,4")
-        with pytest.raises(EngineFaultError, match="did not get through: long-prompt, structured;") as failure:
+        with pytest.raises(
+            EngineFaultError, match="did not get through: long-prompt, structured;"
+        ) as failure:
             await asyncio.to_thread(run, *args, "--json", str(path))
 
     assert failure.value.exit_code == 70
