@@ -101,7 +101,7 @@ class Bench:
     Attributes:
         serve_args: Settings of its servers as flags.
         server: The one that is measured; None for scenarios that start their own.
-        bare: None at a URL, and where memory does not hold the model twice.
+        bare: The model without a server; None at a URL.
         rows: What was measured so far, in all modes.
         notes: What a reader of the report has to know besides.
     """
@@ -170,12 +170,12 @@ class Bench:
             self.model = model_facts(server.model_id, server.capabilities)
             yield replace(server, process=process)
 
-    def has_room(self, server: Server, servers: int) -> bool:
-        """Tell whether free memory holds the model of this one so often again; note it if not."""
+    def has_room(self, server: Server, what: str) -> bool:
+        """Tell whether free memory holds this one's model once more; note what is left out if not."""
         weights_bytes = server.capabilities.model.weights_bytes if server.capabilities else 0
-        if psutil.virtual_memory().available >= servers * ROOM * weights_bytes:
+        if psutil.virtual_memory().available >= ROOM * weights_bytes:
             return True
-        self.notes.append(f"left out: memory does not hold the model {servers} times more")
+        self.notes.append(f"{what} left out: memory does not hold the model once more")
         return False
 
 

@@ -107,8 +107,6 @@ class Report(Struct, frozen=True, kw_only=True):
     Attributes:
         started_at: RFC 3339, UTC.
         url: The server that was measured; null where the bench started its own.
-        machine: See :func:`machine_facts`.
-        model: See :func:`model_facts`.
         plan: The loads, by the names of their flags.
         goals: Of all rows, in their order.
         notes: What was left out or has to be known besides, and why.

@@ -121,10 +121,13 @@ class Runner:
 
     async def _run(self, scenario: Scenario, bench: Bench) -> None:
         bench.progress.say(f"{bench.mode}, {scenario.name}")
-        async with aclosing(scenario.run(bench)) as rows:
-            async for row in rows:
-                row.scenario, row.mode = scenario.name, bench.mode.value
-                bench.rows.append(row)
+        try:
+            async with aclosing(scenario.run(bench)) as rows:
+                async for row in rows:
+                    row.scenario, row.mode = scenario.name, bench.mode.value
+                    bench.rows.append(row)
+        except OSError as error:
+            raise EngineFaultError(f"the server left a request unanswered: {error}") from error
 
     def _add_server_row(self, bench: Bench, server: Server) -> None:
         """Add the figures of a mode's server after its last answer, while it still runs."""

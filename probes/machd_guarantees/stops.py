@@ -35,6 +35,8 @@ async def streaming(server: Server, count: int) -> AsyncIterator[list[asyncio.Ta
     waiting = asyncio.create_task(began.wait())
     try:
         await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        if not began.is_set():
+            await asyncio.gather(*(task for task in tasks if task.done()))  # raises what ended one
         yield tasks
     finally:
         for one in (*tasks, waiting):

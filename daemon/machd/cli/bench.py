@@ -228,14 +228,13 @@ def bench(
 
     --prefix, --kv, --speculation and --guarantees stand for scenarios, and combine with others.
     """
-    flags = (
-        (is_prefix, _PREFIX),
-        (kv_formats, ("kv-formats",)),
-        (is_speculation, ("speculation",)),
-    )
-    flags += ((is_guarantees, ("guarantees",)),)  # type: ignore[assignment]
-    chosen = [name for is_given, of_flag in flags if is_given for name in of_flag]
-    wanted = {*(names or ()), *chosen} or {"sweep"}
+    wanted = {
+        *(names or ()),
+        *(_PREFIX if is_prefix else ()),
+        *(["kv-formats"] if kv_formats else ()),
+        *(["speculation"] if is_speculation else ()),
+        *(["guarantees"] if is_guarantees else ()),
+    } or {"sweep"}
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
     arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode

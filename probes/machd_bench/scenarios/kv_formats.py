@@ -98,7 +98,7 @@ async def _kv_formats(bench: Bench) -> AsyncGenerator[Row]:
     formats: list[_Format] = []
     async with AsyncExitStack() as stack:
         for name in bench.plan.kv_formats or FORMATS[:2]:
-            if formats and not bench.has_room(formats[0].server, 1):
+            if formats and not bench.has_room(formats[0].server, name):
                 break
             args = ("--no-cache-prefix", "--cache-kv-quantization", name)
             try:

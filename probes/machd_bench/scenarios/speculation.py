@@ -152,7 +152,7 @@ async def _speculation(bench: Bench) -> AsyncGenerator[Row]:
     plan, pairs = bench.plan, list[Pair]()
     prompts = [(workload, name) for workload, names in _NAMES.items() for name in names]
     async with bench.serve("--speculation-mode", OFF) as off:
-        if not bench.has_room(off, 1):
+        if not bench.has_room(off, "speculation"):
             return
         async with bench.serve("--speculation-mode", plan.speculation_mode) as on:
             off, on = await _as_chat(off), await _as_chat(on)  # noqa: PLW2901 - asked otherwise
