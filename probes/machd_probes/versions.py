@@ -33,7 +33,7 @@ _NOT_MEASURED = (
     *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),
     *("engine/loading/embedded", "engine/loading/gguf"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
-    *("engine/loading/safetensors_header", "engine/loading/source"),
+    *("engine/backend/safetensors_header", "engine/loading/source"),
     *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),
     *("engine/prefix_blocks/directory", "engine/prefix_blocks/disk_tier"),
     *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),

@@ -86,6 +86,8 @@ def settings_options(
 
     # Click shows the option first that was added last.
     for key in reversed(setting_keys()):
+        for flag, word in key.flag_words:
+            _add_word(with_settings, key, flag, word)
         _add_option(with_settings, key)
     click.option(
         "--config",
@@ -130,6 +132,20 @@ def _add_option(command: Callable[..., object], key: SettingKey) -> None:
         expose_value=False,
         callback=_keep_setting,
         help=_help_text(key),
+    )(command)
+
+
+def _add_word(command: Callable[..., object], key: SettingKey, flag: str, word: str) -> None:
+    click.option(
+        flag,
+        cls=SettingOption,
+        setting=key,
+        is_flag=True,
+        flag_value=word,
+        default=None,
+        expose_value=False,
+        callback=_keep_setting,
+        help=f"The same as `{key.flag_names[0]} {word}`.",
     )(command)
 
 
@@ -180,5 +196,7 @@ def _give(ctx: click.Context, dotted: str, value: object) -> None:
     """Note one value; click calls this once for an option, so a second one is the argument's."""
     flags: dict[str, object] = ctx.meta.setdefault(_FLAGS_KEY, {})
     if dotted in flags:
-        raise click.UsageError("Give the model once: as MODEL or as --model-path.", ctx)
+        if dotted == _MODEL_KEY:
+            raise click.UsageError("Give the model once: as MODEL or as --model-path.", ctx)
+        raise click.UsageError(f"Give {dotted} once.", ctx)
     flags[dotted] = value

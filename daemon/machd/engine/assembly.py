@@ -64,7 +64,11 @@ def engine_parts(
     """
     model, description = loaded.model, loaded.description
     is_cpu = description.backend == "cpu"
-    looks_ahead = not is_cpu if looks_ahead is None else looks_ahead
+    experts = loaded.experts
+    # A pass with experts on disk waits for each layer's choice, so none can be dispatched ahead of it.
+    looks_ahead = (not is_cpu if looks_ahead is None else looks_ahead) and experts is None
+    if experts is not None:
+        experts.connect()
     if is_cpu:
         fuse_layers(model)
     is_standard = description.cache.kind is KvCacheKind.STANDARD
@@ -91,4 +95,5 @@ def engine_parts(
         proposer=proposer,
         looks_ahead=looks_ahead,
         pack=mixed_caches if is_packable else None,
+        experts=experts,
     )

@@ -26,6 +26,7 @@ from machd.errors import SettingsError
 from machd.settings.model import Settings
 
 if TYPE_CHECKING:
+    from machd.engine.experts.residency import Residency  # imports mlx
     from machd.engine.loading.loader import LoadedModel  # imports mlx
     from machd.engine.step.ports import Proposer
 
@@ -106,7 +107,16 @@ def engine_loader(
             progress=progress,
             blas=report.name,
             kv_format=kv_format_named(settings.cache.kv_quantization),
+            residency=_residency(settings),
         )
+        if loaded.experts is not None:
+            reading = loaded.experts.reading()
+            log.info(
+                "experts.opened",
+                capacity_bytes=reading.capacity_bytes,
+                resident_entries=reading.entries,
+                entries=sum(layer.experts for layer in loaded.experts.bank.layers),
+            )
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
         vocabulary_tokens = loaded.description.vocabulary_tokens
@@ -149,6 +159,17 @@ def _engine(
     except BaseException:
         disk_tier.close(within_s=0)
         raise
+
+
+def _residency(settings: Settings) -> Residency | None:
+    """What of the experts is to be in memory; None for the whole model."""
+    from machd.engine.experts.residency import Residency  # noqa: PLC0415 - imports mlx
+
+    resident_gb = settings.experts.resident_gb
+    if resident_gb is None:
+        return None
+    kv_budget_bytes = int(settings.continuous_batching.kv_budget_gb * 1e9)
+    return Residency("auto" if resident_gb == "auto" else int(resident_gb * 1e9), kv_budget_bytes)
 
 
 def _block_directory(settings: Settings) -> Path | None:

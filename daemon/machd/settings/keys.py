@@ -24,11 +24,16 @@ ENVIRONMENT_PREFIX = "LME_"
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Further spellings of a key, besides those that its section and name give it."""
+    """Further spellings of a key, besides those that its section and name give it.
+
+    Attributes:
+        word: The value that the flag stands for; None for a flag that is followed by its value.
+    """
 
     dotted: str
     environment: str | None = None
     flag: str | None = None
+    word: str | None = None
 
 
 ALIASES = (
@@ -40,6 +45,7 @@ ALIASES = (
         flag="--continuous-batching",
     ),
     Alias("engine.blas", environment="LME_BLAS", flag="--blas"),
+    Alias("experts.resident_gb", flag="--streaming", word="auto"),
     Alias("streaming.interval", environment="LME_STREAM_INTERVAL", flag="--stream-interval"),
 )
 
@@ -66,6 +72,7 @@ class SettingKey:
     Attributes:
         environment_names: Variables that set it, the regular one first.
         flag_names: Options that set it, the regular one first; without the ``--no-`` forms.
+        flag_words: Options that stand for one value each, with that value.
         choices: The words it takes; empty when it takes more than words.
         words: The words that it takes besides numbers, such as ``auto``.
         least: The smallest number it takes; None without such a bound.
@@ -83,6 +90,7 @@ class SettingKey:
     kind: ValueKind
     default: object
     description: str
+    flag_words: tuple[tuple[str, str], ...] = ()
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     least: float | None = None
@@ -171,8 +179,9 @@ def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -
         ),
         flag_names=(
             f"--{section}-{name}".replace("_", "-"),
-            *(alias.flag for alias in aliases if alias.flag),
+            *(alias.flag for alias in aliases if alias.flag and alias.word is None),
         ),
+        flag_words=tuple((one.flag, one.word) for one in aliases if one.flag and one.word),
         kind=ValueKind(_KINDS.get(form["type"], form["type"])),
         default=field.default,
         description=field.description or "",

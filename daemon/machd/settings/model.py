@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
+from machd.settings.experts import ExpertsSettings
 from machd.settings.models import ModelsSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
@@ -358,6 +359,7 @@ class Settings(BaseSettings):
         default_factory=ContinuousBatchingSettings
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
+    experts: ExpertsSettings = Field(default_factory=ExpertsSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     structured_output: StructuredOutputSettings = Field(default_factory=StructuredOutputSettings)
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)

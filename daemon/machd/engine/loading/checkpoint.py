@@ -6,13 +6,13 @@ foreign code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from machd.engine.backend.inspection_bounds import check_counts
 from machd.engine.backend.model_files import read_object, shortened
-from machd.engine.loading.safetensors_header import read_safetensors_header
+from machd.engine.backend.safetensors_header import StoredTensor, read_safetensors_header
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError, SettingsError
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -41,6 +41,7 @@ class Checkpoint:
         config: ``config.json``.
         weight_files: The safetensors files that mlx-lm will read, sorted.
         stored_bytes: Size of all tensors as stored.
+        tensors: All tensors by name, each with its file.
         code_files: Files that name Python code of the checkpoint's own; empty for most.
     """
 
@@ -48,12 +49,18 @@ class Checkpoint:
     config: dict[str, object]
     weight_files: tuple[Path, ...]
     stored_bytes: int
+    tensors: Mapping[str, tuple[Path, StoredTensor]]
     code_files: tuple[str, ...]
 
     @property
     def model_type(self) -> str:
         """The architecture's name in ``config.json``."""
         return str(self.config["model_type"])
+
+    @property
+    def has_own_model(self) -> bool:
+        """True if the model is built by Python code of the checkpoint's."""
+        return "model_file" in self.config
 
 
 def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
@@ -72,12 +79,17 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         )
     weight_files = _weight_files(path)
     headers = [read_safetensors_header(file) for file in weight_files]
-    check_counts(config, sum(header.tensor_count for header in headers))
+    check_counts(config, sum(len(header.tensors) for header in headers))
     return Checkpoint(
         path=path,
         config=config,
         weight_files=weight_files,
         stored_bytes=sum(header.tensor_bytes for header in headers),
+        tensors={
+            name: (file, tensor)
+            for file, header in zip(weight_files, headers, strict=True)
+            for name, tensor in header.tensors.items()
+        },
         code_files=tuple(_code_files(path, config)),
     )
 

@@ -19,6 +19,8 @@ from machd.engine.backend.device import available_memory_bytes, backend_name, de
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
+from machd.engine.experts.origins import Origins, switch_layers
+from machd.engine.experts.residency import BankedModel, Residency, open_bank, stored_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
@@ -42,6 +44,11 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import ModelError, ModelFormatError, SettingsError
 
 
+_NO_EXPERTS = (
+    "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run.
@@ -50,6 +57,8 @@ class LoadedModel:
         notes: Warnings for the start-up log.
         weight_files: Files of the weights; none for a model that was made in memory.
         kv_format: Format of keys and values; the description's cache facts are of this.
+        experts: The experts that are read from disk when they are needed; None if the whole model is in
+            memory.
     """
 
     model: Module
@@ -58,6 +67,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     weight_files: tuple[Path, ...] = ()
     kv_format: KvFormat = PLAIN
+    experts: BankedModel | None = None
 
 
 def load_model(  # noqa: PLR0913 - one argument for each setting of the model
@@ -70,6 +80,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     progress: LoadProgress | None = None,
     blas: str | None = None,
     kv_format: KvFormat = PLAIN,
+    residency: Residency | None = None,
 ) -> LoadedModel:
     """Check, load and measure a model.
 
@@ -83,6 +94,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         progress: Told about stages and bytes, on this thread.
         blas: Name of the CPU's BLAS, for the description.
         kv_format: Format of keys and values in the caches.
+        residency: What of the experts is to be in memory; None for the whole model.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -91,6 +103,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     """
     import_mlx_lm()
     progress = progress or SilentProgress()
+    experts: BankedModel | None = None
     # Refusals come before the weights, which take the time.
     progress.stage("reading the tokenizer", None)
     if source.kind is SourceKind.GGUF:
@@ -101,6 +114,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         context = context_tokens(llama_config(header), max_context_tokens)
         # A llama's caches are standard ones, which every KV format fits.
         model = _load_gguf(header, dtype, progress)
+        if residency is not None:
+            notes = (*notes, _NO_EXPERTS)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
         own_files: tuple[Path, ...] = ()
@@ -114,9 +129,18 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         )
         tokenizer.start_renderer()
         context = context_tokens(checkpoint.config, max_context_tokens)
-        model = _built(checkpoint, trust_remote_code=trust_remote_code)
+        model, origins = _built(
+            checkpoint, trust_remote_code=trust_remote_code, is_banked=residency is not None
+        )
         _check_kv_format(model, kv_format)
-        _read_weights(model, checkpoint, dtype, progress)
+        if residency is None:
+            _read_weights(model, checkpoint, dtype, progress)
+        elif origins is None or not switch_layers(model):
+            refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+            _read_weights(model, checkpoint, dtype, progress)
+            notes = (*notes, _NO_EXPERTS)
+        else:
+            experts = _read_banked(model, checkpoint, origins, residency, dtype, progress)
         architecture = architecture_name(model, checkpoint.model_type)
         weight_files = tuple(checkpoint.weight_files)
         # Code that has run may have changed any class, mlx-lm's too.
@@ -132,10 +156,11 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         blas=blas,
         kv_format=kv_format,
         own_files=own_files,
+        experts=experts,
     )
     written_unix_s = int(weight_files[0].stat().st_mtime)
     description = replace(description, created_unix_s=written_unix_s)
-    return LoadedModel(model, tokenizer, description, notes, weight_files, kv_format)
+    return LoadedModel(model, tokenizer, description, notes, weight_files, kv_format, experts)
 
 
 def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:
@@ -154,13 +179,25 @@ def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module
     return model
 
 
-def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
-    """Build the model of a directory with lazy weights, of which nothing is read yet."""
+def _built(
+    checkpoint: Checkpoint, *, trust_remote_code: bool, is_banked: bool = False
+) -> tuple[Module, Origins | None]:
+    """Build the model of a directory with lazy weights, of which nothing is read yet.
+
+    Returns:
+        The model, and the origins of its arrays where its experts may stay on disk.
+    """
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
-    refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+    # What mlx-lm does not import itself it does not let us see.
+    origins = Origins(checkpoint.tensors) if is_banked and not checkpoint.has_own_model else None
+    if not is_banked:
+        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+    classes = {} if origins is None else {"get_model_classes": origins.model_classes}
     try:
-        model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)
+        model, _ = utils.load_model(
+            checkpoint.path, lazy=True, trust_remote_code=trust_remote_code, **classes
+        )
     except ModelError:
         raise
     except Exception as error:
@@ -169,8 +206,10 @@ def _built(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Module:
             f"{checkpoint.path.name}: weights and config.json do not fit together: "
             f"{type(error).__name__}: {error}"
         ) from error
+    if origins is not None:
+        origins.give_back_class(model)
     built: Module = model
-    return built
+    return built, origins
 
 
 def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
@@ -204,6 +243,57 @@ def _read_weights(
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
 
 
+def _read_banked(  # noqa: PLR0913 - one argument for each fact of files and settings
+    model: Module,
+    checkpoint: Checkpoint,
+    origins: Origins,
+    residency: Residency,
+    dtype: str,
+    progress: LoadProgress,
+) -> BankedModel:
+    """Open a bank for a model's experts, and read all other weights."""
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    backend, available_bytes = backend_name(), available_memory_bytes()
+    if backend == "cuda":
+        raise SettingsError(
+            [
+                "experts.resident_gb: experts on disk need memory that the program and mlx share; on "
+                "CUDA they are not served so. Leave it out, or serve a smaller or more strongly "
+                "quantised model"
+            ]
+        )
+    switches = [switch for _, switch in switch_layers(model)]
+    experts_parameters = sum(int(get_total_parameters(one)) for one in switches)
+    dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
+    dense_parameters = int(get_total_parameters(model)) - experts_parameters
+    asked_bytes = 0 if residency.bytes == "auto" else residency.bytes
+    plain_dtype = choose_dtype(
+        dtype,
+        backend=backend,
+        parameters=dense_parameters,
+        available_bytes=available_bytes - asked_bytes,
+    )
+    dense_bytes = dense_parameters * plain_dtype.size if plain_dtype else dense_stored_bytes
+    layers = stored_layers(model, origins, plain_dtype, backend=backend)
+    capacity_bytes = residency.bank_bytes(
+        available_bytes=available_bytes,
+        dense_bytes=dense_bytes,
+        experts_bytes=sum(one.experts * one.entry_bytes for one in layers),
+    )
+    refuse_if_too_big(
+        dense_bytes + capacity_bytes, available_bytes, what="the weights and experts.resident_gb"
+    )
+    banked = open_bank(model, layers, capacity_bytes=capacity_bytes, progress=progress)
+    progress.stage("loading the weights", dense_stored_bytes)
+    try:
+        materialise(model, plain_dtype, progress)
+    except RuntimeError as error:
+        banked.bank.close()
+        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+    return banked
+
+
 def describe_model(  # noqa: PLR0913 - one argument for each fact of files and settings
     model: Module,
     *,
@@ -214,6 +304,7 @@ def describe_model(  # noqa: PLR0913 - one argument for each fact of files and s
     blas: str | None = None,
     kv_format: KvFormat = PLAIN,
     own_files: Sequence[Path] = (),
+    experts: BankedModel | None = None,
 ) -> ModelDescription:
     """Repair a model's layers for batches where they need it, and measure it on a short prompt."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
@@ -221,13 +312,15 @@ def describe_model(  # noqa: PLR0913 - one argument for each fact of files and s
     make_batchable(model)
     measured = measure_model(model, kv_format)
     backend, quantization = backend_name(), quantization_of(model)
+    banked_parameters = 0 if experts is None else experts.parameters
+    banked_bytes = 0 if experts is None else experts.bank.capacity_bytes
     return ModelDescription(
         model_id=model_id,
         architecture=architecture,
         context_tokens=context_tokens,
         vocabulary_tokens=measured.logits_tokens,
-        parameters=int(get_total_parameters(model)),
-        weights_bytes=weights_bytes(model),
+        parameters=int(get_total_parameters(model)) + banked_parameters,
+        weights_bytes=weights_bytes(model) + banked_bytes,
         dtype=computed_dtype(model),
         quantization=None if quantization is None else str(quantization),
         backend=backend,

@@ -34,7 +34,8 @@ def read_model_code(
 
 def _name(layer: Layer) -> str:
     """Name a layer's class, and the switches that are on: they decide which code of it runs."""
-    kind = type(layer)
+    # A layer that computes with experts of a bank names the one that it stands for.
+    kind = getattr(layer, "stands_for", type(layer))
     # mlx has its packed layers in a module of their own.
     module = _LAYERS if kind.__module__.startswith(_LAYERS) else kind.__module__
     switches = [

@@ -57,6 +57,34 @@ class DiskReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertReading:
+    """The bank of experts at one moment; counts are since the start.
+
+    A layer looks each expert up once a pass, however many tokens need it. Where all experts of a layer
+    are in memory nothing is looked up.
+
+    Attributes:
+        capacity_bytes: What the bank takes, full or not.
+        resident_bytes: What the experts in it take.
+        entries: Experts in it, those of each layer counted apart.
+        hits: Experts that were in memory before the layer before theirs was computed.
+        misses: Experts that were not.
+        evictions: Experts that made room for others.
+        bytes_read: From the model's files.
+        read_ahead_hits: Misses that were read, or being read, when they were needed.
+    """
+
+    capacity_bytes: int
+    resident_bytes: int
+    entries: int
+    hits: int
+    misses: int
+    evictions: int
+    bytes_read: int
+    read_ahead_hits: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReading:
     """Bytes at one moment.
 
@@ -69,6 +97,7 @@ class MemoryReading:
         step_bytes: The part of it that steps may take; the rest is for everything else that the
             process does. None where that is unknown.
         disk: The disk tier of blocks; None without one.
+        experts: The bank of experts; None where all are in memory.
         is_stale: Whether the memory could not be read, so that these are older bytes.
     """
 
@@ -79,6 +108,7 @@ class MemoryReading:
     available_bytes: int | None = None
     step_bytes: int | None = None
     disk: DiskReading | None = None
+    experts: ExpertReading | None = None
     is_stale: bool = False
 
 

@@ -44,7 +44,7 @@ from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.look_ahead import LookAheadDecoder
 from machd.engine.step.memory import StepMemory, StepNeed
-from machd.engine.step.ports import BlockTier, Masks, Matcher, Proposer
+from machd.engine.step.ports import BlockTier, Experts, Masks, Matcher, Proposer
 from machd.engine.step.prefill import Prefills, is_scored
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
@@ -76,6 +76,7 @@ class EngineParts:
         looks_ahead: True if each pass is dispatched before the last one's tokens are read.
         pack: Makes the caches of a packed pass; None where the model's layers cannot compute one, and
             with look-ahead, whose pass is under way before a chunk is known.
+        experts: Experts on disk; None if all are in memory.
     """
 
     model: Any
@@ -91,6 +92,7 @@ class EngineParts:
     proposer: Proposer | None
     looks_ahead: bool
     pack: PackCaches | None
+    experts: Experts | None = None
 
 
 class MlxEngine:
@@ -111,7 +113,7 @@ class MlxEngine:
         self._dropped_bytes = 0
         make_caches = partial(make_row_caches, parts.model, parts.kv_format)
         self._prefills = Prefills(
-            self._forward, make_caches, parts.blocks, parts.description, parts.kv_format
+            self._forward_whole, make_caches, parts.blocks, parts.description, parts.kv_format
         )
         self._batch = self._decoder(BatchLaneKv(max_rows))
         self._serial: dict[int, Decoder] = {}
@@ -171,6 +173,7 @@ class MlxEngine:
             ]
             for decoder in decoders:
                 step.add(decoder.decode(plan_rows, plan.span_cost))
+        step.faults = self._explained(step.faults)
         self._blocks.forget_rows(fault.slot_index for fault in step.faults)
         self._free_unused(blocks.dropped_bytes)
         return StepResult(
@@ -201,6 +204,7 @@ class MlxEngine:
             available_bytes=available_memory_bytes(),
             step_bytes=self._memory.left_of(computing_memory_bytes()),
             disk=self._blocks.reading(),
+            experts=None if self._parts.experts is None else self._parts.experts.reading(),
         )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
@@ -226,6 +230,8 @@ class MlxEngine:
         if self._parts.proposer is not None:
             self._parts.proposer.close()
         self._parts.tokenizer.close()
+        if self._parts.experts is not None:
+            self._parts.experts.close()
         self._model = None
         del self._parts
         mx.clear_cache()
@@ -304,6 +310,26 @@ class MlxEngine:
     def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
         logits: mx.array = self._model(token_ids, cache=caches)
         return logits
+
+    def _forward_whole(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
+        """Compute a prompt's tokens, of which nothing may be kept if an expert is missing.
+
+        Raises:
+            OSError: An expert could not be read.
+        """
+        logits = self._forward(token_ids, caches)
+        if self._parts.experts is not None and (fault := self._parts.experts.take_fault()):
+            raise fault
+        return logits
+
+    def _explained(self, faults: list[RowFault]) -> list[RowFault]:
+        """Return the faults of a step, those of rows that lack an expert with that as their cause."""
+        if self._parts.experts is None or (cause := self._parts.experts.take_fault()) is None:
+            return faults
+        return [
+            RowFault(one.slot_index, cause if isinstance(one.cause, FloatingPointError) else one.cause)
+            for one in faults
+        ]
 
     def _need_of(self, plan: StepPlan) -> StepNeed:
         """Return an upper bound of what a plan computes and allocates."""

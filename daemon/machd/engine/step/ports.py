@@ -1,6 +1,6 @@
-"""Ports of the step: what it asks of grammars, proposers and blocks, in plain data.
+"""Ports of the step: what it asks of grammars, proposers, blocks and experts, in plain data.
 
-The rooms grammar/, speculation/ and prefix_blocks/ satisfy these protocols by structure, without importing
+The rooms grammar/, speculation/, prefix_blocks/ and experts/ satisfy these protocols by structure, without importing
 this module; machd.engine.assembly plugs them in.
 """
 
@@ -14,12 +14,31 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.engine import DiskReading, ExpertReading
 from machd.engine.protocol.step import ProposerKind
 from machd.request.generation import SamplingParams
 
 FindRow = Callable[[int], CachedRow | None]
 """Locates a slot's row; None if there is none that blocks can be copied from."""
+
+
+class Experts(Protocol):
+    """Experts that lie on disk until they are needed."""
+
+    def reading(self) -> ExpertReading:
+        """Return the bank at this moment."""
+        ...
+
+    def take_fault(self) -> OSError | None:
+        """Return why experts could not be read since the last call, if any.
+
+        Rows that needed one have NaN where it would have counted.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all reading, and give the memory back."""
+        ...
 
 
 class Matcher(Protocol):

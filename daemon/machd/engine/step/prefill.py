@@ -71,6 +71,7 @@ class Prefill:
 
         Raises:
             FloatingPointError: The logits are not finite.
+            OSError: Weights that are read from disk could not be read.
         """
         token_ids = self.append(chunk)
         if self._scores is not None:
@@ -185,26 +186,32 @@ class Prefills:
 
         Returns:
             Slots whose prompt is whole now, log-probabilities that were asked for, and rows whose
-            logits are not finite.
+            logits are not finite or whose experts could not be read.
         """
         prefills = [self.open(chunk) for chunk in chunks]
         pairs = zip(chunks, prefills, strict=True)
         groups = padded_groups([prefill for chunk, prefill in pairs if self._can_share(chunk)])
         shared = [group for group in groups if len(group) > 1]
-        for group in shared:
-            compute_together(self._forward, group, len(self._model.cache.layers), self._kv_format)
-        computed = {prefill for group in shared for prefill in group}
+        computed = {prefill for group in shared if self._share(group) for prefill in group}
         logprobs: list[PromptLogprob] = []
         faults: list[RowFault] = []
         for chunk, prefill in zip(chunks, prefills, strict=True):
             if prefill not in computed:
                 try:
                     logprobs += prefill.compute(self._forward, chunk)
-                except FloatingPointError as cause:
+                except (FloatingPointError, OSError) as cause:
                     faults.append(RowFault(chunk.slot_index, cause))
                     self.drop([chunk.slot_index])
         whole = [one.slot_index for one in chunks if one.is_last and one.slot_index in self._open]
         return whole, logprobs, faults
+
+    def _share(self, group: Sequence[Prefill]) -> bool:
+        """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
+        try:
+            compute_together(self._forward, group, len(self._model.cache.layers), self._kv_format)
+        except OSError:
+            return False  # each alone tells which
+        return True
 
     def _can_share(self, chunk: PrefillChunk) -> bool:
         """Return True for a whole prompt that padding at its end cannot change.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +32,27 @@ _BITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class SafetensorsHeader:
-    """The number of one file's tensors, and their size together."""
+class StoredTensor:
+    """A tensor in a file.
 
-    tensor_count: int
-    tensor_bytes: int
+    Attributes:
+        offset: Of its first byte, from the beginning of the file.
+    """
+
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsHeader:
+    """The tensors of one file, by name."""
+
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of all tensors together."""
+        return sum(tensor.size_bytes for tensor in self.tensors.values())
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
@@ -62,13 +79,17 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     if not isinstance(entries, dict):
         raise _broken(path, "its header is not a JSON object")
     data_bytes = size_bytes - _LENGTH_BYTES - length_bytes
-    tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
-    total_bytes = sum(_checked_bytes(path, *item, data_bytes) for item in tensors.items())
-    return SafetensorsHeader(len(tensors), total_bytes)
+    begin = _LENGTH_BYTES + length_bytes
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            start, end = _checked_range(path, name, entry, data_bytes)
+            tensors[name] = StoredTensor(begin + start, end - start)
+    return SafetensorsHeader(tensors)
 
 
-def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int:
-    """Find the size of a tensor, after comparing shape, offsets and the file's end."""
+def _checked_range(path: Path, name: str, entry: object, data_bytes: int) -> tuple[int, int]:
+    """Find a tensor's range in the data, after comparing shape, offsets and the file's end."""
     shown = shortened(name)
     try:
         assert isinstance(entry, dict)
@@ -83,7 +104,7 @@ def _checked_bytes(path: Path, name: str, entry: object, data_bytes: int) -> int
         raise _broken(path, f"it is truncated: {shown} ends behind the end of the file")
     if elements < 0 or elements * bits != (end - start) * 8:
         raise _broken(path, f"shape and size of {shown} do not agree")
-    return end - start
+    return start, end
 
 
 def _numbers(values: list[object]) -> list[int]:

@@ -1,0 +1,1 @@
+"""Experts on disk: a bank of those in memory, and the layers that compute with them."""
