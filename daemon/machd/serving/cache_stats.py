@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from machd.engine.protocol.engine import DiskReading, ModelDescription
+from machd.engine.protocol.engine import DiskReading, ExpertReading, ModelDescription
 from machd.scheduler.events import DecodeMode
 from machd.serving.kv_memory import kv_memory
 from machd.serving.loop import EngineLoop
@@ -84,6 +84,35 @@ class DiskStats(Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class ExpertBankStats(Struct, frozen=True, kw_only=True):
+    """Experts of a model that lie on disk; counts are since the start.
+
+    A layer looks each expert up once a pass, however many tokens need it; a layer whose experts are all
+    in memory looks nothing up.
+
+    Attributes:
+        capacity_bytes: What the bank takes, full or not.
+        resident_bytes: What the experts in it take.
+        entries: Experts in it, those of each layer counted apart.
+        hits: Experts that were in memory.
+        misses: Experts that were not when the layer before theirs was computed.
+        evictions: Experts that made room for others.
+        hit_rate: Hits among all that were looked up; null before any.
+        bytes_read: From the model's files.
+        read_ahead_hits: Misses that were read, or being read, when they were needed.
+    """
+
+    capacity_bytes: int
+    resident_bytes: int
+    entries: int
+    hits: int
+    misses: int
+    evictions: int
+    hit_rate: float | None
+    bytes_read: int
+    read_ahead_hits: int
+
+
 class CacheStats(Struct, frozen=True, kw_only=True):
     """The caches at one moment.
 
@@ -93,7 +122,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
         as_of: When the numbers were read (RFC 3339).
         prefix: Null where there is no prefix cache.
         disk: The disk tier; null where there is none.
-        expert_bank: Resident experts of a streamed model; null while there is none.
+        expert_bank: Experts on disk; null where the whole model is in memory.
     """
 
     status: Literal["ok", "stale_generation_in_flight"]
@@ -101,7 +130,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
     kv: KvStats
     prefix: PrefixStats | None = None
     disk: DiskStats | None = None
-    expert_bank: None = None
+    expert_bank: ExpertBankStats | None = None
 
 
 _GB = 1_000_000_000
@@ -119,7 +148,7 @@ def cache_stats(loop: EngineLoop, model: ModelDescription, settings: Settings) -
     is_stale = not is_live and loop.snapshot.active_loops > 0
     snapshot = loop.snapshot if is_live else loop.idle_snapshot
     kv = kv_memory(snapshot, model)
-    disk = snapshot.memory.disk
+    disk, experts = snapshot.memory.disk, snapshot.memory.experts
     return CacheStats(
         status="stale_generation_in_flight" if is_stale else "ok",
         as_of=datetime.fromtimestamp(snapshot.taken_unix_s, UTC).isoformat(timespec="milliseconds"),
@@ -130,7 +159,14 @@ def cache_stats(loop: EngineLoop, model: ModelDescription, settings: Settings) -
         ),
         prefix=None if snapshot.prefix is None else PrefixStats(**asdict(snapshot.prefix)),
         disk=None if disk is None else _disk_stats(disk, settings.cache.disk_budget_gb),
+        expert_bank=None if experts is None else _expert_stats(experts),
     )
+
+
+def _expert_stats(reading: ExpertReading) -> ExpertBankStats:
+    looked_up = reading.hits + reading.misses
+    hit_rate = reading.hits / looked_up if looked_up else None
+    return ExpertBankStats(**asdict(reading), hit_rate=hit_rate)
 
 
 def _disk_stats(reading: DiskReading, budget_gb: float) -> DiskStats:

@@ -11,7 +11,6 @@ model's. To measure with it::
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading import embedded
-from machd.engine.loading.gguf_header import read_gguf_header
-from machd.engine.loading.tokenizer_files import gguf_tokenizer
+from machd_bench.embedded_tokenizer import (
+    EMBEDDED_VOCABULARY_TOKENS,
+    write_embedded_tokenizer,
+)
 
-TINY_VOCABULARY_TOKENS = 49_152
+TINY_VOCABULARY_TOKENS = EMBEDDED_VOCABULARY_TOKENS
 """The embedded model's, whose tokenizer it has."""
 
 _CONTEXT_TOKENS = 8192
@@ -67,23 +66,6 @@ def write_tiny_llama(
     config = _config(sizes, write_embedded_tokenizer(directory, added_tokens))
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return directory
-
-
-def write_embedded_tokenizer(directory: Path, added_tokens: Sequence[str] = ()) -> frozenset[int]:
-    """Write the embedded model's tokenizer and chat template beside some weights.
-
-    ``added_tokens`` are recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
-
-    Returns:
-        The tokens that end its texts.
-    """
-    import_mlx_lm()
-    cache_directory = embedded.user_cache_directory(os.environ)
-    path = embedded.locate(cache_directory) or embedded.pull(cache_directory)
-    tokenizer, _ = gguf_tokenizer(read_gguf_header(path), chat_template=None)
-    tokenizer.wrapped._tokenizer.add_tokens(list(added_tokens))
-    tokenizer.wrapped._tokenizer.save_pretrained(str(directory))
-    return tokenizer.eos_token_ids
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""The embedded model's tokenizer and chat template, for models that are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading import embedded
+from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.tokenizer_files import gguf_tokenizer
+
+EMBEDDED_VOCABULARY_TOKENS = 49_152
+"""Tokens of the embedded model."""
+
+
+def write_embedded_tokenizer(directory: Path, added_tokens: Sequence[str] = ()) -> frozenset[int]:
+    """Write the embedded model's tokenizer and chat template beside some weights.
+
+    ``added_tokens`` are recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
+
+    Returns:
+        The tokens that end its texts.
+    """
+    import_mlx_lm()
+    cache_directory = embedded.user_cache_directory(os.environ)
+    path = embedded.locate(cache_directory) or embedded.pull(cache_directory)
+    tokenizer, _ = gguf_tokenizer(read_gguf_header(path), chat_template=None)
+    tokenizer.wrapped._tokenizer.add_tokens(list(added_tokens))  # noqa: SLF001 - the library's own has no other way
+    tokenizer.wrapped._tokenizer.save_pretrained(str(directory))  # noqa: SLF001
+    return tokenizer.eos_token_ids
