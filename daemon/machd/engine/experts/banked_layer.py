@@ -142,13 +142,11 @@ class BankedExperts(Module):
         chosen = np.array(indices)
         needed: Numbers = np.unique(chosen)
         room = bank.room(layer)
-        bank.begin(layer, needed[:room])
-        if ahead is not None:
+        has_room = bank.begin(layer, needed[:room])
+        if ahead is not None and has_room:
             assert self.ahead is not None
             bank.read_ahead(self.ahead.layer, np.unique(np.array(ahead)))
-        if needed.size <= room:
-            return self._with(x, chosen, needed)
-        return self._in_parts(x, chosen, needed, room)
+        return self._with(x, chosen, needed) if needed.size <= room else self._in_turns(x, chosen, needed)
 
     def choice(self, seen: mx.array, owner: Layer, compute: Any) -> mx.array | None:
         """Return what this layer's router would choose for hidden states; None if it chose nothing."""
@@ -182,24 +180,27 @@ class BankedExperts(Module):
         is_lost = mx.array(np.isin(chosen, failed))
         return mx.where(is_lost[..., None], mx.array(float("nan"), output.dtype), output)
 
-    def _in_parts(self, x: mx.array, chosen: Numbers, needed: Numbers, room: int) -> mx.array:
-        """Compute with a few experts at a time, each pair of a token and an expert once."""
-        per_token = chosen.shape[-1]
+    def _in_turns(self, x: mx.array, chosen: Numbers, needed: Numbers) -> mx.array:
+        """Compute with more experts than find room: some at a time, each pair of a token and an expert once.
+
+        Reading has begun for the first of them.
+        """
+        bank, room, per_token = self._bank, self._bank.room(self._layer), chosen.shape[-1]
         pairs = chosen.reshape(-1)
-        tokens = mx.broadcast_to(x, (*chosen.shape[:-1], x.shape[-1])).reshape(-1, x.shape[-1])
+        tokens = x.reshape(-1, x.shape[-1])
         outputs: list[mx.array] = []
         places: list[Numbers] = []
         for start in range(0, needed.size, room):
             part = needed[start : start + room]
             if start:
-                self._bank.free()
-                self._bank.begin(self._layer, part)
+                bank.free()
+                bank.begin(self._layer, part)
             place = np.flatnonzero(np.isin(pairs, part))
             output = self._with(tokens[mx.array(place // per_token)], pairs[place][:, None], part)
-            mx.eval(output)  # the next part takes its experts' slots
+            mx.eval(output)  # the next ones take the slots of these
+            self._outputs.arrays.clear()
             outputs.append(output[:, 0])
             places.append(place)
-        self._outputs.arrays.clear()
         back = mx.array(np.argsort(np.concatenate(places)))
         return mx.concatenate(outputs)[back].reshape(*chosen.shape, -1)
 
