@@ -142,11 +142,18 @@ class BankedExperts(Module):
         chosen = np.array(indices)
         needed: Numbers = np.unique(chosen)
         room = bank.room(layer)
+        is_present = bank.slots(layer)[needed] >= 0
         has_room = bank.begin(layer, needed[:room])
         if ahead is not None and has_room:
             assert self.ahead is not None
             bank.read_ahead(self.ahead.layer, np.unique(np.array(ahead)))
-        return self._with(x, chosen, needed) if needed.size <= room else self._in_turns(x, chosen, needed)
+        if needed.size > room:
+            parts = [needed[start : start + room] for start in range(0, needed.size, room)]
+            return self._in_parts(x, chosen, parts, take_turns=True)
+        if is_present.all() or not is_present.any():
+            return self._with(x, chosen, needed)
+        # What is in memory is computed while the rest is read.
+        return self._in_parts(x, chosen, [needed[is_present], needed[~is_present]])
 
     def choice(self, seen: mx.array, owner: Layer, compute: Any) -> mx.array | None:
         """Return what this layer's router would choose for hidden states; None if it chose nothing."""
@@ -180,25 +187,31 @@ class BankedExperts(Module):
         is_lost = mx.array(np.isin(chosen, failed))
         return mx.where(is_lost[..., None], mx.array(float("nan"), output.dtype), output)
 
-    def _in_turns(self, x: mx.array, chosen: Numbers, needed: Numbers) -> mx.array:
-        """Compute with more experts than find room: some at a time, each pair of a token and an expert once.
+    def _in_parts(
+        self, x: mx.array, chosen: Numbers, parts: Sequence[Numbers], *, take_turns: bool = False
+    ) -> mx.array:
+        """Compute with some experts after others, each pair of a token and an expert once.
 
-        Reading has begun for the first of them.
+        Args:
+            x: [..., input_dims].
+            chosen: int [..., k], experts.
+            parts: All experts that were chosen, each once; reading has begun for the first part, or for all.
+            take_turns: Each part takes the slots of the one before it.
         """
-        bank, room, per_token = self._bank, self._bank.room(self._layer), chosen.shape[-1]
+        bank, per_token = self._bank, chosen.shape[-1]
         pairs = chosen.reshape(-1)
         tokens = x.reshape(-1, x.shape[-1])
         outputs: list[mx.array] = []
         places: list[Numbers] = []
-        for start in range(0, needed.size, room):
-            part = needed[start : start + room]
-            if start:
+        for number, part in enumerate(parts):
+            if take_turns and number:
+                mx.eval(outputs)
+                self._outputs.arrays.clear()
                 bank.free()
                 bank.begin(self._layer, part)
             place = np.flatnonzero(np.isin(pairs, part))
             output = self._with(tokens[mx.array(place // per_token)], pairs[place][:, None], part)
-            mx.eval(output)  # the next ones take the slots of these
-            self._outputs.arrays.clear()
+            mx.async_eval(output)
             outputs.append(output[:, 0])
             places.append(place)
         back = mx.array(np.argsort(np.concatenate(places)))
