@@ -83,6 +83,19 @@ CACHES = PanelRow(
             rates_by("outcome", "machd_block_files_total"),
         ),
         panel(
+            "Experts on disk",
+            "Experts a second that passes needed: found in memory, read ahead in time, or waited for. "
+            "Many waited for is a bank that is too small: raise experts.resident_gb.",
+            "cps",
+            rates_by("outcome", "machd_expert_bank_lookups_total"),
+        ),
+        panel(
+            "Experts read from disk",
+            "Bytes a second. What the disk can give bounds tokens a second once experts are waited for.",
+            "Bps",
+            total_rate("machd_expert_bank_read_bytes_total", "read"),
+        ),
+        panel(
             "Stored responses",
             "Responses that later requests may refer to.",
             "short",

@@ -56,7 +56,7 @@ class MoeShape:
     layers: int = 12
     experts: int = 64
     chosen: int = 4
-    zipf: float = 0.8
+    zipf: float = 1.0
     locality: float = 0.7
     seed: int = 0
 

@@ -20,6 +20,7 @@ CHECK_NAMES = (
     "without_cache",
     "alone",
     *FEATURE_CHECKS,
+    "expert_streaming",
     "memory_baseline",
     "mlx_lm_batch",
 )

@@ -28,6 +28,7 @@ _HEADINGS = (
     "batched specdec",
     "quantised KV",
     "chunked prefill",
+    "experts on disk",
 )
 
 _LEGEND = """\
@@ -91,6 +92,7 @@ def _cells(row: MatrixRow) -> _Cells:
         mark(row.batched_specdec),
         mark(row.kv_quantization),
         mark(row.chunked_prefill),
+        mark(row.expert_streaming),
     )
 
 

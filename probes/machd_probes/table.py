@@ -101,6 +101,7 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
         ("batched\nspecdec", 7),
         ("quant\nKV", 5),
         ("in\nchunks", 6),
+        ("experts\non disk", 7),
     ):
         is_figure = heading in {"\nrows", "\nwrong", "\nnats"}
         table.add_column(
@@ -115,6 +116,7 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
             mark(row.batched_specdec),
             mark(row.kv_quantization),
             mark(row.chunked_prefill),
+            mark(row.expert_streaming),
         )
         table.add_row(
             Text(row.architecture or ""), *(Text(cell, _STYLES.get(cell, "")) for cell in cells)

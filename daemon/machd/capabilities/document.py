@@ -84,6 +84,17 @@ class KvQuantizationReport(FeatureVerdict, frozen=True, kw_only=True):
     active: Literal["none", "affine8", "affine4", "turboquant"]
 
 
+class ExpertStreamingReport(FeatureVerdict, frozen=True, kw_only=True):
+    """Experts on disk: the verdict, and whether they lie there.
+
+    Attributes:
+        active: They do. Steps are then not dispatched ahead of each other, because a pass waits for what
+            each layer chooses.
+    """
+
+    active: bool
+
+
 SpeculationMode: TypeAlias = Literal["off", "ngram", "draft", "dflash"]
 """Source of draft tokens."""
 
@@ -166,6 +177,7 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
     kv_quantization: FeatureVerdict | None = None
     prefix_cache: PrefixCacheVerdict | None = None
     chunked_prefill: FeatureVerdict | UnsetType = UNSET
+    expert_streaming: FeatureVerdict | None = None
     speculation: SpeculationReport | UnsetType = UNSET
     trimmable: bool | None = None
     cache: CacheDetails | UnsetType = UNSET
@@ -243,6 +255,7 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
 
     kv_quantization: KvQuantizationReport | None = None
     prefix_cache: PrefixCacheReport | None = None
+    expert_streaming: ExpertStreamingReport | None = None
     speculation: SpeculationInForce
     decode_mode: DecodeModeReport
     max_b: int
@@ -274,6 +287,7 @@ def wire_capabilities(
         kv_quantization=wire_verdict(verdicts.kv_quantization),
         prefix_cache=_prefix_verdict(verdicts.prefix_cache),
         chunked_prefill=wire_verdict(verdicts.chunked_prefill),
+        expert_streaming=wire_verdict(verdicts.expert_streaming),
         speculation=_speculation(verdicts.speculation, batched_specdec),
         trimmable=facts.trimmable,
         cache=CacheDetails(

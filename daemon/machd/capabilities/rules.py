@@ -7,10 +7,12 @@ says what the caches allow; what the daemon serves is said by its features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
 from machd.capabilities.verdict import Support, Verdict
 
@@ -54,6 +56,19 @@ def chunked_prefill(facts: CacheFacts) -> Verdict:
             "depends on the model's code; measure it: machd check --measure",
         )
     return Verdict(Support.SUPPORTED, "every cache takes a prompt in chunks and keeps its position")
+
+
+def expert_streaming(results: Sequence[ProbeResult]) -> Verdict:
+    """Judge experts that are read from disk when they are needed.
+
+    Caches tell nothing of experts, so the probe ``expert_streaming`` says whether there are any.
+    """
+    mine = [result for result in results if result.probe == "expert_streaming"]
+    if any(result.outcome is Outcome.UNSUPPORTED for result in mine):
+        return Verdict(Support.BLOCKED, "no layer has experts that could lie on disk")
+    return Verdict(
+        Support.UNKNOWN, "whether its experts can lie on disk has not been measured for this code"
+    )
 
 
 def speculation(facts: CacheFacts) -> Verdict:

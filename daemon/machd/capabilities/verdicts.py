@@ -12,6 +12,7 @@ from machd.capabilities.rules import (
     PrefixExtent,
     PrefixVerdict,
     chunked_prefill,
+    expert_streaming,
     kv_quantization,
     prefix_cache,
     speculation,
@@ -29,6 +30,7 @@ class ModelVerdicts:
     prefix_cache: PrefixVerdict
     kv_quantization: Verdict
     chunked_prefill: Verdict
+    expert_streaming: Verdict
 
     def by_feature(self) -> dict[str, Verdict]:
         """Verdicts by the feature's name."""
@@ -39,6 +41,7 @@ class ModelVerdicts:
             "prefix_cache": self.prefix_cache,
             "kv_quantization": self.kv_quantization,
             "chunked_prefill": self.chunked_prefill,
+            "expert_streaming": self.expert_streaming,
         }
 
     def changed_since(self, before: ModelVerdicts) -> frozenset[str]:
@@ -83,6 +86,11 @@ def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> Mo
             chunked_prefill(facts),
             _fed(results, "chunked_prefill"),
             consequence="the answer depends on how the prompt is cut",
+        ),
+        expert_streaming=measured(
+            expert_streaming(results),
+            _fed(results, "expert_streaming"),
+            consequence="leave the whole model in memory",
         ),
     )
 

@@ -16,7 +16,7 @@ from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationSta
 from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
-from machd.serving.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
+from machd.serving.cache_stats import CacheStats, DiskStats, ExpertBankStats, KvStats, PrefixStats
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
 _WORDS = {"STATE", "MODE", "PROMPT"}
@@ -136,6 +136,8 @@ def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
     yield "disk", _on_disk(stats)
     if stats.disk is not None:
         yield "since start", _disk_traffic(stats.disk)
+    if stats.expert_bank is not None:
+        yield "experts", _banked(stats.expert_bank)
     yield "KV cache", _kv_line(stats.kv)
     stale = "" if stats.status == "ok" else "; a generation runs, and what it changes shows later"
     yield "as of", f"{_moment(stats.as_of)}{stale}"
@@ -164,6 +166,13 @@ def _on_disk(stats: CacheStats) -> str:
         return "none"
     count = "" if prefix is None else f" in {counted(prefix.saved_blocks, 'block')}"
     return f"{shown_size(disk.bytes)} of {shown_size(disk.budget_bytes)}{count}"
+
+
+def _banked(bank: ExpertBankStats) -> str:
+    found = "" if bank.hit_rate is None else f"; {bank.hit_rate:.0%} of needs found in memory"
+    held = f"{shown_size(bank.resident_bytes)} of {shown_size(bank.capacity_bytes)}"
+    read = f"{shown_size(bank.bytes_read)} read from disk"
+    return f"{held} in {counted(bank.entries, 'expert')}{found}; {read}"
 
 
 def _disk_traffic(disk: DiskStats) -> str:

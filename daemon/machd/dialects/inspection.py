@@ -10,6 +10,7 @@ from machd.capabilities.document import (
     Capabilities,
     DecodeModeReport,
     Device,
+    ExpertStreamingReport,
     Features,
     KvQuantizationReport,
     ModelCapabilities,
@@ -53,6 +54,7 @@ async def get_capabilities(
         | {
             "speculation": _speculation(row, speculation, loop.snapshot.drafts),
             "kv_quantization": _kv_quantization(row, context),
+            "expert_streaming": _expert_streaming(row, loop),
             "prefix_cache": _prefix_cache(row, loop),
         },
         decode_mode=DecodeModeReport(
@@ -115,6 +117,14 @@ def _kv_quantization(row: ModelCapabilities, context: ServerContext) -> KvQuanti
     assert verdict is not None, "every model is judged"
     active = context.settings.cache.kv_quantization
     return KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
+
+
+def _expert_streaming(row: ModelCapabilities, loop: EngineLoop) -> ExpertStreamingReport:
+    """The verdict, and whether experts lie on disk."""
+    verdict = row.expert_streaming
+    assert verdict is not None, "every model is judged"
+    active = loop.snapshot.memory.experts is not None
+    return ExpertStreamingReport(**msgspec.structs.asdict(verdict), active=active)
 
 
 def _prefix_cache(row: ModelCapabilities, loop: EngineLoop) -> PrefixCacheReport:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.engine import DiskReading, ExpertReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
@@ -26,6 +26,7 @@ _Reads = tuple[tuple[str, dict[str, str], Callable[[_Part], float]], ...]
 _GB = 1_000_000_000
 _NO_PREFIX = PrefixReading(limit_bytes=0)
 _NO_DISK = DiskReading()
+_NO_EXPERTS = ExpertReading()
 
 _PREFIX: _Reads[PrefixReading] = (
     ("machd_prefix_cache_queries_total", {}, lambda now: now.queries),
@@ -47,6 +48,19 @@ _DISK: _Reads[DiskReading] = (
     ("machd_block_files_total", {"outcome": "loaded"}, lambda now: now.loaded),
     ("machd_block_files_total", {"outcome": "damaged"}, lambda now: now.damaged),
     ("machd_block_files_total", {"outcome": "dropped"}, lambda now: now.dropped),
+)
+_EXPERTS: _Reads[ExpertReading] = (
+    ("machd_expert_bank_capacity_bytes", {}, lambda now: now.capacity_bytes),
+    ("machd_expert_bank_entries", {}, lambda now: now.entries),
+    ("machd_expert_bank_lookups_total", {"outcome": "hit"}, lambda now: now.hits),
+    ("machd_expert_bank_lookups_total", {"outcome": "read_ahead"}, lambda now: now.read_ahead_hits),
+    (
+        "machd_expert_bank_lookups_total",
+        {"outcome": "miss"},
+        lambda now: now.misses - now.read_ahead_hits,
+    ),
+    ("machd_expert_bank_evictions_total", {}, lambda now: now.evictions),
+    ("machd_expert_bank_read_bytes_total", {}, lambda now: now.bytes_read),
 )
 _DRAFTS: _Reads[DraftReading] = (
     ("machd_speculation_cycles_total", {}, lambda now: now.cycles),
@@ -108,9 +122,10 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
 
 
 def watch_caches(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
-    """Point the cache metrics at the newest snapshot; without a cache, or a disk tier, they are 0."""
+    """Point the cache metrics at the newest snapshot; without a cache, a disk tier or a bank, they are 0."""
     _watch_all(metrics, _PREFIX, lambda: loop.snapshot.prefix or _NO_PREFIX)
     _watch_all(metrics, _DISK, lambda: loop.snapshot.memory.disk or _NO_DISK)
+    _watch_all(metrics, _EXPERTS, lambda: loop.snapshot.memory.experts or _NO_EXPERTS)
     metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(loop, configuration))
 
 

@@ -74,14 +74,14 @@ class ExpertReading:
         read_ahead_hits: Misses that were read, or being read, when they were needed.
     """
 
-    capacity_bytes: int
-    resident_bytes: int
-    entries: int
-    hits: int
-    misses: int
-    evictions: int
-    bytes_read: int
-    read_ahead_hits: int
+    capacity_bytes: int = 0
+    resident_bytes: int = 0
+    entries: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    bytes_read: int = 0
+    read_ahead_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
