@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,16 +14,20 @@ EMBEDDED_VOCABULARY_TOKENS = 49_152
 """Tokens of the embedded model."""
 
 
-def write_embedded_tokenizer(directory: Path, added_tokens: Sequence[str] = ()) -> frozenset[int]:
+def write_embedded_tokenizer(
+    directory: Path, cache_directory: Path, added_tokens: Sequence[str] = ()
+) -> frozenset[int]:
     """Write the embedded model's tokenizer and chat template beside some weights.
 
-    ``added_tokens`` are recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
+    Args:
+        directory: Of the weights.
+        cache_directory: The user's, where the embedded model is kept.
+        added_tokens: Recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
 
     Returns:
         The tokens that end its texts.
     """
     import_mlx_lm()
-    cache_directory = embedded.user_cache_directory(os.environ)
     path = embedded.locate(cache_directory) or embedded.pull(cache_directory)
     tokenizer, _ = gguf_tokenizer(read_gguf_header(path), chat_template=None)
     tokenizer.wrapped._tokenizer.add_tokens(list(added_tokens))  # noqa: SLF001 - the library's own has no other way

@@ -81,20 +81,24 @@ class MoeShape:
 
 
 def write_moe_checkpoint(
-    directory: Path, shape: MoeShape, on_written: Callable[[int], None] = lambda _: None
+    directory: Path,
+    shape: MoeShape,
+    cache_directory: Path,
+    on_written: Callable[[int], None] = lambda _: None,
 ) -> Path:
     """Write weights in bfloat16, configuration, and the embedded model's tokenizer.
 
     Args:
         directory: Made if it is not there.
         shape: Of the model; an architecture of mlx-lm's, qwen3_moe.
+        cache_directory: The user's, where the embedded model is kept.
         on_written: Told the bytes of each file.
 
     Returns:
         The directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    eos_token_ids = write_embedded_tokenizer(directory)
+    eos_token_ids = write_embedded_tokenizer(directory, cache_directory)
     random = np.random.default_rng(shape.seed)
     pool = mx.array(random.standard_normal(_POOL_NUMBERS, dtype=np.float32)).astype(mx.bfloat16)
     for number, arrays in enumerate(_files(shape, random, pool)):

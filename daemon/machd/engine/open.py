@@ -109,14 +109,7 @@ def engine_loader(
             kv_format=kv_format_named(settings.cache.kv_quantization),
             residency=_residency(settings),
         )
-        if loaded.experts is not None:
-            reading = loaded.experts.reading()
-            log.info(
-                "experts.opened",
-                capacity_bytes=reading.capacity_bytes,
-                resident_entries=reading.entries,
-                entries=sum(layer.experts for layer in loaded.experts.bank.layers),
-            )
+        _log_experts(loaded)
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
         vocabulary_tokens = loaded.description.vocabulary_tokens
@@ -159,6 +152,18 @@ def _engine(
     except BaseException:
         disk_tier.close(within_s=0)
         raise
+
+
+def _log_experts(loaded: LoadedModel) -> None:
+    if loaded.experts is None:
+        return
+    reading = loaded.experts.reading()
+    structlog.get_logger("machd.engine").info(
+        "experts.on_disk",
+        capacity_bytes=reading.capacity_bytes,
+        in_memory=reading.entries,
+        experts=sum(layer.experts for layer in loaded.experts.bank.layers),
+    )
 
 
 def _residency(settings: Settings) -> Residency | None:

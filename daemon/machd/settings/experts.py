@@ -9,9 +9,7 @@ from pydantic import Field
 from machd.settings.section import Mark, SettingsSection
 
 # The bounds stand with the number, because the word has none.
-_ResidentGb: TypeAlias = (
-    Annotated[float, Field(ge=0.001, le=1_000_000.0)] | Literal["auto"] | None
-)
+_ResidentGb: TypeAlias = Annotated[float, Field(ge=0.001, le=1_000_000.0)] | Literal["auto"] | None
 
 
 class ExpertsSettings(SettingsSection):

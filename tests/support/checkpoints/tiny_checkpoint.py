@@ -11,6 +11,7 @@ model's. To measure with it::
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from machd.engine.loading.embedded import user_cache_directory
 from machd_bench.embedded_tokenizer import (
     EMBEDDED_VOCABULARY_TOKENS,
     write_embedded_tokenizer,
@@ -63,7 +65,9 @@ def write_tiny_llama(
     sizes = _Sizes(vocabulary + len(added_tokens), hidden, layers, head_dim, kv_heads)
     arrays = {name: mx.array(value) for name, value in _weights(sizes, seed).items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
-    config = _config(sizes, write_embedded_tokenizer(directory, added_tokens))
+    config = _config(
+        sizes, write_embedded_tokenizer(directory, user_cache_directory(os.environ), added_tokens)
+    )
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return directory
 

@@ -183,10 +183,14 @@ class ExpertBank:
 
     def reading(self) -> ExpertReading:
         """Return the bank at this moment, and its counts since the start."""
-        resident = [(index, int(np.count_nonzero(one >= 0))) for index, one in enumerate(self._slots)]
+        resident = [
+            (index, int(np.count_nonzero(one >= 0))) for index, one in enumerate(self._slots)
+        ]
         return ExpertReading(
             capacity_bytes=self.capacity_bytes,
-            resident_bytes=sum(count * self._layers[index].entry_bytes for index, count in resident),
+            resident_bytes=sum(
+                count * self._layers[index].entry_bytes for index, count in resident
+            ),
             entries=sum(count for _, count in resident),
             hits=self._counts["hits"],
             misses=self._counts["misses"],

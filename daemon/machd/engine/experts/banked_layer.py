@@ -8,8 +8,7 @@ bank's arrays instead of their own, so the model's own code runs on whatever it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -72,7 +71,7 @@ class BankedProjection(Module):
 
     def __init__(self, projection: Layer, bank: ExpertBank, layer: int, name: str) -> None:
         """Take a projection over; its own weights are dropped."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         for parameter in list(projection.keys()):
             array = bank.array(layer, name, parameter)
             if array is not None:
@@ -81,9 +80,14 @@ class BankedProjection(Module):
         # Not as a child, because the arrays belong to the bank.
         self._compute = projection.__call__
 
-    def __call__(self, x: mx.array, indices: mx.array, **options: Any) -> mx.array:
+    def __call__(
+        self,
+        x: mx.array,
+        indices: mx.array,
+        sorted_indices: bool = False,  # noqa: FBT001, FBT002 - mlx-lm's
+    ) -> mx.array:
         """Multiply; ``indices`` are slots."""
-        product: mx.array = self._compute(x, indices, **options)
+        product: mx.array = self._compute(x, indices, sorted_indices)
         return product
 
 
@@ -105,7 +109,7 @@ class BankedExperts(Module):
             layer: Number of the layer among those with experts.
             outputs: Shared by all layers.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         for name, projection in projections(switch):
             setattr(switch, name, BankedProjection(projection, bank, layer, name))
         self.switch = switch
@@ -155,7 +159,9 @@ class BankedExperts(Module):
         # What is in memory is computed while the rest is read.
         return self._in_parts(x, chosen, [needed[is_present], needed[~is_present]])
 
-    def choice(self, seen: mx.array, owner: Layer, compute: Any) -> mx.array | None:
+    def choice(
+        self, seen: mx.array, owner: Layer, compute: Callable[[Layer, mx.array], mx.array]
+    ) -> mx.array | None:
         """Return what this layer's router would choose for hidden states; None if it chose nothing."""
         self._is_previewed = True
         try:

@@ -8,7 +8,10 @@ import numpy as np
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 """Bytes in one dimension."""
 
-_SAME = {mx.float32: np.dtype(np.float32), mx.float16: np.dtype(np.float16)}
+_SAME: dict[mx.Dtype, type[np.float32 | np.float16]] = {
+    mx.float32: np.float32,
+    mx.float16: np.float16,
+}
 _HALF_OF_LAST_BIT = 0x7FFF
 """What is added before bfloat16 cuts 16 bits off, and one more where the last bit that stays is set:
 rounding to nearest, ties to even, as mlx rounds."""

@@ -76,12 +76,12 @@ class ExpertFiles:
         self._files: dict[Path, _Open] = {}
         self._checksums: dict[Place, int] = {}
         self._staging = _Staging()
-        try:
-            for path in sorted(set(paths)):
+        for path in sorted(set(paths)):
+            try:
                 self._files[path] = _open(path)
-        except OSError as error:
-            self.close()
-            raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
+            except OSError as error:
+                self.close()
+                raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the files; nothing may be reading any more."""
@@ -108,7 +108,7 @@ class ExpertFiles:
             stored = self._fetch(file, place, form.stored_bytes)
         except OSError as error:
             raise ExpertReadError(f"{place.file.name}: {error.strerror or error}") from error
-        checksum = zlib.crc32(stored)
+        checksum = zlib.crc32(stored.data)
         if self._checksums.setdefault(place, checksum) != checksum:
             raise ExpertReadError(f"{place.file.name} has other content than before")
         if form.stored_dtype == form.dtype:

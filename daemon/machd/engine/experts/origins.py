@@ -16,13 +16,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from machd.engine.backend.untyped import LanguageModel
-from machd.engine.experts.stored_layer import ParameterForm, Place, StoredLayer
 from machd.engine.backend.safetensors_header import StoredTensor
+from machd.engine.backend.untyped import LanguageModel, Layer
+from machd.engine.experts.stored_layer import ParameterForm, Place, StoredLayer
 from machd.errors import ModelFormatError
 
-ChooseDtype = Callable[[str, mx.Dtype, bool], mx.Dtype]
-"""Parameter name, stored dtype, and whether its projection is packed, to the dtype in memory."""
+ChooseDtype = Callable[[str, mx.Dtype, Layer], mx.Dtype]
+"""Parameter name, stored dtype, and projection, to the dtype in memory."""
 
 _PARAMETERS = ("weight", "scales", "biases", "bias", "global_scale")
 
@@ -71,15 +71,15 @@ class Origins:
         self._kept.extend(weights.values())
         stack = mx.stack
 
-        def noted_stack(arrays: Sequence[mx.array], axis: int = 0, **named: Any) -> mx.array:
+        def noted_stack(arrays: Sequence[mx.array], axis: int = 0, **named: object) -> mx.array:
             arrays = list(arrays)
-            stacked = stack(arrays, axis, **named)
+            stacked: mx.array = stack(arrays, axis, **named)  # type: ignore[arg-type]
             if axis == 0:
                 self._stacks[id(stacked)] = [id(array) for array in arrays]
                 self._kept += [stacked, *arrays]
             return stacked
 
-        mx.stack = noted_stack
+        mx.stack = noted_stack  # type: ignore[assignment]
         try:
             yield
         finally:
@@ -103,7 +103,7 @@ class Origins:
                 if array is None:
                     continue
                 shape = tuple(array.shape[1:])
-                dtype = choose_dtype(parameter, array.dtype, "scales" in linear)
+                dtype = choose_dtype(parameter, array.dtype, linear)
                 form = ParameterForm(name, parameter, shape, array.dtype, dtype)
                 found = self._places(array, form)
                 if found is None:
@@ -136,7 +136,9 @@ def switch_layers(model: LanguageModel) -> list[tuple[str, Module]]:
     """List the modules that compute experts, in the order of the layers."""
     from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP  # noqa: PLC0415 - after import_mlx_lm()
 
-    found = [(path, one) for path, one in model.named_modules() if isinstance(one, SwitchGLU | SwitchMLP)]
+    found = [
+        (path, one) for path, one in model.named_modules() if isinstance(one, SwitchGLU | SwitchMLP)
+    ]
     return sorted(found, key=lambda pair: _layer_order(pair[0]))
 
 

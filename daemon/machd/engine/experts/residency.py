@@ -107,13 +107,13 @@ def stored_layers(
         ModelFormatError: The files do not hold the experts one by one.
     """
 
-    def choose(parameter: str, stored: mx.Dtype, is_packed: bool) -> mx.Dtype:
+    def choose(parameter: str, stored: mx.Dtype, projection: Layer) -> mx.Dtype:
         if not mx.issubdtype(stored, mx.floating) or parameter == "global_scale":
             return stored
         if dense_dtype is not None:
             return dense_dtype
         # mlx's gather_mm on the CPU takes float32 alone.
-        return mx.float32 if backend == "cpu" and not is_packed else stored
+        return mx.float32 if backend == "cpu" and "scales" not in projection else stored
 
     return [origins.layer(path, switch, choose) for path, switch in switch_layers(model)]
 
@@ -136,7 +136,9 @@ def open_bank(
     Raises:
         ModelError: The memory is too small, or an expert cannot be read.
     """
-    files = ExpertFiles({place.file for one in layers for part in one.places.values() for place in part})
+    files = ExpertFiles(
+        {place.file for one in layers for part in one.places.values() for place in part}
+    )
     try:
         bank = ExpertBank(layers, files, capacity_bytes=capacity_bytes)
     except BaseException:
@@ -162,9 +164,7 @@ def _replace(model: LanguageModel, bank: ExpertBank) -> BankedModel:
     paths = [layer.path for layer in bank.layers]
     parameters = sum(int(get_total_parameters(named[path])) for path in paths)
     owners = [_owner(path, named) for path in paths]
-    banked = [
-        BankedExperts(named[path], bank, index, outputs) for index, path in enumerate(paths)
-    ]
+    banked = [BankedExperts(named[path], bank, index, outputs) for index, path in enumerate(paths)]
     for path, one in zip(paths, banked, strict=True):
         model.update_modules(tree_unflatten([(path, one)]))
     return BankedModel(bank, banked, outputs, parameters, owners)

@@ -20,10 +20,11 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
 from machd.engine.experts.origins import Origins, switch_layers
-from machd.engine.experts.residency import BankedModel, Residency, open_bank, stored_layers
+from machd.engine.experts.residency import BankedModel, Residency
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
+from machd.engine.loading.banked import load_banked
 from machd.engine.loading.cache_facts import layer_facts, measure_model
 from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint
 from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, load_llama_weights
@@ -42,7 +43,6 @@ from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_token
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import ModelError, ModelFormatError, SettingsError
-
 
 _NO_EXPERTS = (
     "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
@@ -114,8 +114,6 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         context = context_tokens(llama_config(header), max_context_tokens)
         # A llama's caches are standard ones, which every KV format fits.
         model = _load_gguf(header, dtype, progress)
-        if residency is not None:
-            notes = (*notes, _NO_EXPERTS)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
         own_files: tuple[Path, ...] = ()
@@ -129,23 +127,21 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         )
         tokenizer.start_renderer()
         context = context_tokens(checkpoint.config, max_context_tokens)
-        model, origins = _built(
-            checkpoint, trust_remote_code=trust_remote_code, is_banked=residency is not None
+        model, experts = _load_directory(
+            checkpoint,
+            dtype,
+            progress,
+            trust_remote_code=trust_remote_code,
+            kv_format=kv_format,
+            residency=residency,
         )
-        _check_kv_format(model, kv_format)
-        if residency is None:
-            _read_weights(model, checkpoint, dtype, progress)
-        elif origins is None or not switch_layers(model):
-            refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
-            _read_weights(model, checkpoint, dtype, progress)
-            notes = (*notes, _NO_EXPERTS)
-        else:
-            experts = _read_banked(model, checkpoint, origins, residency, dtype, progress)
         architecture = architecture_name(model, checkpoint.model_type)
         weight_files = tuple(checkpoint.weight_files)
         # Code that has run may have changed any class, mlx-lm's too.
         has_run = "model_file" in checkpoint.config or checkpoint.code_files
         own_files = tuple(own_code_files(source.path)) if has_run and trust_remote_code else ()
+    if residency is not None and experts is None:
+        notes = (*notes, _NO_EXPERTS)
     progress.stage("trying the model", None)
     description = describe_model(
         model,
@@ -179,20 +175,32 @@ def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module
     return model
 
 
-def _built(
-    checkpoint: Checkpoint, *, trust_remote_code: bool, is_banked: bool = False
-) -> tuple[Module, Origins | None]:
-    """Build the model of a directory with lazy weights, of which nothing is read yet.
+def _load_directory(
+    checkpoint: Checkpoint,
+    dtype: str,
+    progress: LoadProgress,
+    *,
+    trust_remote_code: bool,
+    kv_format: KvFormat,
+    residency: Residency | None,
+) -> tuple[Module, BankedModel | None]:
+    """Load a directory; its experts stay on disk if that is asked for and there are any."""
+    # The class of a checkpoint's own model is not ours to see its tensors through.
+    may_bank = residency is not None and not checkpoint.has_own_model
+    origins = Origins(checkpoint.tensors) if may_bank else None
+    model = _built(checkpoint, origins, trust_remote_code=trust_remote_code)
+    _check_kv_format(model, kv_format)
+    if residency is not None and origins is not None and switch_layers(model):
+        return model, load_banked(model, checkpoint, origins, residency, dtype, progress)
+    refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+    _read_weights(model, checkpoint, dtype, progress)
+    return model, None
 
-    Returns:
-        The model, and the origins of its arrays where its experts may stay on disk.
-    """
+
+def _built(checkpoint: Checkpoint, origins: Origins | None, *, trust_remote_code: bool) -> Module:
+    """Build the model of a directory with lazy weights, of which nothing is read yet."""
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
-    # What mlx-lm does not import itself it does not let us see.
-    origins = Origins(checkpoint.tensors) if is_banked and not checkpoint.has_own_model else None
-    if not is_banked:
-        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     classes = {} if origins is None else {"get_model_classes": origins.model_classes}
     try:
         model, _ = utils.load_model(
@@ -209,7 +217,7 @@ def _built(
     if origins is not None:
         origins.give_back_class(model)
     built: Module = model
-    return built, origins
+    return built
 
 
 def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
@@ -241,57 +249,6 @@ def _read_weights(
         materialise(model, plain_dtype, progress)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
-
-
-def _read_banked(  # noqa: PLR0913 - one argument for each fact of files and settings
-    model: Module,
-    checkpoint: Checkpoint,
-    origins: Origins,
-    residency: Residency,
-    dtype: str,
-    progress: LoadProgress,
-) -> BankedModel:
-    """Open a bank for a model's experts, and read all other weights."""
-    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
-
-    backend, available_bytes = backend_name(), available_memory_bytes()
-    if backend == "cuda":
-        raise SettingsError(
-            [
-                "experts.resident_gb: experts on disk need memory that the program and mlx share; on "
-                "CUDA they are not served so. Leave it out, or serve a smaller or more strongly "
-                "quantised model"
-            ]
-        )
-    switches = [switch for _, switch in switch_layers(model)]
-    experts_parameters = sum(int(get_total_parameters(one)) for one in switches)
-    dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
-    dense_parameters = int(get_total_parameters(model)) - experts_parameters
-    asked_bytes = 0 if residency.bytes == "auto" else residency.bytes
-    plain_dtype = choose_dtype(
-        dtype,
-        backend=backend,
-        parameters=dense_parameters,
-        available_bytes=available_bytes - asked_bytes,
-    )
-    dense_bytes = dense_parameters * plain_dtype.size if plain_dtype else dense_stored_bytes
-    layers = stored_layers(model, origins, plain_dtype, backend=backend)
-    capacity_bytes = residency.bank_bytes(
-        available_bytes=available_bytes,
-        dense_bytes=dense_bytes,
-        experts_bytes=sum(one.experts * one.entry_bytes for one in layers),
-    )
-    refuse_if_too_big(
-        dense_bytes + capacity_bytes, available_bytes, what="the weights and experts.resident_gb"
-    )
-    banked = open_bank(model, layers, capacity_bytes=capacity_bytes, progress=progress)
-    progress.stage("loading the weights", dense_stored_bytes)
-    try:
-        materialise(model, plain_dtype, progress)
-    except RuntimeError as error:
-        banked.bank.close()
-        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
-    return banked
 
 
 def describe_model(  # noqa: PLR0913 - one argument for each fact of files and settings

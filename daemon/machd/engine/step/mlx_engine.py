@@ -327,7 +327,9 @@ class MlxEngine:
         if self._parts.experts is None or (cause := self._parts.experts.take_fault()) is None:
             return faults
         return [
-            RowFault(one.slot_index, cause if isinstance(one.cause, FloatingPointError) else one.cause)
+            RowFault(
+                one.slot_index, cause if isinstance(one.cause, FloatingPointError) else one.cause
+            )
             for one in faults
         ]
 
