@@ -58,7 +58,7 @@ def _served(
 ) -> Evidence:
     """Play rows on a banked copy and on the model, and compare."""
     model = copy.deepcopy(subject.module)
-    banked = _banked(model, directory / "model.safetensors", share)
+    banked = banked_from_file(model, directory / "model.safetensors", share)
     harm(banked.bank)
     loaded = LoadedModel(model, FakeTokenizer(), subject.description, experts=banked)
     engine = make_engine(loaded, max_rows=_MAX_ROWS)
@@ -81,8 +81,14 @@ def _served(
         engine.close()
 
 
-def _banked(model: Module, path: Path, share: float) -> BankedModel:
-    """Write a model's weights, and read its experts from there."""
+def banked_from_file(model: Module, path: Path, share: float) -> BankedModel:
+    """Write a model's weights, and let its experts lie there.
+
+    Args:
+        model: In memory; changed in place.
+        path: A file to write.
+        share: Of the experts that find room; there is room for one at least.
+    """
     flat = tree_flatten(model.parameters())
     assert isinstance(flat, list)
     weights = dict(flat)
