@@ -145,6 +145,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             dtype=settings.model.dtype,
             max_context_tokens=settings.model.max_context_tokens,
             chat_template=settings.model.chat_template,
+            quantize=settings.model.quantize,
         )
         basis = probe_basis(
             backend=found.backend,
@@ -162,6 +163,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         found,
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
+        resident_gb=settings.experts.resident_gb,
         blas=measure_blas(blas).name,
     )
 

@@ -70,6 +70,22 @@ class ChatTemplateReport(Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class ExpertsReport(Struct, frozen=True, kw_only=True):
+    """The experts of a model, and what of them would be in memory with these settings.
+
+    Attributes:
+        count: Experts of all layers together.
+        bytes: What all of them would take.
+        resident_bytes: What they take: less than all with ``experts.resident_gb``.
+        other_bytes: What all other weights take.
+    """
+
+    count: int
+    bytes: int
+    resident_bytes: int
+    other_bytes: int
+
+
 class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     """One model on one machine.
 
@@ -83,6 +99,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         weights_bytes: What the weights would take in memory.
         stored_bytes: What they take on disk.
         quantization: Null when the weights are plain.
+        experts: Null for a model without.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
         notes: What a person should know.
     """
@@ -98,6 +115,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     weights_bytes: int
     stored_bytes: int
     quantization: QuantizationReport | None = None
+    experts: ExpertsReport | None = None
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport
     device: Device

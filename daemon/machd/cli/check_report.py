@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import machd
 from machd.capabilities.document import Device, wire_capabilities
@@ -10,11 +11,20 @@ from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.fit import MemoryNeeds, judge_fit
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
-from machd.cli.check_document import ChatTemplateReport, MemoryFit, ModelCheck, QuantizationReport
+from machd.cli.check_document import (
+    ChatTemplateReport,
+    ExpertsReport,
+    MemoryFit,
+    ModelCheck,
+    QuantizationReport,
+)
+from machd.engine.experts.residency import Residency
 from machd.engine.loading.inspection import ModelInspection
 from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
+
+_GB = 1_000_000_000
 
 
 def model_check(
@@ -22,6 +32,7 @@ def model_check(
     results: Sequence[ProbeResult] = (),
     *,
     kv_budget_gb: float,
+    resident_gb: float | Literal["auto"] | None = None,
     blas: str | None,
 ) -> ModelCheck:
     """Judge what was found.
@@ -30,13 +41,18 @@ def model_check(
         found: Of the model's files.
         results: Of probes on the loaded model; none where it was not loaded.
         kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
+        resident_gb: ``experts.resident_gb``, in units of 10^9 bytes; None for the whole model.
         blas: The CPU's matrix library; None on other backends.
     """
     facts = found.cache
+    kv_budget_bytes = effective_budget_bytes(kv_budget_gb, found.device_memory_bytes)
+    experts = _experts(found, resident_gb, kv_budget_bytes)
     needs = MemoryNeeds(
-        weights_bytes=found.weights_bytes,
+        weights_bytes=found.weights_bytes
+        if experts is None
+        else experts.other_bytes + experts.resident_bytes,
         working_bytes=found.working_bytes,
-        kv_budget_bytes=effective_budget_bytes(kv_budget_gb, found.device_memory_bytes),
+        kv_budget_bytes=kv_budget_bytes,
         bytes_per_token=facts.bytes_per_token,
         bytes_per_sequence=facts.bytes_per_sequence,
         context_tokens=found.context_tokens,
@@ -70,6 +86,7 @@ def model_check(
         weights_bytes=found.weights_bytes,
         stored_bytes=found.stored_bytes,
         quantization=_quantization(found),
+        experts=experts,
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),
         device=Device(
@@ -78,6 +95,27 @@ def model_check(
             blas=blas if found.backend == "cpu" else None,
         ),
         notes=list(found.notes),
+    )
+
+
+def _experts(
+    found: ModelInspection, resident_gb: float | Literal["auto"] | None, kv_budget_bytes: int
+) -> ExpertsReport | None:
+    if not found.experts:
+        return None
+    resident_bytes = found.experts_bytes
+    if resident_gb is not None:
+        asked: int | Literal["auto"] = "auto" if resident_gb == "auto" else int(resident_gb * _GB)
+        resident_bytes = Residency(asked, kv_budget_bytes).bank_bytes(
+            available_bytes=found.available_bytes,
+            dense_bytes=found.weights_bytes - found.experts_bytes,
+            experts_bytes=found.experts_bytes,
+        )
+    return ExpertsReport(
+        count=found.experts,
+        bytes=found.experts_bytes,
+        resident_bytes=resident_bytes,
+        other_bytes=found.weights_bytes - found.experts_bytes,
     )
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from rich.text import Text
 
 from machd.capabilities.document import Evidence, FeatureVerdict, SpeculationReport
-from machd.cli.check_document import ChatTemplateReport, ModelCheck
+from machd.cli.check_document import ChatTemplateReport, ExpertsReport, ModelCheck
 from machd.cli.ctl_text import print_lines
 
 _GB = 1_000_000_000
@@ -31,6 +31,8 @@ def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     yield "model", Text(f"{check.model} ({check.architecture}, {_parameters(check.parameters)})")
     yield "memory", _marked(check.fit.verdict, check.fit.reason)
     yield "weights", Text(_weights(check))
+    if check.experts is not None:
+        yield "experts", Text(_experts(check.experts))
     yield "KV cache", Text(_kv_cache(check))
     yield "context", Text(_context(check))
     yield from _verdict_lines(check)
@@ -81,6 +83,13 @@ def _weights(check: ModelCheck) -> str:
     if stored is not None and stored.kept:
         held = f"{_gb(check.weights_bytes)}, kept packed"
     return f"{_gb(check.stored_bytes)} on disk ({kind}), {held} in memory"
+
+
+def _experts(experts: ExpertsReport) -> str:
+    text = f"{experts.count:,}, {_gb(experts.bytes)} of the weights; the rest takes {_gb(experts.other_bytes)}"
+    if experts.resident_bytes == experts.bytes:
+        return f"{text}; with `--streaming` they stay on disk until they are needed"
+    return f"{text}; {_gb(experts.resident_bytes)} of them in memory, and the others on disk until needed"
 
 
 def _kv_cache(check: ModelCheck) -> str:

@@ -108,6 +108,7 @@ def engine_loader(
             blas=report.name,
             kv_format=kv_format_named(settings.cache.kv_quantization),
             residency=_residency(settings),
+            quantize=model.quantize,
         )
         _log_experts(loaded)
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):

@@ -71,6 +71,14 @@ class ModelSettings(SettingsSection):
         description="Number type of the weights. auto keeps the stored one on Metal and CUDA, and "
         "takes float32 on the CPU when that fits into memory.",
     )
+    quantize: Annotated[
+        Literal["affine8", "affine4", "affine2", "mxfp8", "mxfp4", "nvfp4"] | None, Mark.RESTART
+    ] = Field(
+        default=None,
+        examples=["affine4"],
+        description="Pack the weights into this format when the model is loaded: smaller, faster where memory "
+        "is what a step waits for, and less exact. `machd bench --formats` tells what each brings.",
+    )
     offline: Annotated[bool, Mark.RESTART] = Field(
         default=True,
         description="Never download: a model that is not on this machine is then an error.",
@@ -378,6 +386,16 @@ class Settings(BaseSettings):
             raise ValueError(
                 "speculation.mode: draft needs a model that guesses; name it in "
                 "speculation.draft_model, or set speculation.mode to auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _experts_on_disk_stay_as_stored(self) -> Self:
+        if self.model.quantize is not None and self.experts.resident_gb is not None:
+            raise ValueError(
+                "model.quantize: experts that stay on disk are computed as they are stored; leave one of "
+                "model.quantize and experts.resident_gb out, or convert the model once with "
+                "`mlx_lm.convert --quantize`"
             )
         return self
 

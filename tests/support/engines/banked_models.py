@@ -34,7 +34,9 @@ def banked_copy(loaded: LoadedModel, directory: Path, share: float) -> tuple[Mod
     return model, banked
 
 
-def banked_engine(loaded: LoadedModel, directory: Path, share: float) -> tuple[MlxEngine, BankedModel]:
+def banked_engine(
+    loaded: LoadedModel, directory: Path, share: float
+) -> tuple[MlxEngine, BankedModel]:
     """Serve a copy whose experts lie in a file."""
     model, banked = banked_copy(loaded, directory, share)
     with_bank = LoadedModel(model, FakeTokenizer(), loaded.description, experts=banked)

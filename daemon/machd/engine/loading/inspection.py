@@ -22,6 +22,7 @@ from machd.engine.backend.device import available_memory_bytes, backend_name, de
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import shortened
+from machd.engine.experts.origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.cache_facts import trace_model
@@ -34,7 +35,9 @@ from machd.engine.loading.precision import (
     choose_dtype,
     computed_dtype,
     hold_in,
+    multiplies,
     quantization_of,
+    weight_format,
     weights_bytes,
 )
 from machd.engine.loading.source import ModelSource, SourceKind
@@ -69,8 +72,6 @@ _MODES = (
 )
 """Every mode of mlx 0.32.4, with its usual bits and group."""
 
-_TRIAL_TOLERANCE = 1e-2
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInspection:
@@ -88,6 +89,8 @@ class ModelInspection:
         code: The code that would compute the model.
         device_memory_bytes: Memory of the device in all.
         available_bytes: The part of it that could be taken now.
+        experts: Experts of all layers together; 0 for a model without.
+        experts_bytes: The part of ``weights_bytes`` that they take.
         notes: Warnings for the report.
     """
 
@@ -108,6 +111,8 @@ class ModelInspection:
     device_memory_bytes: int
     available_bytes: int
     code: ModelCode
+    experts: int = 0
+    experts_bytes: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -117,6 +122,7 @@ def inspect_model(
     dtype: str = "auto",
     max_context_tokens: int | None = None,
     chat_template: str | None = None,
+    quantize: str | None = None,
 ) -> ModelInspection:
     """Read configuration, headers and tokenizer files, and build the model without its weights.
 
@@ -139,7 +145,7 @@ def inspect_model(
     # Read before the model is built, under a limit on memory that is not the device's.
     available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
     with _building(source):
-        return _inspect(opened, dtype, limit_tokens, available_bytes, device_bytes)
+        return _inspect(opened, dtype, quantize, limit_tokens, available_bytes, device_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +203,12 @@ def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
 
 
 def _inspect(
-    opened: _Opened, dtype: str, limit_tokens: int, available_bytes: int, device_bytes: int
+    opened: _Opened,
+    dtype: str,
+    quantize: str | None,
+    limit_tokens: int,
+    available_bytes: int,
+    device_bytes: int,
 ) -> ModelInspection:
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
@@ -211,8 +222,9 @@ def _inspect(
         # A dtype that the settings name is reported with its size, not refused.
         available_bytes=available_bytes if dtype == "auto" else _NO_LIMIT_BYTES,
     )
-    hold_in(model, held_dtype)
+    hold_in(model, held_dtype, weight_format(quantize, model))
     make_batchable(model)
+    switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
     cache = traced.cache
     _refuse_absurd(
@@ -244,6 +256,8 @@ def _inspect(
         device_memory_bytes=device_bytes,
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
+        experts=sum(next(iter(projections(one)))[1].num_experts for one in switches),
+        experts_bytes=sum(weights_bytes(one) for one in switches),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
             for note in (*opened.notes, *opened.template.notes, traced.note)
@@ -289,25 +303,5 @@ def _building(source: ModelSource) -> Iterator[None]:
 
 
 def native_modes() -> dict[str, bool]:
-    """Tell for each mode whether two rows times 64 x 64 packed weights give the right product.
-
-    Takes a few milliseconds. The right product is that of the unpacked weights.
-    """
-    return {one.mode: _multiplies(one) for one in _MODES}
-
-
-def _multiplies(quantization: Quantization) -> bool:
-    group, bits, mode = quantization.group_size, quantization.bits, quantization.mode
-    plain = mx.sin(mx.arange(64 * 64, dtype=mx.float32)).reshape(64, 64)
-    rows = mx.cos(mx.arange(2 * 64, dtype=mx.float32)).reshape(2, 64)
-    try:
-        weight, scales, *rest = mx.quantize(plain, group, bits, mode)
-        biases = rest[0] if rest else None
-        product = mx.quantized_matmul(
-            rows, weight, scales, biases, transpose=True, group_size=group, bits=bits, mode=mode
-        )
-        unpacked = mx.dequantize(weight, scales, biases, group, bits, mode, dtype=mx.float32)
-        difference = mx.abs(product - rows @ unpacked.T).max().item()
-    except (RuntimeError, ValueError, TypeError):
-        return False  # mlx has no kernel for it here
-    return isinstance(difference, float) and difference < _TRIAL_TOLERANCE
+    """Tell for each mode whether this backend computes with it; takes a few milliseconds."""
+    return {one.mode: multiplies(one) for one in _MODES}

@@ -31,11 +31,13 @@ from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, loa
 from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
+    Quantization,
     choose_dtype,
     computed_dtype,
     materialise,
     quantization_of,
     refuse_if_too_big,
+    weight_format,
     weights_bytes,
 )
 from machd.engine.loading.source import ModelSource, SourceKind
@@ -81,6 +83,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     blas: str | None = None,
     kv_format: KvFormat = PLAIN,
     residency: Residency | None = None,
+    quantize: str | None = None,
 ) -> LoadedModel:
     """Check, load and measure a model.
 
@@ -95,11 +98,12 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         blas: Name of the CPU's BLAS, for the description.
         kv_format: Format of keys and values in the caches.
         residency: What of the experts is to be in memory; None for the whole model.
+        quantize: The format that weights are packed into, as ``model.quantize``; None for none.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
-        SettingsError: ``max_context_tokens``, ``chat_template`` or ``kv_format`` do not fit the
-            model.
+        SettingsError: ``max_context_tokens``, ``chat_template``, ``kv_format`` or ``quantize`` do
+            not fit the model.
     """
     import_mlx_lm()
     progress = progress or SilentProgress()
@@ -113,7 +117,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         tokenizer.start_renderer()
         context = context_tokens(llama_config(header), max_context_tokens)
         # A llama's caches are standard ones, which every KV format fits.
-        model = _load_gguf(header, dtype, progress)
+        model = _load_gguf(header, dtype, progress, quantize)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
         own_files: tuple[Path, ...] = ()
@@ -134,6 +138,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             trust_remote_code=trust_remote_code,
             kv_format=kv_format,
             residency=residency,
+            quantize=quantize,
         )
         architecture = architecture_name(model, checkpoint.model_type)
         weight_files = tuple(checkpoint.weight_files)
@@ -159,7 +164,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     return LoadedModel(model, tokenizer, description, notes, weight_files, kv_format, experts)
 
 
-def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module:
+def _load_gguf(
+    header: GgufHeader, dtype: str, progress: LoadProgress, quantize: str | None
+) -> Module:
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     available_bytes = available_memory_bytes()
     refuse_if_too_big(stored_bytes, available_bytes)
@@ -171,11 +178,13 @@ def _load_gguf(header: GgufHeader, dtype: str, progress: LoadProgress) -> Module
     )
     progress.stage("loading the weights", stored_bytes)
     model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
+    if (packing := weight_format(quantize, model)) is not None:
+        materialise(model, None, SilentProgress(), packing)
     mx.clear_cache()
     return model
 
 
-def _load_directory(
+def _load_directory(  # noqa: PLR0913 - one argument for each setting of the model
     checkpoint: Checkpoint,
     dtype: str,
     progress: LoadProgress,
@@ -183,6 +192,7 @@ def _load_directory(
     trust_remote_code: bool,
     kv_format: KvFormat,
     residency: Residency | None,
+    quantize: str | None,
 ) -> tuple[Module, BankedModel | None]:
     """Load a directory; its experts stay on disk if that is asked for and there are any."""
     # The class of a checkpoint's own model is not ours to see its tensors through.
@@ -193,7 +203,7 @@ def _load_directory(
     if residency is not None and origins is not None and switch_layers(model):
         return model, load_banked(model, checkpoint, origins, residency, dtype, progress)
     refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
-    _read_weights(model, checkpoint, dtype, progress)
+    _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
     return model, None
 
 
@@ -234,7 +244,11 @@ def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
 
 
 def _read_weights(
-    model: Module, checkpoint: Checkpoint, dtype: str, progress: LoadProgress
+    model: Module,
+    checkpoint: Checkpoint,
+    dtype: str,
+    progress: LoadProgress,
+    packing: Quantization | None = None,
 ) -> None:
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
@@ -246,7 +260,7 @@ def _read_weights(
     )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:
-        materialise(model, plain_dtype, progress)
+        materialise(model, plain_dtype, progress, packing)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.untyped import Layer
-from machd.errors import ModelMemoryError
+from machd.errors import ModelMemoryError, SettingsError
 
 _DTYPES: Mapping[str, mx.Dtype] = {
     "float32": mx.float32,
@@ -24,6 +24,8 @@ _DTYPES: Mapping[str, mx.Dtype] = {
 }
 _FLOAT32_SHARE = 0.6
 """Share of the available memory that float32 weights may take on the CPU; the rest is for KV."""
+
+_TRIAL_TOLERANCE = 1e-2
 
 _GIB = 1024**3
 
@@ -82,7 +84,62 @@ def refuse_if_too_big(
         )
 
 
-def materialise(model: Module, dtype: mx.Dtype | None, progress: LoadProgress) -> None:
+WEIGHT_FORMATS: Mapping[str, Quantization] = {
+    "affine8": Quantization("affine", 8, 64),
+    "affine4": Quantization("affine", 4, 64),
+    "affine2": Quantization("affine", 2, 64),
+    "mxfp8": Quantization("mxfp8", 8, 32),
+    "mxfp4": Quantization("mxfp4", 4, 32),
+    "nvfp4": Quantization("nvfp4", 4, 16),
+}
+"""The values of ``model.quantize``; groups are those that mlx-lm packs with."""
+
+
+def weight_format(name: str | None, model: Module) -> Quantization | None:
+    """Find the format that weights are to be packed into; None for none.
+
+    Raises:
+        SettingsError: The model is packed already, or the backend cannot compute in this format.
+    """
+    if name is None:
+        return None
+    wanted = WEIGHT_FORMATS[name]
+    if (stored := quantization_of(model)) is not None:
+        problem = f"the model's weights are packed already ({stored})"
+    elif not multiplies(wanted):
+        problem = f"mlx does not compute {wanted} on {mx.default_device().type.name}"
+    else:
+        return wanted
+    raise SettingsError([f"model.quantize: {problem}; leave {name} out, or take another format"])
+
+
+def multiplies(quantization: Quantization) -> bool:
+    """Tell whether two rows times 64 x 64 packed weights give the right product here.
+
+    Takes a millisecond. The right product is that of the unpacked weights.
+    """
+    group, bits, mode = quantization.group_size, quantization.bits, quantization.mode
+    plain = mx.sin(mx.arange(64 * 64, dtype=mx.float32)).reshape(64, 64)
+    rows = mx.cos(mx.arange(2 * 64, dtype=mx.float32)).reshape(2, 64)
+    try:
+        weight, scales, *rest = mx.quantize(plain, group, bits, mode)
+        biases = rest[0] if rest else None
+        product = mx.quantized_matmul(
+            rows, weight, scales, biases, transpose=True, group_size=group, bits=bits, mode=mode
+        )
+        unpacked = mx.dequantize(weight, scales, biases, group, bits, mode, dtype=mx.float32)
+        difference = mx.abs(product - rows @ unpacked.T).max().item()
+    except (RuntimeError, ValueError, TypeError):
+        return False  # mlx has no kernel for it here
+    return isinstance(difference, float) and difference < _TRIAL_TOLERANCE
+
+
+def materialise(
+    model: Module,
+    dtype: mx.Dtype | None,
+    progress: LoadProgress,
+    packing: Quantization | None = None,
+) -> None:
     """Load the weights of a lazily loaded model module by module, converting them on the way.
 
     A module's stored weights are dropped before the next module's are read, so that memory holds
@@ -93,17 +150,18 @@ def materialise(model: Module, dtype: mx.Dtype | None, progress: LoadProgress) -
         dtype: Dtype of all floating-point weights; None changes nothing. A model with a quantised
             layer of a kind unknown to machd stays as stored.
         progress: Advanced by the bytes of each module as stored.
+        packing: The format that plain layers are packed into; None to leave them plain.
     """
-    for stored_bytes, module in _converted(model, dtype):
+    for stored_bytes, module in _converted(model, dtype, packing):
         mx.eval(module.parameters())
         progress.advance(stored_bytes)
     mx.eval(model.parameters())
     mx.clear_cache()
 
 
-def hold_in(model: Module, dtype: mx.Dtype | None) -> None:
+def hold_in(model: Module, dtype: mx.Dtype | None, packing: Quantization | None = None) -> None:
     """Give the weights the shapes and dtypes that :func:`materialise` would, and compute nothing."""
-    for _ in _converted(model, dtype):
+    for _ in _converted(model, dtype, packing):
         pass
 
 
@@ -137,7 +195,9 @@ def _arrays(module: Module) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def _converted(model: Module, dtype: mx.Dtype | None) -> Iterator[tuple[int, Module]]:
+def _converted(
+    model: Module, dtype: mx.Dtype | None, packing: Quantization | None
+) -> Iterator[tuple[int, Module]]:
     """Convert a model leaf by leaf; yields the stored bytes of each, and the leaf to be computed."""
     flat = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
     assert isinstance(flat, list)
@@ -155,10 +215,21 @@ def _converted(model: Module, dtype: mx.Dtype | None) -> Iterator[tuple[int, Mod
             model.update_modules(tree_unflatten([(path, module)]))
         elif dtype is not None:
             _cast(module, dtype, path, model)
+        if packing is not None and _can_pack(model, path, module, packing):
+            module = module.to_quantized(packing.group_size, packing.bits, packing.mode)
+            model.update_modules(tree_unflatten([(path, module)]))
         yield stored_bytes, module
     if dtype is not None:
         # Parameters of a module that has children are in no leaf.
         _cast(model, dtype, "", model)
+
+
+def _can_pack(model: Layer, path: str, module: Layer, packing: Quantization) -> bool:
+    """Return True for a layer with a packed form, unless the model wants it left as it is."""
+    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % packing.group_size:
+        return False
+    wants = getattr(model, "quant_predicate", None)
+    return wants is None or wants(path, module) is not False
 
 
 def _plain_makers() -> Mapping[type, Callable[[mx.array], Layer]]:

@@ -74,7 +74,7 @@ def _get(bank: ExpertBank, layer: int, experts: Numbers) -> list[int]:
 def _content(bank: ExpertBank, layer: int, expert: int) -> float:
     array = bank.array(layer, "up_proj", "weight")
     assert array is not None
-    return float(array[int(bank.slots(layer)[expert]), 0].item())
+    return float(np.asarray(array)[bank.slots(layer)[expert], 0])
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,7 +28,7 @@ def loaded() -> LoadedModel:
 
 
 def _logits(model: Module, ids: mx.array = _IDS) -> mx.array:
-    from mlx_lm.models.cache import make_prompt_cache  # after import_mlx_lm()
+    from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415 - after import_mlx_lm()
 
     caches = make_prompt_cache(model)
     parts = [model(ids[:, :9], cache=caches), model(ids[:, 9:], cache=caches)]
