@@ -61,6 +61,10 @@ class Plan:
 
     Attributes:
         requests: For each level of the sweep, rounded up to the same number for every client.
+        expert_shares: Shares of the experts that are in memory.
+        experts_gb: Size of the experts of a model that is made, in units of 10^9 bytes.
+        weight_formats: Formats of the weights that are compared.
+        widths: Rows that decode together in each.
         started_unix_s: Also seeds prompts: a server that keeps running may remember others'.
         speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
     """
@@ -74,6 +78,10 @@ class Plan:
     users: int = 10
     system_tokens: int = 500
     kv_formats: tuple[str, ...] = ()
+    expert_shares: tuple[float, ...] = ()
+    experts_gb: float = 1.5
+    weight_formats: tuple[str, ...] = ()
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16)
     speculation_mode: str = "auto"
     speculation_tokens: int = 64
     speculation_rounds: int = 3
@@ -102,6 +110,7 @@ class Bench:
         serve_args: Settings of its servers as flags.
         server: The one that is measured; None for scenarios that start their own.
         bare: The model without a server; None at a URL.
+        names_model: True if the settings name the model; without it the embedded one is served.
         rows: What was measured so far, in all modes.
         notes: What a reader of the report has to know besides.
     """
@@ -114,6 +123,7 @@ class Bench:
     server: Server | StaticBatches | None = None
     bare: BareModel | None = None
     model: dict[str, Figure] | None = None
+    names_model: bool = True
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

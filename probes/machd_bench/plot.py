@@ -54,6 +54,8 @@ def write_plot(report: Report, path: Path) -> None:
     """Draw a report into a PNG file; needs matplotlib."""
     panels: list[_Panel] = [_first_tokens, _throughput, _latencies] if report.of("sweep") else []
     panels += [_long_prompt] if report.of("long-prompt") else []
+    panels += [_experts] if report.of("experts") else []
+    panels += [_weight_formats] if report.of("formats") else []
     panels += [_goals] if report.goals or not panels else []
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
@@ -147,6 +149,59 @@ def _long_prompt(axes: Axes, report: Report) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds since it arrived; shaded until its first token")
     _title(axes, "Token gaps of streams that a long prompt joins", "milliseconds")
+
+
+def _experts(axes: Axes, report: Report) -> None:
+    """Draw tokens/s by the share in memory; a dashed line is the model in memory."""
+    every = report.of("experts")
+    for colour, streams in zip(
+        COLOURS, sorted({row.number("streams") for row in every}), strict=False
+    ):
+        rows = [row for row in every if row.number("streams") == streams]
+        banked = sorted(
+            (row for row in rows if row.figures["share"] is not None),
+            key=lambda row: row.number("share"),
+        )
+        shares, tps = _columns(banked, "share", "tps")
+        axes.plot(shares, tps, marker="o", color=colour, label=f"{streams:g} streams")
+        for row in rows:
+            if row.figures["share"] is None:
+                axes.axhline(row.number("tps"), linestyle="--", color=colour, linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("share of the experts in memory; dashed: the whole model")
+    _title(axes, "Tokens/s with experts on disk", "tokens/s")
+
+
+def _weight_formats(axes: Axes, report: Report) -> None:
+    """Draw tokens/s by width; a ring is where a format begins to be the fastest."""
+    every = report.of("formats")
+    names = list(dict.fromkeys(str(row.figures["format"]) for row in every))
+    fastest: str | None = None
+    for name, marker in zip(names, "os^vDPX*", strict=False):
+        rows = [row for row in every if row.figures["format"] == name]
+        axes.plot(*_columns(rows, "width", "tps"), marker=marker, label=name, linewidth=1.2)
+    widths = sorted({row.number("width") for row in every})
+    for width in widths:
+        best = max(
+            (row for row in every if row.number("width") == width),
+            key=lambda row: row.number("tps"),
+        )
+        if best.figures["format"] != fastest:
+            fastest = str(best.figures["format"])
+            axes.scatter([width], [best.number("tps")], s=150, facecolors="none", edgecolors=GREY)
+            axes.annotate(
+                f"{fastest} from {width:g}",
+                (width, best.number("tps")),
+                xytext=(4, 8),
+                textcoords="offset points",
+                fontsize=7,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(widths, [f"{one:g}" for one in widths])
+    axes.minorticks_off()
+    axes.set_xlabel("rows that decode together; a ring: the fastest from here on")
+    _title(axes, "Tokens/s in each weight format", "tokens/s")
 
 
 def _goals(axes: Axes, report: Report) -> None:

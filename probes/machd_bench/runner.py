@@ -91,6 +91,7 @@ class Runner:
                 streams = max((one.streams(self.bench.plan) for one in scenarios), default=1)
                 args = serve_args(mode, streams, settings_args)
                 bench = replace(self.bench, mode=mode, bare=bare, serve_args=args)
+                bench.names_model = settings.model.path is not None
                 if not bare.leaves_room or mode is Mode.SETTINGS:
                     await bare.close()
                 await self._measure(bench, scenarios)

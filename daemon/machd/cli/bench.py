@@ -27,6 +27,7 @@ from machd_bench.scenario import Scenario
 from machd_bench.scenarios import SCENARIOS
 from machd_bench.scenarios.kv_formats import FORMATS
 from machd_bench.scenarios.speculation import OFF
+from machd_bench.scenarios.weight_formats import FORMATS as WEIGHT_FORMAT_SETTINGS
 from machd_bench.table import print_scenario, print_summary
 from machd_guarantees.guarantees import GUARANTEES
 
@@ -88,6 +89,16 @@ def _levels(text: str) -> tuple[int, ...]:
     if min(levels) < 1:
         raise ValueError(f"{text!r} is not a list of positive numbers such as 1,2,4")
     return tuple(dict.fromkeys(levels))
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise ValueError(f"{text!r} is not a list of shares such as 0.25,0.5,1")
+    return tuple(dict.fromkeys(shares))
 
 
 def _names(kind: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
@@ -169,6 +180,37 @@ _file_type = click.Path(path_type=Path)
     callback=_read(_names("format", FORMATS)),
     help="Measure these formats of keys and values: the scenario kv-formats.",
 )
+@click.option(
+    "--experts",
+    "expert_shares",
+    metavar="SHARE,...",
+    callback=_read(_shares),
+    help="Measure a model with these shares of its experts in memory and the others on disk: the scenario"
+    " experts. Without MODEL one is made.",
+)
+@click.option(
+    "--experts-gb",
+    default=Plan().experts_gb,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="experts: how large the experts of the model are that is made, in units of 10^9 bytes.",
+)
+@click.option(
+    "--formats",
+    "weight_formats",
+    metavar="FORMAT,...",
+    callback=_read(_names("format", WEIGHT_FORMAT_SETTINGS)),
+    help="Measure the weights in these formats: the scenario formats."
+    f" There are: {', '.join(WEIGHT_FORMAT_SETTINGS)}.",
+)
+@click.option(
+    "--widths",
+    default="1,2,4,8,16",
+    show_default=True,
+    metavar="N,...",
+    callback=_read(_levels),
+    help="formats: how many rows decode together.",
+)
 @_flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
 @_flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
 @_flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
@@ -210,6 +252,10 @@ def bench(
     names: tuple[str, ...] | None,
     is_prefix: bool,
     kv_formats: tuple[str, ...] | None,
+    expert_shares: tuple[float, ...] | None,
+    experts_gb: float,
+    weight_formats: tuple[str, ...] | None,
+    widths: tuple[int, ...],
     is_speculation: bool,
     is_guarantees: bool,
     is_check: bool,
@@ -226,19 +272,21 @@ def bench(
     which is the most that the machine could do. Settings are handed to the server. The mode static
     is mlx-lm's batch_generate without a server.
 
-    --prefix, --kv, --speculation and --guarantees stand for scenarios, and combine with others.
+    --prefix, --kv, --experts, --formats, --speculation and --guarantees stand for scenarios, and combine with others.
     """
     wanted = {
         *(names or ()),
         *(_PREFIX if is_prefix else ()),
         *(["kv-formats"] if kv_formats else ()),
+        *(["experts"] if expert_shares else ()),
+        *(["formats"] if weight_formats else ()),
         *(["speculation"] if is_speculation else ()),
         *(["guarantees"] if is_guarantees else ()),
     } or {"sweep"}
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
     arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode
-    batches = {"prefix", "kv-formats"} & {one.name for one in scenarios}
+    batches = {"prefix", "kv-formats", "experts", "formats"} & {one.name for one in scenarios}
     compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
     _refuse(
         (
@@ -271,6 +319,10 @@ def bench(
     plan = Plan(
         concurrencies=concurrencies,
         kv_formats=kv_formats or (),
+        expert_shares=expert_shares or (),
+        experts_gb=experts_gb,
+        weight_formats=weight_formats or (),
+        widths=widths,
         speculation_mode=guessing,
         started_unix_s=int(clock.unix_s()),
         **counts,

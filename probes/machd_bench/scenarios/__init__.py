@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from machd_bench.scenarios.ceiling import CEILING
 from machd_bench.scenarios.coalescing import COALESCING
+from machd_bench.scenarios.experts import EXPERTS
 from machd_bench.scenarios.kv_formats import KV_FORMATS
 from machd_bench.scenarios.long_prompt import LONG_PROMPT
 from machd_bench.scenarios.prefix import PREFIX
@@ -12,11 +13,12 @@ from machd_bench.scenarios.speculation import SPECULATION
 from machd_bench.scenarios.staggered import STAGGERED
 from machd_bench.scenarios.structured import STRUCTURED
 from machd_bench.scenarios.sweep import SWEEP
+from machd_bench.scenarios.weight_formats import WEIGHT_FORMATS
 
 SCENARIOS = {
     one.name: one
     for one in (
         *(SWEEP, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
-        *(PREFIX, SHARING, KV_FORMATS, SPECULATION, CEILING),
+        *(PREFIX, SHARING, KV_FORMATS, EXPERTS, WEIGHT_FORMATS, SPECULATION, CEILING),
     )
 }
