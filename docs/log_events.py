@@ -325,6 +325,20 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Do what `advice` says; the prompts are computed instead.",
     ),
     LogEvent(
+        "experts.on_disk",
+        ("info",),
+        ("capacity_bytes", "in_memory", "experts"),
+        "The model's experts stay on disk (`experts.resident_gb`): `in_memory` of `experts` are in a bank "
+        "of so many bytes.",
+    ),
+    LogEvent(
+        "experts.unreadable",
+        ("error",),
+        ("layer", "expert", "problem", "advice"),
+        "An expert could not be read from the model's files; once for each expert.",
+        "Do what `advice` says; requests that do not need it are not affected.",
+    ),
+    LogEvent(
         "blocks.change_failed",
         ("error",),
         ("count", "exception"),

@@ -99,6 +99,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         weights_bytes: What the weights would take in memory.
         stored_bytes: What they take on disk.
         quantization: Null when the weights are plain.
+        packed_into: What they would be packed into, as ``model.quantize`` says.
         experts: Null for a model without.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
         notes: What a person should know.
@@ -115,6 +116,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     weights_bytes: int
     stored_bytes: int
     quantization: QuantizationReport | None = None
+    packed_into: str | None = None
     experts: ExpertsReport | None = None
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport

@@ -86,6 +86,7 @@ def model_check(
         weights_bytes=found.weights_bytes,
         stored_bytes=found.stored_bytes,
         quantization=_quantization(found),
+        packed_into=None if found.packed_into is None else str(found.packed_into),
         experts=experts,
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),

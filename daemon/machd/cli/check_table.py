@@ -80,6 +80,8 @@ def _weights(check: ModelCheck) -> str:
         "plain" if stored is None else f"{stored.mode} {stored.bits}-bit, group {stored.group_size}"
     )
     held = f"{_gb(check.weights_bytes)} in {check.versions.dtype}"
+    if check.packed_into is not None:
+        held = f"{_gb(check.weights_bytes)} as {check.packed_into}"
     if stored is not None and stored.kept:
         held = f"{_gb(check.weights_bytes)}, kept packed"
     return f"{_gb(check.stored_bytes)} on disk ({kind}), {held} in memory"

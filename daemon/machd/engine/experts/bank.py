@@ -132,6 +132,7 @@ class ExpertBank:
         self._current: tuple[int, frozenset[int]] = (0, frozenset())
         self._pending: dict[tuple[int, int], _Read] = {}
         self._counts = dict.fromkeys(("hits", "misses", "evictions", "bytes_read", "ahead_hits"), 0)
+        self._warned: set[tuple[int, int]] = set()
         self._log = structlog.get_logger("machd.engine")
         total_bytes = sum(layer.experts * layer.entry_bytes for layer in layers)
         share = min(capacity_bytes / total_bytes, 1.0)
@@ -381,6 +382,10 @@ class ExpertBank:
         self._counts["evictions"] += 1
 
     def _warn(self, read: _Read, problem: str) -> None:
+        """Log that an expert could not be read; once for each, because every pass may ask for it."""
+        if (read.layer, read.expert) in self._warned:
+            return
+        self._warned.add((read.layer, read.expert))
         self._log.error(
             "experts.unreadable",
             layer=self._layers[read.layer].path,

@@ -84,6 +84,7 @@ class ModelInspection:
         working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
         dtype: Dtype of the computation, such as ``float32``.
         quantization: As stored; None when the weights are plain.
+        packed_into: What plain weights would be packed into; None to leave them plain.
         keeps_quantized: Whether the weights would stay quantised in memory.
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
         code: The code that would compute the model.
@@ -111,6 +112,7 @@ class ModelInspection:
     device_memory_bytes: int
     available_bytes: int
     code: ModelCode
+    packed_into: Quantization | None = None
     experts: int = 0
     experts_bytes: int = 0
     notes: tuple[str, ...] = ()
@@ -222,7 +224,8 @@ def _inspect(
         # A dtype that the settings name is reported with its size, not refused.
         available_bytes=available_bytes if dtype == "auto" else _NO_LIMIT_BYTES,
     )
-    hold_in(model, held_dtype, weight_format(quantize, model))
+    packing = weight_format(quantize, model)
+    hold_in(model, held_dtype, packing)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
@@ -256,6 +259,7 @@ def _inspect(
         device_memory_bytes=device_bytes,
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
+        packed_into=packing,
         experts=sum(next(iter(projections(one)))[1].num_experts for one in switches),
         experts_bytes=sum(weights_bytes(one) for one in switches),
         notes=tuple(

@@ -1,0 +1,113 @@
+"""Experts are found in the files of a checkpoint, in whichever layout they can be read one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+from support.engines.banked_models import moe_model
+
+from machd.engine.backend.progress import SilentProgress
+from machd.engine.experts.origins import Origins, projections, switch_layers
+from machd.engine.experts.residency import Residency
+from machd.engine.loading import loader
+from machd.engine.loading.banked import load_banked
+from machd.engine.loading.checkpoint import read_checkpoint
+from machd.errors import ModelFormatError
+from machd_probes.tiny import tiny_configuration, tiny_model
+
+_IDS = mx.array([[1, 2, 3, 4, 5, 6, 7, 8]])
+
+
+def _weights(model: Module) -> dict[str, mx.array]:
+    flat = tree_flatten(model.parameters())
+    assert isinstance(flat, list)
+    return dict(flat)
+
+
+def _as_published(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Each expert a tensor, as the model's makers store it and mlx-lm stacks it."""
+    published = {}
+    for name, array in weights.items():
+        before, is_expert, after = name.partition(".switch_mlp.")
+        if not is_expert:
+            published[name] = array
+            continue
+        for number in range(array.shape[0]):
+            published[f"{before}.experts.{number}.{after}"] = array[number]
+    return published
+
+
+def _write(directory: Path, weights: dict[str, mx.array], config: object) -> Path:
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
+    checkpoint = read_checkpoint(directory, trust_remote_code=False)
+    origins = Origins(checkpoint.tensors)
+    model = loader._built(checkpoint, origins, trust_remote_code=False)
+    assert type(model).__name__ == "Model"
+    residency = Residency(bank_bytes, 0)
+    banked = load_banked(model, checkpoint, origins, residency, "float32", SilentProgress())
+    logits = mx.array(model(_IDS))
+    mx.eval(logits)
+    assert banked.reading().misses > 0
+    banked.close()
+    return logits
+
+
+@pytest.mark.parametrize("layout", [dict, _as_published], ids=["stacked", "one by one"])
+def test_both_layouts_are_read(
+    tmp_path: Path, layout: Callable[[dict[str, mx.array]], dict[str, mx.array]]
+) -> None:
+    """As mlx-lm writes them, and as models are published."""
+    loaded = moe_model()
+    configuration = tiny_configuration("qwen3_moe")
+    directory = _write(tmp_path, layout(_weights(loaded.model)), configuration.config)
+    assert mx.array_equal(_banked_logits(directory), loaded.model(_IDS)).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_stored_numbers_are_converted(tmp_path: Path, dtype: mx.Dtype) -> None:
+    """16 bits in the file, float32 in memory, as the loader makes of them."""
+    model = moe_model().model
+    weights = {name: array.astype(dtype) for name, array in _weights(model).items()}
+    config = tiny_configuration("qwen3_moe").config
+    directory = _write(tmp_path, weights, config)
+    checkpoint = read_checkpoint(directory, trust_remote_code=False)
+    resident = loader._built(checkpoint, None, trust_remote_code=False)
+    loader._read_weights(resident, checkpoint, "float32", SilentProgress())
+    assert mx.array_equal(_banked_logits(directory), resident(_IDS)).item()
+
+
+def test_packed_experts_stay_packed(tmp_path: Path) -> None:
+    """Four bits, scales and offsets come from the file, and the product is that of mlx-lm's own layer."""
+    configuration = tiny_configuration("qwen3_moe")
+    model = tiny_model(configuration)
+    quantize(model, 32, 4)
+    packing = {"quantization": {"group_size": 32, "bits": 4}}
+    directory = _write(tmp_path, _weights(model), {**configuration.config, **packing})
+    # All other weights are unpacked in the one and stay packed in the other.
+    assert mx.allclose(_banked_logits(directory, 40_000), model(_IDS), rtol=1e-3, atol=1e-3).item()
+
+
+def test_what_the_model_computes_from_its_tensors_is_refused(tmp_path: Path) -> None:
+    """A part of a fused tensor has no place of its own; the message has the command that helps."""
+    model = moe_model().model
+    weights = _weights(model)
+    directory = _write(tmp_path, weights, tiny_configuration("qwen3_moe").config)
+    origins = Origins(read_checkpoint(directory, trust_remote_code=False).tensors)
+    with origins.noting(weights):
+        path, switch = switch_layers(model)[0]
+        up = dict(projections(switch))["up_proj"]
+        up.weight = mx.split(mx.concatenate([up.weight, up.weight], axis=1), 2, axis=1)[0]
+    with pytest.raises(ModelFormatError, match=r"mlx_lm\.convert"):
+        origins.layer(path, switch, lambda _name, stored, _projection: stored)
