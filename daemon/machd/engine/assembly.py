@@ -68,7 +68,7 @@ def engine_parts(
     # A pass with experts on disk waits for each layer's choice, so none can be dispatched ahead of it.
     looks_ahead = (not is_cpu if looks_ahead is None else looks_ahead) and experts is None
     if experts is not None:
-        experts.connect()
+        experts.connect_previews()
     if is_cpu:
         fuse_layers(model)
     is_standard = description.cache.kind is KvCacheKind.STANDARD

@@ -1,83 +1,60 @@
-"""Layers that compute with the experts of a bank.
+"""Switch layers that compute with the experts of a bank.
 
-A model's router chooses experts for each token; mlx-lm's switch layer multiplies each token with those.
-:class:`BankedExperts` stands before a switch layer: it reads what the router chose, waits until the bank has
-those experts, and calls the switch layer with their slots. The projections inside compute with the
-bank's arrays instead of their own, so the model's own code runs on whatever it was made for.
+A mixture-of-experts block's router chooses experts for each token, and mlx-lm's switch layer multiplies each token with
+its experts. :class:`BankedExperts` stands in for the switch layer: it reads what the router chose, waits until
+the bank holds those experts, and calls the switch layer with their slots. The projections inside compute with
+the bank's arrays, so the model's own code runs unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.untyped import Layer
-from machd.engine.experts.bank import ExpertBank, Numbers
+from machd.engine.experts.bank import ExpertBank
 from machd.engine.experts.expert_files import ExpertReadError
-from machd.engine.experts.origins import projections
+from machd.engine.experts.router_preview import BlockInput, RoutedError, RouterPreview
+from machd.engine.experts.tensor_origins import projections
+from machd.engine.experts.use_counts import Indices
 
 
-class RoutedError(Exception):
-    """Ends a preview: the router has chosen.
-
-    Attributes:
-        indices: uint32 [..., k], the experts that it chose.
-    """
-
-    def __init__(self, indices: mx.array) -> None:
-        """Keep what was chosen."""
-        super().__init__()
-        self.indices = indices
-
-
-class Outputs:
-    """What was computed with experts that are still held, shared by all layers of a model.
+class PassState:
+    """State of the current pass that all banked layers of a model share.
 
     Attributes:
-        arrays: Lazy outputs.
-        has_failed: True since an expert could not be read; :meth:`take_fault` resets it.
+        pinned_outputs: Lazy outputs that are computed with pinned experts.
+        has_failed: True once an expert could not be read; :meth:`take_fault` resets it.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
-        self.arrays: list[mx.array] = []
+        """Begin with no outputs."""
+        self.pinned_outputs: list[mx.array] = []
         self.has_failed = False
 
     def take_fault(self) -> ExpertReadError | None:
-        """Return the fault of the passes since the last call; the rows that it concerns are NaN."""
+        """Return the read error since the last call; the outputs that lack the expert are NaN."""
         if not self.has_failed:
             return None
         self.has_failed = False
         return ExpertReadError("an expert of the model could not be read from its file")
 
 
-class RouterInput:
-    """What a layer's router was called with; no module, whose arrays would count as weights.
-
-    Attributes:
-        seen: Hidden states; None where they are not known.
-    """
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self.seen: mx.array | None = None
-
-
 class BankedProjection(Module):
-    """A projection of mlx-lm's whose experts are those in the bank's slots."""
+    """A projection of a switch layer, with the bank's slots for experts."""
 
     def __init__(self, projection: Layer, bank: ExpertBank, layer: int, name: str) -> None:
-        """Take a projection over; its own weights are dropped."""
+        """Replace a projection's weights, which are dropped, by the bank's."""
         super().__init__()  # type: ignore[no-untyped-call]
         for parameter in list(projection.keys()):
             array = bank.array(layer, name, parameter)
             if array is not None:
                 projection[parameter] = array
         self.stands_for = type(projection)
-        # Not as a child, because the arrays belong to the bank.
+        # A bound method and not a child module, because the arrays belong to the bank.
         self._compute = projection.__call__
 
     def __call__(
@@ -96,30 +73,31 @@ class BankedExperts(Module):
 
     Attributes:
         stands_for: Class of the switch layer.
-        ahead: The layer after this one, whose choice is previewed; None for none.
-        router: What this layer's router was called with.
+        next_router: Preview of the next layer's router; None without one.
+        block_input: What the block around this layer was called with.
+        is_previewed: True while a preview of this layer's router runs.
     """
 
-    def __init__(self, switch: Module, bank: ExpertBank, layer: int, outputs: Outputs) -> None:
-        """Take a switch layer over.
+    def __init__(self, switch: Module, bank: ExpertBank, layer: int, state: PassState) -> None:
+        """Replace a switch layer's weights by the bank's.
 
         Args:
-            switch: Its projections' own weights are dropped.
-            bank: Has the experts.
+            switch: Changed in place.
+            bank: Holds the experts.
             layer: Number of the layer among those with experts.
-            outputs: Shared by all layers.
+            state: Shared by all layers of the model.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         for name, projection in projections(switch):
             setattr(switch, name, BankedProjection(projection, bank, layer, name))
         self.switch = switch
         self.stands_for = type(switch)
-        self.ahead: Preview | None = None
-        self.router = RouterInput()
+        self.next_router: RouterPreview | None = None
+        self.block_input = BlockInput()
+        self.is_previewed = False
         self._bank = bank
         self._layer = layer
-        self._outputs = outputs
-        self._is_previewed = False
+        self._state = state
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """Compute each token with each of its experts.
@@ -131,163 +109,102 @@ class BankedExperts(Module):
         Returns:
             [..., k, output_dims]; NaN for an expert that could not be read.
         """
-        if self._is_previewed:
+        if self.is_previewed:
             raise RoutedError(indices)
-        seen, self.router.seen = self.router.seen, None
-        bank, layer = self._bank, self._layer
-        if (table := bank.table(layer)) is not None:
-            bank.hold_all(layer)
-            return self._computed(x, table[indices])
-        ahead = None if self.ahead is None or seen is None else self.ahead.choice(seen)
-        # Whatever was computed before is done after this, so no slot of it is needed any more.
-        mx.eval(indices, *([] if ahead is None else [ahead]), *self._outputs.arrays)
-        self._outputs.arrays.clear()
-        bank.free()
-        chosen = np.array(indices)
-        needed: Numbers = np.unique(chosen)
-        room = bank.room(layer)
-        is_present = bank.slots(layer)[needed] >= 0
-        has_room = bank.begin(layer, needed[:room])
-        if ahead is not None and has_room:
-            assert self.ahead is not None
-            bank.read_ahead(self.ahead.layer, np.unique(np.array(ahead)))
-        if needed.size > room:
-            parts = [needed[start : start + room] for start in range(0, needed.size, room)]
-            return self._in_parts(x, chosen, parts, take_turns=True)
-        if is_present.all() or not is_present.any():
-            return self._with(x, chosen, needed)
-        # What is in memory is computed while the rest is read.
-        return self._in_parts(x, chosen, [needed[is_present], needed[~is_present]])
+        hidden, self.block_input.hidden = self.block_input.hidden, None
+        if (table := self._bank.resident_table(self._layer)) is not None:
+            self._bank.pin_all(self._layer)
+            return self._compute(x, table[indices])
+        chosen, next_chosen = self._read_choices(indices, hidden)
+        return self._compute_chosen(x, chosen, next_chosen)
 
-    def choice(
-        self, seen: mx.array, owner: Layer, compute: Callable[[Layer, mx.array], mx.array]
-    ) -> mx.array | None:
-        """Return what this layer's router would choose for hidden states; None if it chose nothing."""
-        self._is_previewed = True
-        try:
-            compute(owner, seen)
-        except RoutedError as routed:
-            return routed.indices
-        finally:
-            self._is_previewed = False
-        return None
+    def _read_choices(
+        self, indices: mx.array, hidden: mx.array | None
+    ) -> tuple[Indices, Indices | None]:
+        """Evaluate what this router chose and the next one probably will, and unpin earlier experts."""
+        preview = None
+        if self.next_router is not None and hidden is not None:
+            preview = self.next_router.choice(hidden)
+        # One synchronisation: earlier outputs are evaluated with it, so their experts may be evicted.
+        mx.eval(indices, *([] if preview is None else [preview]), *self._state.pinned_outputs)
+        self._state.pinned_outputs.clear()
+        self._bank.unpin_all()
+        return np.array(indices), None if preview is None else np.unique(np.array(preview))
 
-    @property
-    def layer(self) -> int:
-        """Number of the layer among those with experts."""
-        return self._layer
-
-    def _computed(self, x: mx.array, slots: mx.array) -> mx.array:
-        output: mx.array = self.switch(x, slots)
-        self._outputs.arrays.append(output)
-        return output
-
-    def _with(self, x: mx.array, chosen: Numbers, needed: Numbers) -> mx.array:
-        """Compute with experts that all find room, for which reading has begun."""
-        failed = self._bank.finish(self._layer, needed)
-        slots = self._bank.slots(self._layer)[chosen]
-        output = self._computed(x, mx.array(np.maximum(slots, 0).astype(np.uint32)))
-        if not failed:
-            return output
-        self._outputs.has_failed = True
-        is_lost = mx.array(np.isin(chosen, failed))
-        return mx.where(is_lost[..., None], mx.array(float("nan"), output.dtype), output)
-
-    def _in_parts(
-        self, x: mx.array, chosen: Numbers, parts: Sequence[Numbers], *, take_turns: bool = False
+    def _compute_chosen(
+        self, x: mx.array, chosen: Indices, next_chosen: Indices | None
     ) -> mx.array:
-        """Compute with some experts after others, each pair of a token and an expert once.
+        """Compute with a layer that is not in memory whole.
 
         Args:
             x: [..., input_dims].
             chosen: int [..., k], experts.
-            parts: All experts that were chosen, each once; reading has begun for the first part, or for all.
-            take_turns: Each part takes the slots of the one before it.
+            next_chosen: int [n], experts that the next layer will probably need.
+        """
+        bank, layer = self._bank, self._layer
+        needed: Indices = np.unique(chosen)
+        max_experts = bank.max_experts(layer)
+        is_present = bank.slots(layer)[needed] >= 0
+        have_slots = bank.request(layer, needed[:max_experts])
+        if next_chosen is not None and have_slots:
+            assert self.next_router is not None
+            bank.read_ahead(self.next_router.layer, next_chosen)
+        if needed.size > max_experts:
+            return self._compute_in_turns(x, chosen, needed)
+        if is_present.all() or not is_present.any():
+            return self._compute_with(x, chosen, needed)
+        # Experts in memory are computed while the others are read.
+        return self._compute_in_parts(x, chosen, [needed[is_present], needed[~is_present]])
+
+    def _compute(self, x: mx.array, slots: mx.array) -> mx.array:
+        output: mx.array = self.switch(x, slots)
+        self._state.pinned_outputs.append(output)
+        return output
+
+    def _compute_with(self, x: mx.array, chosen: Indices, needed: Indices) -> mx.array:
+        """Compute with requested experts, once they are read."""
+        failed = self._bank.wait(self._layer, needed)
+        slots = self._bank.slots(self._layer)[chosen]
+        output = self._compute(x, mx.array(np.maximum(slots, 0).astype(np.uint32)))
+        if not failed:
+            return output
+        self._state.has_failed = True
+        is_lost = mx.array(np.isin(chosen, failed))
+        return mx.where(is_lost[..., None], mx.array(float("nan"), output.dtype), output)
+
+    def _compute_in_turns(self, x: mx.array, chosen: Indices, needed: Indices) -> mx.array:
+        """Compute with more experts than fit: as many as fit at a time, the first of which are requested."""
+        size = self._bank.max_experts(self._layer)
+        parts = [needed[start : start + size] for start in range(0, needed.size, size)]
+        return self._compute_in_parts(x, chosen, parts, take_turns=True)
+
+    def _compute_in_parts(
+        self, x: mx.array, chosen: Indices, parts: Sequence[Indices], *, take_turns: bool = False
+    ) -> mx.array:
+        """Compute with one part of the experts after the other.
+
+        Args:
+            x: [..., input_dims].
+            chosen: int [..., k], experts.
+            parts: All chosen experts, each once; the first part is requested, or all are.
+            take_turns: Evict each part for the next one.
         """
         bank, per_token = self._bank, chosen.shape[-1]
-        pairs = chosen.reshape(-1)
-        tokens = x.reshape(-1, x.shape[-1])
+        pairs = chosen.reshape(-1)  # [tokens * k], one for each pair of a token and an expert
+        tokens = x.reshape(-1, x.shape[-1])  # [tokens, input_dims]
         outputs: list[mx.array] = []
-        places: list[Numbers] = []
+        positions: list[Indices] = []
         for number, part in enumerate(parts):
             if take_turns and number:
                 mx.eval(outputs)
-                self._outputs.arrays.clear()
-                bank.free()
-                bank.begin(self._layer, part)
-            place = np.flatnonzero(np.isin(pairs, part))
-            output = self._with(tokens[mx.array(place // per_token)], pairs[place][:, None], part)
+                self._state.pinned_outputs.clear()
+                bank.unpin_all()
+                bank.request(self._layer, part)
+            position = np.flatnonzero(np.isin(pairs, part))
+            of_part = tokens[mx.array(position // per_token)]
+            output = self._compute_with(of_part, pairs[position][:, None], part)
             mx.async_eval(output)
-            outputs.append(output[:, 0])
-            places.append(place)
-        back = mx.array(np.argsort(np.concatenate(places)))
-        return mx.concatenate(outputs)[back].reshape(*chosen.shape, -1)
-
-
-class Preview:
-    """Asks the router of the layer ahead what it would choose for this layer's hidden states.
-
-    They are those of one layer before, to which a transformer's layer adds little, so most of the choice
-    is the later one. Only the router is computed: the preview ends at the switch layer, and what the model
-    has made of shared experts until then is lazy and dropped.
-    """
-
-    def __init__(self, experts: BankedExperts, owner: Layer) -> None:
-        """Begin.
-
-        Args:
-            experts: Of the layer ahead.
-            owner: The module around it, which is called with hidden states alone.
-        """
-        self._experts = experts
-        self._owner = owner
-        self._compute = type(owner).__call__
-
-    @property
-    def layer(self) -> int:
-        """Number of the layer ahead among those with experts."""
-        return self._experts.layer
-
-    def choice(self, seen: mx.array) -> mx.array | None:
-        """Return uint32 [..., k], experts; None if the owner asked for none."""
-        return self._experts.choice(seen, self._owner, self._compute)
-
-
-def see_hidden_states(owner: Layer, experts: BankedExperts) -> None:
-    """Let a layer know the hidden states that its owner is called with.
-
-    Python looks ``__call__`` up in the class, so the owner gets a class of its own, derived from its class.
-    """
-    kind = type(owner)
-
-    class Seeing(kind):  # type: ignore[misc, valid-type]
-        """The owner, which shows its hidden states before it computes."""
-
-        def __call__(self, x: mx.array) -> mx.array:
-            experts.router.seen = x
-            hidden: mx.array = super().__call__(x)
-            return hidden
-
-    Seeing.__name__, Seeing.__qualname__, Seeing.__module__ = (
-        kind.__name__,
-        kind.__qualname__,
-        kind.__module__,
-    )
-    owner.__class__ = Seeing
-
-
-def connect_previews(layers: Sequence[BankedExperts], owners: Sequence[Layer | None]) -> None:
-    """Let each layer preview the next one, where both are called with hidden states alone.
-
-    Args:
-        layers: In their order.
-        owners: The module around each; None where there is no such module.
-    """
-    previews = [
-        None if owner is None else Preview(one, owner)
-        for one, owner in zip(layers, owners, strict=True)
-    ]
-    for one, owner, ahead in zip(layers[:-1], owners[:-1], previews[1:], strict=True):
-        if owner is not None and ahead is not None:
-            one.ahead = ahead
-            see_hidden_states(owner, one)
+            outputs.append(output[:, 0])  # [pairs of the part, output_dims]
+            positions.append(position)
+        order = mx.array(np.argsort(np.concatenate(positions)))
+        return mx.concatenate(outputs)[order].reshape(*chosen.shape, -1)

@@ -1,20 +1,22 @@
-"""Where the experts of a mixture-of-experts layer lie in the checkpoint's files."""
+"""The experts of one mixture-of-experts layer: their parameters, and where the checkpoint's files hold them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import mlx.core as mx
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A range of bytes in a file: one parameter of one expert.
+class Location:
+    """The first byte of one expert's parameter.
 
     Attributes:
-        offset: Of the first byte, from the beginning of the file.
+        file: The safetensors file.
+        offset: Bytes from the beginning of the file.
     """
 
     file: Path
@@ -22,70 +24,62 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterForm:
-    """A parameter of one expert, as stored and as computed.
+class ExpertParameter:
+    """A parameter that every expert of a layer has, in the same shape.
 
     Attributes:
-        linear: Name of the projection within its layer, such as ``gate_proj``.
+        projection: Name of the projection within its layer, such as ``gate_proj``.
         name: ``weight``, ``scales``, ``biases``, ``bias`` or ``global_scale``.
-        shape: Of one expert.
-        stored_dtype: In the file.
-        dtype: In memory; another one is converted to when an expert is read.
+        shape: The shape for one expert.
+        stored_dtype: The dtype in the file.
+        dtype: The dtype in memory; reading converts to it.
     """
 
-    linear: str
+    projection: str
     name: str
     shape: tuple[int, ...]
     stored_dtype: mx.Dtype
     dtype: mx.Dtype
 
     @property
-    def elements(self) -> int:
-        """Numbers in the parameter of one expert."""
-        elements = 1
-        for length in self.shape:
-            elements *= length
-        return elements
-
-    @property
     def stored_bytes(self) -> int:
-        """Bytes in the file."""
-        return self.elements * self.stored_dtype.size
+        """Bytes of one expert in the file."""
+        return prod(self.shape) * self.stored_dtype.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self.elements * self.dtype.size
+        """Bytes of one expert in memory."""
+        return prod(self.shape) * self.dtype.size
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
-    """The experts of one layer.
+    """The experts of one layer as the files hold them.
 
     Attributes:
-        path: Of the module that holds the projections, such as ``model.layers.3.mlp.switch_mlp``.
-        places: For each parameter, the place of each expert's, in the order of the experts.
+        path: Path of the switch layer in the model, such as ``model.layers.3.mlp.switch_mlp``.
+        locations: For each parameter, its location for each expert, in the order of the experts.
     """
 
     path: str
-    places: Mapping[ParameterForm, tuple[Place, ...]]
+    locations: Mapping[ExpertParameter, tuple[Location, ...]]
 
     @property
-    def forms(self) -> tuple[ParameterForm, ...]:
+    def parameters(self) -> tuple[ExpertParameter, ...]:
         """Parameters of each expert."""
-        return tuple(self.places)
+        return tuple(self.locations)
 
     @property
     def experts(self) -> int:
         """Number of experts."""
-        return len(next(iter(self.places.values())))
+        return len(next(iter(self.locations.values())))
 
     @property
     def entry_bytes(self) -> int:
         """Bytes of one expert in memory."""
-        return sum(form.nbytes for form in self.places)
+        return sum(parameter.nbytes for parameter in self.locations)
 
     @property
     def stored_entry_bytes(self) -> int:
         """Bytes of one expert in the files."""
-        return sum(form.stored_bytes for form in self.places)
+        return sum(parameter.stored_bytes for parameter in self.locations)

@@ -22,7 +22,7 @@ from machd.engine.backend.device import available_memory_bytes, backend_name, de
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import shortened
-from machd.engine.experts.origins import projections, switch_layers
+from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.cache_facts import trace_model

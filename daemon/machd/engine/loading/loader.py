@@ -19,8 +19,9 @@ from machd.engine.backend.device import available_memory_bytes, backend_name, de
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
-from machd.engine.experts.origins import Origins, switch_layers
-from machd.engine.experts.residency import BankedModel, Residency
+from machd.engine.experts.banked_model import BankedModel
+from machd.engine.experts.residency import Residency
+from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
@@ -197,7 +198,7 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     """Load a directory; its experts stay on disk if that is asked for and there are any."""
     # The class of a checkpoint's own model is not ours to see its tensors through.
     may_bank = residency is not None and not checkpoint.has_own_model
-    origins = Origins(checkpoint.tensors) if may_bank else None
+    origins = TensorOrigins(checkpoint.tensors) if may_bank else None
     model = _built(checkpoint, origins, trust_remote_code=trust_remote_code)
     _check_kv_format(model, kv_format)
     if residency is not None and origins is not None and switch_layers(model):
@@ -207,7 +208,9 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     return model, None
 
 
-def _built(checkpoint: Checkpoint, origins: Origins | None, *, trust_remote_code: bool) -> Module:
+def _built(
+    checkpoint: Checkpoint, origins: TensorOrigins | None, *, trust_remote_code: bool
+) -> Module:
     """Build the model of a directory with lazy weights, of which nothing is read yet."""
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
@@ -225,7 +228,7 @@ def _built(checkpoint: Checkpoint, origins: Origins | None, *, trust_remote_code
             f"{type(error).__name__}: {error}"
         ) from error
     if origins is not None:
-        origins.give_back_class(model)
+        origins.restore_class(model)
     built: Module = model
     return built
 

@@ -1,4 +1,4 @@
-"""A model whose experts lie in a file computes what it computes from memory."""
+"""A model whose experts lie in a file computes the same as from memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDS = mx.array(np.random.default_rng(0).integers(1, 200, (3, 17)))
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    """In memory; tests copy it."""
+    """A model in memory, which tests copy."""
     return moe_model()
 
 
@@ -39,20 +39,22 @@ def _logits(model: Module, ids: mx.array = _IDS) -> mx.array:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
-def test_logits_are_the_same_bit_by_bit(loaded: LoadedModel, tmp_path: Path, share: float) -> None:
-    """With all experts in memory, with half, and with room for one at a time."""
+def test_banked_model_logits_equal_those_from_memory(
+    loaded: LoadedModel, tmp_path: Path, share: float
+) -> None:
+    """Logits are bit-identical with all experts in the bank, with half, and with one at a time."""
     model, banked = banked_copy(loaded, tmp_path, share)
-    banked.connect()
+    banked.connect_previews()
     assert mx.array_equal(_logits(model), _logits(loaded.model)).item()
     reading = banked.reading()
     assert (reading.misses > 0) == (share < 1)
     banked.close()
 
 
-def test_with_all_experts_in_memory_nothing_is_looked_up(
+def test_banked_model_looks_nothing_up_when_all_experts_are_in_memory(
     loaded: LoadedModel, tmp_path: Path
 ) -> None:
-    """No pass waits for what its routers choose."""
+    """A pass over resident layers counts no lookup, because it reads no router's choice back."""
     model, banked = banked_copy(loaded, tmp_path, 1.0)
     _logits(model)
     reading = banked.reading()
@@ -60,13 +62,13 @@ def test_with_all_experts_in_memory_nothing_is_looked_up(
     banked.close()
 
 
-def test_previews_read_ahead_and_change_no_answer(loaded: LoadedModel, tmp_path: Path) -> None:
-    """Connected twice the same model finds experts on their way; unconnected none."""
+def test_previews_read_ahead_without_changing_logits(loaded: LoadedModel, tmp_path: Path) -> None:
+    """Read-ahead hits appear only with previews connected, and logits are the same without them."""
     found = []
     for is_connected in (False, True):
         model, banked = banked_copy(loaded, tmp_path, 0.5)
         if is_connected:
-            banked.connect()
+            banked.connect_previews()
         assert mx.array_equal(_logits(model), _logits(loaded.model)).item()
         found.append(banked.reading().read_ahead_hits)
         banked.close()
@@ -74,15 +76,15 @@ def test_previews_read_ahead_and_change_no_answer(loaded: LoadedModel, tmp_path:
     assert found[1] > 0
 
 
-def test_the_model_names_the_code_that_it_had(loaded: LoadedModel, tmp_path: Path) -> None:
-    """What was measured of the architecture goes for it with its experts on disk."""
+def test_banked_model_reports_its_original_code(loaded: LoadedModel, tmp_path: Path) -> None:
+    """The named layers are those of the model in memory, so that its measurements apply."""
     model, banked = banked_copy(loaded, tmp_path, 0.5)
     assert read_model_code(model, loaded.description.cache) == loaded.description.code
     banked.close()
 
 
 def _stale(bank: ExpertBank) -> None:
-    """A slot whose expert was replaced without the table knowing."""
+    """Overwrite a slot with another expert while the tables stay."""
     slots = bank.slots(0)
     present = np.flatnonzero(slots >= 0)
     array = bank.array(0, "up_proj", "weight")
@@ -92,17 +94,17 @@ def _stale(bank: ExpertBank) -> None:
 
 
 def _swapped(bank: ExpertBank) -> None:
-    """Two experts of which each lies in the other's slot."""
+    """Exchange the slots of two experts in the table."""
     slots = bank.slots(0)
     first, second = np.flatnonzero(slots >= 0)[:2]
     slots[[first, second]] = slots[[second, first]]
 
 
 @pytest.mark.parametrize("harm", [_stale, _swapped])
-def test_a_wrong_expert_shows(
+def test_wrong_expert_changes_logits(
     loaded: LoadedModel, tmp_path: Path, harm: Callable[[ExpertBank], None]
 ) -> None:
-    """The comparison that this file rests on can fail."""
+    """A stale or swapped expert is noticed by the comparison that this file rests on."""
     model, banked = banked_copy(loaded, tmp_path, 1.0)
     harm(banked.bank)
     assert not mx.allclose(_logits(model), _logits(loaded.model)).item()
@@ -110,25 +112,25 @@ def test_a_wrong_expert_shows(
 
 
 def _break(monkeypatch: pytest.MonkeyPatch, bank: ExpertBank, expert: int) -> None:
-    """One expert of the first layer cannot be read any more, and is not in memory."""
-    lost = {places[expert] for places in bank.layers[0].places.values()}
+    """Evict one expert of the first layer, and let every read of it fail."""
+    lost = {locations[expert] for locations in bank.layers[0].locations.values()}
     read = bank._files.read
 
-    def failing(place: object, form: object, into: object) -> int:
-        if place in lost:
+    def failing(location: object, parameter: object, into: object) -> int:
+        if location in lost:
             raise ExpertReadError("an I/O error")
-        return read(place, form, into)  # type: ignore[arg-type]
+        return read(location, parameter, into)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bank._files, "read", failing)
     slot = int(bank.slots(0)[expert])
     if slot >= 0:
-        bank._evict(bank._shelf_of[0], slot)
+        bank._evict(bank._pools[0], slot)
 
 
-def test_only_rows_that_need_a_lost_expert_are_nan(
+def test_lost_expert_makes_only_its_rows_nan(
     loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens of one position each: those that chose it, and no other."""
+    """Rows that chose the lost expert are NaN; all others are bit-identical."""
     model, banked = banked_copy(loaded, tmp_path, 0.5)
     _break(monkeypatch, banked.bank, 0)
     ids = mx.arange(1, 33)[:, None]
@@ -142,10 +144,10 @@ def test_only_rows_that_need_a_lost_expert_are_nan(
     banked.close()
 
 
-def test_rows_fail_in_the_prompt_and_others_get_their_tokens(
+def test_lost_expert_in_a_prompt_fails_its_row_only(
     loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt that needs a lost expert ends its row; once it can be read again, so can the row."""
+    """Rows whose prompt needs the lost expert fail, others get tokens, and a retry works once it is readable."""
     engine, banked = banked_engine(loaded, tmp_path, 0.5)
     with monkeypatch.context() as broken:
         _break(broken, banked.bank, 0)

@@ -1,4 +1,4 @@
-"""Experts are read as they were when the model was loaded, or not at all."""
+"""An expert is read as it was when the model was loaded, or the read fails."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from machd.engine.experts.conversion import convert
+from machd.engine.experts.dtype_conversion import convert
 from machd.engine.experts.expert_files import ExpertFiles, ExpertReadError
-from machd.engine.experts.stored_layer import ParameterForm, Place
+from machd.engine.experts.stored_layer import ExpertParameter, Location
 
 _NUMBERS = 3000
 _OFFSET = 5003
@@ -27,18 +27,18 @@ def _file(directory: Path, seed: int = 0) -> tuple[Path, bytes]:
     return path, content
 
 
-def _form() -> ParameterForm:
-    return ParameterForm("up_proj", "weight", (_NUMBERS,), mx.uint32, mx.uint32)
+def _parameter() -> ExpertParameter:
+    return ExpertParameter("up_proj", "weight", (_NUMBERS,), mx.uint32, mx.uint32)
 
 
 def _read(files: ExpertFiles, path: Path) -> bytes:
     into = np.zeros(_NUMBERS * 4, dtype=np.uint8)
-    assert files.read(Place(path, _OFFSET), _form(), into) == into.nbytes
+    assert files.read(Location(path, _OFFSET), _parameter(), into) == into.nbytes
     return into.tobytes()
 
 
-def test_bytes_are_those_of_the_file_wherever_they_lie(tmp_path: Path) -> None:
-    """Reads begin and end at any byte, up to the last of the file."""
+def test_read_returns_the_bytes_at_any_offset(tmp_path: Path) -> None:
+    """A read may begin and end at any byte, up to the last of the file."""
     path, content = _file(tmp_path)
     files = ExpertFiles([path])
     assert _read(files, path) == content[_OFFSET:]
@@ -46,8 +46,8 @@ def test_bytes_are_those_of_the_file_wherever_they_lie(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_deleted_file_is_still_read(tmp_path: Path) -> None:
-    """An open file outlives its name."""
+def test_read_works_after_the_file_is_deleted(tmp_path: Path) -> None:
+    """A deleted file is read as it was, because it is open."""
     path, content = _file(tmp_path)
     files = ExpertFiles([path])
     path.unlink()
@@ -55,8 +55,8 @@ def test_a_deleted_file_is_still_read(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_replaced_file_is_read_as_it_was(tmp_path: Path) -> None:
-    """A download that replaces the file changes nothing for who has it open."""
+def test_read_ignores_a_file_that_replaces_the_open_one(tmp_path: Path) -> None:
+    """A file renamed onto the path changes nothing: the open file is read."""
     path, content = _file(tmp_path)
     files = ExpertFiles([path])
     other = tmp_path / "other"
@@ -66,8 +66,8 @@ def test_a_replaced_file_is_read_as_it_was(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    """What is missing at the end is not zeros."""
+def test_read_fails_when_the_file_is_truncated(tmp_path: Path) -> None:
+    """A missing end is an error and not zeros."""
     path, content = _file(tmp_path)
     files = ExpertFiles([path])
     os.truncate(path, len(content) - 1)
@@ -76,19 +76,19 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
-    """The first read already: what was there at load is not known."""
+def test_read_fails_when_the_file_is_modified(tmp_path: Path) -> None:
+    """A modified file fails the first read too, which has no checksum to compare with."""
     path, content = _file(tmp_path)
     files = ExpertFiles([path])
     os.utime(path, ns=(0, 0))
     path.write_bytes(content)
-    with pytest.raises(ExpertReadError, match="changed"):
+    with pytest.raises(ExpertReadError, match="modified"):
         _read(files, path)
     files.close()
 
 
-def test_other_content_is_refused_though_size_and_time_are_the_same(tmp_path: Path) -> None:
-    """A checksum of the first read tells."""
+def test_read_fails_when_only_the_content_differs(tmp_path: Path) -> None:
+    """Other content is noticed by checksum where size and modification time are the same."""
     path, content = _file(tmp_path)
     facts = path.stat()
     files = ExpertFiles([path])
@@ -102,8 +102,8 @@ def test_other_content_is_refused_though_size_and_time_are_the_same(tmp_path: Pa
     files.close()
 
 
-def test_a_read_that_fails_is_told_with_the_files_name(tmp_path: Path) -> None:
-    """The system's error says what, the message says where."""
+def test_failed_read_names_the_file_and_the_reason(tmp_path: Path) -> None:
+    """The message has the file's name and the system's error."""
     path, _ = _file(tmp_path)
     files = ExpertFiles([path])
     files.close()
@@ -117,10 +117,8 @@ def test_a_read_that_fails_is_told_with_the_files_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("stored_dtype", _DTYPES, ids=str)
-def test_numbers_are_converted_as_mlx_converts_them(
-    stored_dtype: mx.Dtype, dtype: mx.Dtype
-) -> None:
-    """Every pair of dtypes, bit by bit, with ties, zeros and the largest numbers."""
+def test_conversion_equals_astype_of_mlx(stored_dtype: mx.Dtype, dtype: mx.Dtype) -> None:
+    """Every pair of dtypes converts bit for bit as in mlx, ties, zeros and the largest values included."""
     if stored_dtype == dtype:
         return
     random = np.random.default_rng(3).standard_normal(4096).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Experts are found in the files of a checkpoint, in whichever layout they can be read one by one."""
+"""Experts are located in the files of a checkpoint, whichever layout it has."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from support.engines.banked_models import moe_model
 
 from machd.engine.backend.progress import SilentProgress
-from machd.engine.experts.origins import Origins, projections, switch_layers
 from machd.engine.experts.residency import Residency
+from machd.engine.experts.tensor_origins import TensorOrigins, projections, switch_layers
 from machd.engine.loading import loader
 from machd.engine.loading.banked import load_banked
 from machd.engine.loading.checkpoint import read_checkpoint
@@ -32,7 +32,7 @@ def _weights(model: Module) -> dict[str, mx.array]:
 
 
 def _as_published(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Each expert a tensor, as the model's makers store it and mlx-lm stacks it."""
+    """Split experts into a tensor each, as the model's makers store them and mlx-lm stacks them."""
     published = {}
     for name, array in weights.items():
         before, is_expert, after = name.partition(".switch_mlp.")
@@ -52,7 +52,7 @@ def _write(directory: Path, weights: dict[str, mx.array], config: object) -> Pat
 
 def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
     checkpoint = read_checkpoint(directory, trust_remote_code=False)
-    origins = Origins(checkpoint.tensors)
+    origins = TensorOrigins(checkpoint.tensors)
     model = loader._built(checkpoint, origins, trust_remote_code=False)
     assert type(model).__name__ == "Model"
     residency = Residency(bank_bytes, 0)
@@ -65,10 +65,10 @@ def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
 
 
 @pytest.mark.parametrize("layout", [dict, _as_published], ids=["stacked", "one by one"])
-def test_both_layouts_are_read(
+def test_experts_are_located_in_both_layouts(
     tmp_path: Path, layout: Callable[[dict[str, mx.array]], dict[str, mx.array]]
 ) -> None:
-    """As mlx-lm writes them, and as models are published."""
+    """Logits equal those from memory for stacked experts and for one tensor an expert."""
     loaded = moe_model()
     configuration = tiny_configuration("qwen3_moe")
     directory = _write(tmp_path, layout(_weights(loaded.model)), configuration.config)
@@ -76,8 +76,8 @@ def test_both_layouts_are_read(
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_stored_numbers_are_converted(tmp_path: Path, dtype: mx.Dtype) -> None:
-    """16 bits in the file, float32 in memory, as the loader makes of them."""
+def test_experts_are_converted_to_the_dtype_of_the_loader(tmp_path: Path, dtype: mx.Dtype) -> None:
+    """16-bit experts become the float32 values that loading the whole model gives."""
     model = moe_model().model
     weights = {name: array.astype(dtype) for name, array in _weights(model).items()}
     config = tiny_configuration("qwen3_moe").config
@@ -88,26 +88,26 @@ def test_stored_numbers_are_converted(tmp_path: Path, dtype: mx.Dtype) -> None:
     assert mx.array_equal(_banked_logits(directory), resident(_IDS)).item()
 
 
-def test_packed_experts_stay_packed(tmp_path: Path) -> None:
-    """Four bits, scales and offsets come from the file, and the product is that of mlx-lm's own layer."""
+def test_quantised_experts_stay_quantised(tmp_path: Path) -> None:
+    """Weights, scales and biases of 4-bit experts come from the file, and logits are close to mlx-lm's."""
     configuration = tiny_configuration("qwen3_moe")
     model = tiny_model(configuration)
     quantize(model, 32, 4)
     packing = {"quantization": {"group_size": 32, "bits": 4}}
     directory = _write(tmp_path, _weights(model), {**configuration.config, **packing})
-    # All other weights are unpacked in the one and stay packed in the other.
+    # Only close: here the dense weights are dequantised to float32, and there they stay quantised.
     assert mx.allclose(_banked_logits(directory, 40_000), model(_IDS), rtol=1e-3, atol=1e-3).item()
 
 
-def test_what_the_model_computes_from_its_tensors_is_refused(tmp_path: Path) -> None:
-    """A part of a fused tensor has no place of its own; the message has the command that helps."""
+def test_computed_experts_are_refused(tmp_path: Path) -> None:
+    """An expert that the model computes from a tensor has no location; the message has the command that helps."""
     model = moe_model().model
     weights = _weights(model)
     directory = _write(tmp_path, weights, tiny_configuration("qwen3_moe").config)
-    origins = Origins(read_checkpoint(directory, trust_remote_code=False).tensors)
-    with origins.noting(weights):
+    origins = TensorOrigins(read_checkpoint(directory, trust_remote_code=False).tensors)
+    with origins.recording(weights):
         path, switch = switch_layers(model)[0]
         up = dict(projections(switch))["up_proj"]
         up.weight = mx.split(mx.concatenate([up.weight, up.weight], axis=1), 2, axis=1)[0]
     with pytest.raises(ModelFormatError, match=r"mlx_lm\.convert"):
-        origins.layer(path, switch, lambda _name, stored, _projection: stored)
+        origins.stored_layer(path, switch, lambda _name, stored, _projection: stored)
