@@ -191,8 +191,10 @@ class Parts:
         drafts = draft_policy(settings.speculation, engine.model, verdicts)
         if decision.active is DecodeMode.BATCHED:
             batching = batching_of(settings.continuous_batching, engine.model)
-            return continuous(limits, batching, drafts)
-        return single_flight(limits, drafts)
+            return continuous(
+                limits, batching, drafts, experts_on_disk=engine.model.experts_on_disk
+            )
+        return single_flight(limits, drafts, experts_on_disk=engine.model.experts_on_disk)
 
     def _prefixes(self, engine: Engine) -> PrefixCache | None:
         """Return the prefix cache, if it is wanted and works; on the engine thread."""

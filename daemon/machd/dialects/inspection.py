@@ -21,6 +21,7 @@ from machd.capabilities.document import (
     wire_capabilities,
 )
 from machd.dialects.endpoint import endpoint
+from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
@@ -31,6 +32,11 @@ from machd.serving.decode_mode import decide_decode_mode
 from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
+
+_NO_LOOK_AHEAD = (
+    "no step is dispatched before the last one's tokens are read (look-ahead), because each layer waits "
+    "for its router's choice"
+)
 
 
 @endpoint("GET /v1/capabilities", Capabilities)
@@ -54,7 +60,7 @@ async def get_capabilities(
         | {
             "speculation": _speculation(row, speculation, loop.snapshot.drafts),
             "kv_quantization": _kv_quantization(row, context),
-            "expert_streaming": _expert_streaming(row, loop),
+            "expert_streaming": _expert_streaming(row, model),
             "prefix_cache": _prefix_cache(row, loop),
         },
         decode_mode=DecodeModeReport(
@@ -119,12 +125,14 @@ def _kv_quantization(row: ModelCapabilities, context: ServerContext) -> KvQuanti
     return KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
 
 
-def _expert_streaming(row: ModelCapabilities, loop: EngineLoop) -> ExpertStreamingReport:
-    """The verdict, and whether experts lie on disk."""
+def _expert_streaming(row: ModelCapabilities, model: ModelDescription) -> ExpertStreamingReport:
+    """Return the verdict, whether experts lie on disk, and what that excludes."""
     verdict = row.expert_streaming
     assert verdict is not None, "every model is judged"
-    active = loop.snapshot.memory.experts is not None
-    return ExpertStreamingReport(**msgspec.structs.asdict(verdict), active=active)
+    fields = msgspec.structs.asdict(verdict)
+    if model.experts_on_disk:
+        fields["reason"] += f"; {_NO_LOOK_AHEAD}"
+    return ExpertStreamingReport(**fields, active=model.experts_on_disk)
 
 
 def _prefix_cache(row: ModelCapabilities, loop: EngineLoop) -> PrefixCacheReport:

@@ -68,7 +68,11 @@ class SchedulerConfig:
 
 
 def continuous(
-    limits: QueueLimits, batching: Batching, drafts: DraftPolicy = NO_DRAFTS
+    limits: QueueLimits,
+    batching: Batching,
+    drafts: DraftPolicy = NO_DRAFTS,
+    *,
+    experts_on_disk: bool = False,
 ) -> SchedulerConfig:
     """Return the config of continuous batching: ``max_b`` slots and a KV budget."""
     return SchedulerConfig(
@@ -78,7 +82,7 @@ def continuous(
         coalesce=batching.coalesce,
         kv=batching.kv,
         limits=limits,
-        pace=StepPace(beside_decode=batching.prefill_chunk_tokens),
+        pace=_pace(batching.prefill_chunk_tokens, experts_on_disk=experts_on_disk),
         drafts=drafts,
     )
 
@@ -88,6 +92,7 @@ def single_flight(
     drafts: DraftPolicy = NO_DRAFTS,
     *,
     prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+    experts_on_disk: bool = False,
 ) -> SchedulerConfig:
     """Return the safe default: one slot, first come, first served, nothing shared."""
     return SchedulerConfig(
@@ -97,6 +102,15 @@ def single_flight(
         coalesce=False,
         kv=None,
         limits=limits,
-        pace=StepPace(beside_decode=None, alone=prefill_chunk_tokens),
+        pace=_pace(None, alone=prefill_chunk_tokens, experts_on_disk=experts_on_disk),
         drafts=drafts,
     )
+
+
+def _pace(
+    beside_decode: int | None, alone: int = PREFILL_CHUNK_TOKENS, *, experts_on_disk: bool
+) -> StepPace:
+    if not experts_on_disk:
+        return StepPace(beside_decode=beside_decode, alone=alone)
+    # A few dozen tokens already need most experts, so each chunk reads nearly all that are not in memory.
+    return StepPace(beside_decode=beside_decode, alone=alone, min_alone=alone)

@@ -185,16 +185,24 @@ class StepPace:
             moving average; None before one.
     """
 
-    def __init__(self, *, beside_decode: int | None, alone: int = PREFILL_CHUNK_TOKENS) -> None:
+    def __init__(
+        self,
+        *,
+        beside_decode: int | None,
+        alone: int = PREFILL_CHUNK_TOKENS,
+        min_alone: int = _MIN_ALONE_TOKENS,
+    ) -> None:
         """Begin without measurements.
 
         Args:
             beside_decode: Prompt tokens in a step in which rows decode; None measures.
             alone: Most prompt tokens in a step in which none does.
+            min_alone: Fewest prompt tokens in such a step, however long it takes.
         """
         self.batched_gain: float | None = None
         self._beside_decode = beside_decode
         self._alone = alone
+        self._min_alone = min(alone, min_alone)
         self._alone_tokens: dict[int, float] = {}
         self._prompt_token_s = 0.0
         self._costs: dict[tuple[Lane, int], _StepCost] = {}
@@ -202,7 +210,8 @@ class StepPace:
 
     def is_configured_as(self, other: StepPace) -> bool:
         """Compare the settings of both, whatever either has learnt since."""
-        return (self._beside_decode, self._alone) == (other._beside_decode, other._alone)
+        mine = self._beside_decode, self._alone, self._min_alone
+        return mine == (other._beside_decode, other._alone, other._min_alone)
 
     @property
     def token_s(self) -> float:
@@ -322,8 +331,7 @@ class StepPace:
         if duration_s <= _ALONE_S and prefill_tokens < self._tokens_alone(context_tokens):
             return  # the prompt's rest: that a shorter chunk is quick says nothing about a longer one
         ratio = min(_ALONE_S / duration_s, _MAX_GROWTH) if duration_s else _MAX_GROWTH
-        least = min(self._alone, _MIN_ALONE_TOKENS)
-        wanted = max(least, min(float(self._alone), prefill_tokens * ratio))
+        wanted = max(self._min_alone, min(float(self._alone), prefill_tokens * ratio))
         self._alone_tokens[_width(context_tokens)] = wanted
 
     def _similar_cost(self, lane: Lane, rows: int) -> _StepCost | None:

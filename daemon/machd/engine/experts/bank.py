@@ -53,6 +53,7 @@ class _Pool:
     """The slots that all layers with equally shaped experts share.
 
     Attributes:
+        can_evict: False if there is a slot for every expert of these layers.
         owner_layer: int64 [slots], the layer of each slot's expert; -1 for an empty slot.
         owner_expert: int64 [slots], the expert's number in its layer.
         is_pinned: bool [slots], true while a pass computes with the slot or a file is read into it.
@@ -60,6 +61,7 @@ class _Pool:
     """
 
     memory: SlotArrays
+    can_evict: bool
     owner_layer: Indices = field(init=False)
     owner_expert: Indices = field(init=False)
     is_pinned: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(init=False)
@@ -188,6 +190,10 @@ class ExpertBank:
             self._tables[layer] = mx.array(slots.astype(np.int32))
         return self._tables[layer]
 
+    def can_evict(self, layer: int) -> bool:
+        """Return False if all experts that share a layer's slots are in memory for good."""
+        return self._pools[layer].can_evict
+
     def pin_all(self, layer: int) -> None:
         """Pin all experts of a layer that is in memory whole."""
         self._pools[layer].is_pinned[self._slots[layer]] = True
@@ -199,19 +205,20 @@ class ExpertBank:
         for read in self._pending.values():
             self._pools[read.layer].is_pinned[read.slot] = True
 
-    def request(self, layer: int, experts: Indices) -> bool:
+    def request(self, layer: int, experts: Indices, tokens: Indices) -> bool:
         """Pin experts of a layer, and start reading those not in memory.
 
         Args:
             layer: Number of the layer.
             experts: At most :meth:`max_experts`, each once.
+            tokens: int64 [n], how many tokens of the pass use each.
 
         Returns:
             True if every expert has a slot; False if some wait until a read-ahead ends.
         """
         self._requested = (layer, frozenset(experts.tolist()))
         self._finish_reads(read for read in self._pending.values() if read.future.done())
-        self._uses.add(layer, experts)
+        self._uses.add(layer, experts, tokens)
         pool, slots = self._pools[layer], self._slots[layer][experts]
         present = slots[slots >= 0]
         pool.is_pinned[present] = True
@@ -373,11 +380,13 @@ def _pools(layers: Sequence[StoredLayer], capacity_bytes: int) -> dict[int, _Poo
     pools: dict[int, _Pool] = {}
     for indices in by_shape.values():
         first = layers[indices[0]]
-        slots = int(sum(layers[index].experts for index in indices) * share + 1e-9)
+        experts = sum(layers[index].experts for index in indices)
+        slots = int(experts * share + 1e-9)
         if slots < 1:
             raise ModelMemoryError(
                 f"{capacity_bytes / 1e9:.3f} GB hold no expert of this model: one takes "
                 f"{first.entry_bytes / 1e9:.3f} GB; raise experts.resident_gb"
             )
-        pools.update(dict.fromkeys(indices, _Pool(SlotArrays(first.parameters, slots))))
+        pool = _Pool(SlotArrays(first.parameters, slots), can_evict=slots < experts)
+        pools.update(dict.fromkeys(indices, pool))
     return pools

@@ -9,6 +9,7 @@ the bank's arrays, so the model's own code runs unchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -113,8 +114,11 @@ class BankedExperts(Module):
             raise RoutedError(indices)
         hidden, self.block_input.hidden = self.block_input.hidden, None
         if (table := self._bank.resident_table(self._layer)) is not None:
-            self._bank.pin_all(self._layer)
-            return self._compute(x, table[indices])
+            output: mx.array = self.switch(x, table[indices])
+            if self._bank.can_evict(self._layer):
+                self._bank.pin_all(self._layer)
+                self._state.pinned_outputs.append(output)
+            return output
         chosen, next_chosen = self._read_choices(indices, hidden)
         return self._compute_chosen(x, chosen, next_chosen)
 
@@ -142,19 +146,23 @@ class BankedExperts(Module):
             next_chosen: int [n], experts that the next layer will probably need.
         """
         bank, layer = self._bank, self._layer
-        needed: Indices = np.unique(chosen)
+        needed, tokens = np.unique(chosen, return_counts=True)
         max_experts = bank.max_experts(layer)
         is_present = bank.slots(layer)[needed] >= 0
-        have_slots = bank.request(layer, needed[:max_experts])
+        have_slots = bank.request(layer, needed[:max_experts], tokens[:max_experts])
         if next_chosen is not None and have_slots:
             assert self.next_router is not None
             bank.read_ahead(self.next_router.layer, next_chosen)
         if needed.size > max_experts:
-            return self._compute_in_turns(x, chosen, needed)
+            return self._compute_in_turns(x, chosen, needed, tokens)
         if is_present.all() or not is_present.any():
             return self._compute_with(x, chosen, needed)
         # Experts in memory are computed while the others are read.
-        return self._compute_in_parts(x, chosen, [needed[is_present], needed[~is_present]])
+        outputs = [
+            self._compute_part(x, chosen, part)
+            for part in (needed[is_present], needed[~is_present])
+        ]
+        return _joined(outputs, chosen.shape)
 
     def _compute(self, x: mx.array, slots: mx.array) -> mx.array:
         output: mx.array = self.switch(x, slots)
@@ -172,39 +180,52 @@ class BankedExperts(Module):
         is_lost = mx.array(np.isin(chosen, failed))
         return mx.where(is_lost[..., None], mx.array(float("nan"), output.dtype), output)
 
-    def _compute_in_turns(self, x: mx.array, chosen: Indices, needed: Indices) -> mx.array:
-        """Compute with more experts than fit: as many as fit at a time, the first of which are requested."""
-        size = self._bank.max_experts(self._layer)
-        parts = [needed[start : start + size] for start in range(0, needed.size, size)]
-        return self._compute_in_parts(x, chosen, parts, take_turns=True)
-
-    def _compute_in_parts(
-        self, x: mx.array, chosen: Indices, parts: Sequence[Indices], *, take_turns: bool = False
+    def _compute_in_turns(
+        self, x: mx.array, chosen: Indices, needed: Indices, tokens: Indices
     ) -> mx.array:
-        """Compute with one part of the experts after the other.
+        """Compute with more experts than fit: as many as fit at a time, the first of which are requested."""
+        bank, size = self._bank, self._bank.max_experts(self._layer)
+        outputs = [self._compute_part(x, chosen, needed[:size])]
+        for start in range(size, needed.size, size):
+            mx.eval(outputs[-1].values)
+            self._state.pinned_outputs.clear()
+            bank.unpin_all()
+            part = needed[start : start + size]
+            bank.request(self._layer, part, tokens[start : start + size])
+            outputs.append(self._compute_part(x, chosen, part))
+        return _joined(outputs, chosen.shape)
+
+    def _compute_part(self, x: mx.array, chosen: Indices, part: Indices) -> _PartOutput:
+        """Compute each pair of a token and one of a part of the experts, which are requested.
 
         Args:
             x: [..., input_dims].
             chosen: int [..., k], experts.
-            parts: All chosen experts, each once; the first part is requested, or all are.
-            take_turns: Evict each part for the next one.
+            part: The experts, each once.
         """
-        bank, per_token = self._bank, chosen.shape[-1]
-        pairs = chosen.reshape(-1)  # [tokens * k], one for each pair of a token and an expert
-        tokens = x.reshape(-1, x.shape[-1])  # [tokens, input_dims]
-        outputs: list[mx.array] = []
-        positions: list[Indices] = []
-        for number, part in enumerate(parts):
-            if take_turns and number:
-                mx.eval(outputs)
-                self._state.pinned_outputs.clear()
-                bank.unpin_all()
-                bank.request(self._layer, part)
-            position = np.flatnonzero(np.isin(pairs, part))
-            of_part = tokens[mx.array(position // per_token)]
-            output = self._compute_with(of_part, pairs[position][:, None], part)
-            mx.async_eval(output)
-            outputs.append(output[:, 0])  # [pairs of the part, output_dims]
-            positions.append(position)
-        order = mx.array(np.argsort(np.concatenate(positions)))
-        return mx.concatenate(outputs)[order].reshape(*chosen.shape, -1)
+        pairs = chosen.reshape(-1)  # [tokens * k]
+        positions = np.flatnonzero(np.isin(pairs, part))
+        tokens = x.reshape(-1, x.shape[-1])[mx.array(positions // chosen.shape[-1])]
+        output = self._compute_with(tokens, pairs[positions][:, None], part)
+        mx.async_eval(output)
+        return _PartOutput(positions, output[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOutput:
+    """Outputs for some pairs of a token and an expert.
+
+    Attributes:
+        positions: int64 [n], numbers of the pairs.
+        values: [n, output_dims].
+    """
+
+    positions: Indices
+    values: mx.array
+
+
+def _joined(outputs: Sequence[_PartOutput], shape: tuple[int, ...]) -> mx.array:
+    """Join outputs that cover each pair once to [*shape, output_dims]."""
+    order = np.argsort(np.concatenate([one.positions for one in outputs]))
+    values = mx.concatenate([one.values for one in outputs])
+    return values[mx.array(order)].reshape(*shape, -1)

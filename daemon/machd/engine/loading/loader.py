@@ -304,4 +304,5 @@ def describe_model(  # noqa: PLR0913 - one argument for each fact of files and s
         created_unix_s=0,
         device_memory_bytes=device_memory_bytes(),
         code=read_model_code(model, measured.cache, own_files),
+        experts_on_disk=experts is not None,
     )

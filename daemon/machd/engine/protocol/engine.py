@@ -133,6 +133,7 @@ class ModelDescription:
         proposer: Source of draft tokens.
         proposer_reason: Why that is so, for the operator.
         code: Which code computes the model; None for an engine without a model of code.
+        experts_on_disk: Experts are read from disk when a step needs them.
     """
 
     model_id: str
@@ -153,6 +154,7 @@ class ModelDescription:
     proposer: ProposerKind = ProposerKind.OFF
     proposer_reason: str = ""
     code: ModelCode | None = None
+    experts_on_disk: bool = False
 
 
 class GrammarCompiler(Protocol):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import mlx.core as mx
@@ -71,7 +72,7 @@ def _indices(*values: int) -> Indices:
 
 def _get(bank: ExpertBank, layer: int, experts: Indices) -> list[int]:
     bank.unpin_all()
-    bank.request(layer, experts)
+    bank.request(layer, experts, np.ones_like(experts))
     return bank.wait(layer, experts)
 
 
@@ -98,7 +99,7 @@ def test_bank_slots_hold_the_requested_experts_after_any_history(
     for (layer, experts), previewed in zip(needs, ahead, strict=False):
         needed = _indices(*sorted(experts))[: bank.max_experts(layer)]
         bank.unpin_all()
-        if bank.request(layer, needed):
+        if bank.request(layer, needed, np.ones_like(needed)):
             bank.read_ahead((layer + 1) % _LAYERS, _indices(*sorted(previewed)))
         assert bank.wait(layer, needed) == []
         for expert in needed.tolist():
@@ -142,7 +143,7 @@ def test_read_ahead_evicts_no_pinned_expert() -> None:
     bank, files = _bank(4)
     bank.unpin_all()
     needed = _indices(0, 1, 2, 3)
-    bank.request(0, needed)
+    bank.request(0, needed, np.ones_like(needed))
     bank.read_ahead(1, _indices(0, 1, 2, 3))
     assert bank.wait(0, needed) == []
     assert [_content(bank, 0, expert) for expert in range(4)] == [0, 1, 2, 3]
@@ -188,9 +189,9 @@ def test_stalled_disk_costs_one_long_wait(monkeypatch: pytest.MonkeyPatch) -> No
     limits: list[float] = []
     wait = concurrent.futures.wait
 
-    def recorded_wait(futures: object, timeout: float) -> object:
+    def recorded_wait(futures: Sequence[Future[int]], timeout: float) -> object:
         limits.append(timeout)
-        return wait(futures, 0.01)  # type: ignore[call-overload]
+        return wait(futures, 0.01)
 
     monkeypatch.setattr(concurrent.futures, "wait", recorded_wait)
     files.stalled.update(range(_LAYERS * _EXPERTS))
