@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -34,6 +36,41 @@ def pull(name: str) -> None:
     with ProgressBar() as bar:
         path = embedded.pull(embedded.user_cache_directory(process_environ()), progress=bar)
     click.echo(f"{name} is here\n  {path}\n  sha256 {embedded.EMBEDDED_SHA256}")
+
+
+@model.command()
+@click.argument("kind", type=click.Choice(["dense", "moe"]))
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--gb",
+    default=1.5,
+    show_default=True,
+    type=click.FloatRange(0.1, 1000),
+    help="Size of the experts, or of a dense model's layers, in units of 10^9 bytes.",
+)
+def generate(kind: Literal["dense", "moe"], directory: Path, gb: float) -> None:
+    """Write a model of random weights into DIRECTORY, to try and measure machd with.
+
+    moe is a mixture-of-experts model whose routing is as skewed as that of trained models, so that
+    `machd serve DIRECTORY --streaming` and `machd bench DIRECTORY --experts 0.25,0.5,1` show what experts
+    on disk cost.
+    """
+    from machd_bench.generated_checkpoint import (  # noqa: PLC0415 - imports mlx
+        DenseShape,
+        MoeShape,
+        sized,
+        stored_bytes,
+        write_generated_checkpoint,
+    )
+
+    if directory.exists() and any(directory.iterdir()):
+        raise click.UsageError(f"{directory} is not empty; name a new directory")
+    shape = sized(MoeShape(), gb) if kind == "moe" else sized(DenseShape(), gb)
+    with ProgressBar() as bar:
+        bar.stage("writing the model", stored_bytes(shape))
+        cache_directory = embedded.user_cache_directory(process_environ())
+        write_generated_checkpoint(directory, shape, cache_directory, bar.advance)
+    click.echo(f"{directory} has a {kind} model of {shape.layers} layers")
 
 
 @model.command("list")

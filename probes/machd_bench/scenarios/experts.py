@@ -1,14 +1,14 @@
-"""Experts on disk: tokens/s, hit rate and bytes read, by the share of the experts that is in memory.
+"""Experts on disk: tokens/s, hit rate and bytes read, by the share of the experts in memory.
 
-A server for each share runs after the other, each in as much memory as its share allows; the first has the whole
-model in memory, if there is room. Where no model is named, one is made whose routing is skewed as that of
-trained models is.
+Servers run one after the other, one for each share; the first has the whole model in memory, if memory holds it. If no model
+is named, one is generated whose routing is as skewed as that of trained models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -23,23 +23,24 @@ from msgspec import Struct
 from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import StartupError
 from machd.settings.sources import process_environ
-from machd_bench.answer import all_gaps_s, tokens_per_second
+from machd_bench.answer import Answer, all_gaps_s, tokens_per_second
 from machd_bench.bench import Bench, Mode, together
-from machd_bench.moe_checkpoint import MoeShape, write_moe_checkpoint
+from machd_bench.connection import PieceListener, TimedPiece
+from machd_bench.generated_checkpoint import MoeShape, sized, write_generated_checkpoint
 from machd_bench.report import Goal, Row, percentiles
 from machd_bench.scenario import Scenario
 from machd_bench.server import Server
 
 SHARES = (0.1, 0.25, 0.5, 1.0)
-"""Of the experts, in memory."""
+"""Shares of the experts in memory."""
 STREAMS = (1, 4, 8)
 _IN_MEMORY = "in memory"
 _ALL_GOAL = 0.97
-"""The least tokens/s with every expert in the bank, over those of the model in memory."""
+"""Least tokens/s with all experts in the bank, over those of the model in memory."""
 _HALF_GOAL, _HALF_HITS_GOAL = 0.6, 0.9
-"""With half of them, and the least share of needs that one stream finds in memory."""
+"""Least ratio of tokens/s with half of the experts, and least hit rate while one stream decodes."""
 _AHEAD_GOAL = 0.5
-"""The least share of the misses that were read, or being read, when they were needed."""
+"""Least share of the misses that read-ahead had read, or was reading, when they were needed."""
 _ROUNDS = 3
 
 
@@ -65,54 +66,91 @@ class _Check(Struct):
     weights_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """A server's answers to so many streams at once."""
-
-    tps: float
-    row: Row
+def _hit_rate(before: _Bank, after: _Bank) -> float:
+    hits, misses = after.hits - before.hits, after.misses - before.misses
+    return hits / (hits + misses) if hits + misses else 1.0
 
 
-async def _level(bench: Bench, server: Server, case: str, streams: int) -> _Level:
-    """Ask so many streams at once, several times, and count what the bank did meanwhile."""
-    answers, tps = [], []
-    before = await _bank(server)
-    for number in range(_ROUNDS):
-        prompts = bench.prompts(f"experts-{streams}-{number}", streams)
-        # Greedy answers of random weights go round in a circle, and so do their experts.
-        fields = [{"temperature": 1.0, "seed": index + 1} for index in range(streams)]
-        answers.append(
-            await together(
-                server.ask(prompt, bench.plan.max_tokens, fields=one)
-                for prompt, one in zip(prompts, fields, strict=True)
+@dataclass(slots=True)
+class _Round:
+    """Streams that are asked together.
+
+    Attributes:
+        decoding: The bank once every stream has a token; None if it has none.
+    """
+
+    answers: list[Answer]
+    decoding: _Bank | None
+
+
+async def _round(bench: Bench, server: Server, number: int, streams: int) -> _Round:
+    """Ask so many streams at once, and read the bank as soon as each has a token."""
+    begun = asyncio.Event()
+    waiting = set(range(streams))
+
+    def listener(index: int) -> PieceListener:
+        def on_piece(_piece: TimedPiece) -> None:
+            waiting.discard(index)
+            if not waiting:
+                begun.set()
+
+        return on_piece
+
+    async def read_bank() -> _Bank | None:
+        await begun.wait()
+        return await _bank(server)
+
+    reading = asyncio.create_task(read_bank())
+    try:
+        answers = await together(
+            server.ask(
+                prompt,
+                bench.plan.max_tokens,
+                # Greedy answers of random weights soon repeat themselves, and so do their experts.
+                fields={"temperature": 1.0, "seed": index + 1},
+                on_piece=listener(index),
             )
+            for index, prompt in enumerate(bench.prompts(f"experts-{streams}-{number}", streams))
         )
-        tps.append(tokens_per_second(answers[-1]))
+        return _Round(answers, await reading)
+    finally:
+        reading.cancel()
+
+
+async def _level(bench: Bench, server: Server, case: str, streams: int) -> Row:
+    """Ask so many streams at once, in several rounds."""
+    rounds: list[_Round] = []
+    decode_hit_rates: list[float] = []
+    first = last = await _bank(server)
+    for number in range(_ROUNDS):
+        rounds.append(await _round(bench, server, number, streams))
+        last = await _bank(server)
+        if last is not None and rounds[-1].decoding is not None:
+            decode_hit_rates.append(_hit_rate(rounds[-1].decoding, last))
         bench.progress.advance(streams)
-    after = await _bank(server)
-    every = [answer for of_round in answers for answer in of_round]
+    answers = [answer for one in rounds for answer in one.answers]
     row = Row(
         case=f"{case}, {streams} streams",
         figures={
             "streams": streams,
-            "tps": sorted(tps)[len(tps) // 2],
-            **percentiles("ttft", (one.ttft_s for one in every)),
-            **percentiles("gap", all_gaps_s(every)),
+            "tps": statistics.median(tokens_per_second(one.answers) for one in rounds),
+            **percentiles("ttft", (one.ttft_s for one in answers)),
+            **percentiles("gap", all_gaps_s(answers)),
             "rss_bytes": server.process.rss_bytes() if server.process else None,
         },
     )
-    if before is not None and after is not None:
-        needs = after.hits - before.hits + after.misses - before.misses
-        misses = after.misses - before.misses
-        ahead = after.read_ahead_hits - before.read_ahead_hits
-        tokens = sum(one.completion_tokens for one in every)
+    if first is not None and last is not None:
+        misses = last.misses - first.misses
+        ahead = last.read_ahead_hits - first.read_ahead_hits
         row.figures |= {
-            "bank_bytes": after.capacity_bytes,
-            "hit_rate": 1 - misses / needs if needs else 1.0,
+            "bank_bytes": last.capacity_bytes,
+            "overall_hit_rate": _hit_rate(first, last),
+            "decode_hit_rate": statistics.median(decode_hit_rates),
             "ahead_share": ahead / misses if misses else None,
-            "read_bytes_per_token": (after.bytes_read - before.bytes_read) / tokens,
+            "read_bytes_per_token": (last.bytes_read - first.bytes_read)
+            / sum(one.completion_tokens for one in answers),
         }
-    return _Level(row.number("tps"), row)
+    return row
 
 
 async def _bank(server: Server) -> _Bank | None:
@@ -125,7 +163,7 @@ async def _experts(bench: Bench) -> AsyncGenerator[Row]:
         found = await _check((*bench.serve_args, *model_args))
         if found.experts is None:
             raise StartupError(
-                "the scenario experts needs a model with experts; name one, or none to have one made"
+                "the scenario experts needs a model with experts; name one, or leave MODEL out to generate one"
             )
         plain: dict[int, float] = {}
         shares = sorted(bench.plan.expert_shares or SHARES, reverse=True)
@@ -140,14 +178,14 @@ async def _experts(bench: Bench) -> AsyncGenerator[Row]:
             args = (*model_args, "--no-cache-prefix", "--speculation-mode", "off", *flags)
             async with bench.serve(*args) as server:
                 for streams in STREAMS:
-                    level = await _level(bench, server, case, streams)
-                    level.row.figures["share"] = share
+                    row = await _level(bench, server, case, streams)
+                    row.figures["share"] = share
                     if share is None:
-                        plain[streams] = level.tps
+                        plain[streams] = row.number("tps")
                     elif streams in plain:
-                        level.row.figures["tps_ratio"] = level.tps / plain[streams]
-                        level.row.goals.extend(_goals(level.row, share, streams))
-                    yield level.row
+                        row.figures["tps_ratio"] = row.number("tps") / plain[streams]
+                        row.goals.extend(_goals(row, share, streams))
+                    yield row
 
 
 def _goals(row: Row, share: float, streams: int) -> list[Goal]:
@@ -158,24 +196,24 @@ def _goals(row: Row, share: float, streams: int) -> list[Goal]:
         return []
     goals = [Goal.judge(name, "at least", _HALF_GOAL, ratio)]
     if streams == 1:
-        hits, ahead = row.number("hit_rate"), row.number("ahead_share")
-        goals.append(Goal.judge(f"hit rate, {row.case}", "at least", _HALF_HITS_GOAL, hits))
+        hits, ahead = row.number("decode_hit_rate"), row.number("ahead_share")
+        goals.append(Goal.judge(f"decode hit rate, {row.case}", "at least", _HALF_HITS_GOAL, hits))
         goals.append(Goal.judge(f"misses read ahead, {row.case}", "at least", _AHEAD_GOAL, ahead))
     return goals
 
 
 @asynccontextmanager
 async def _model(bench: Bench) -> AsyncIterator[Sequence[str]]:
-    """The flags that name the model: none if the settings do; else it is made, and removed."""
+    """Yield the flags that name the model; one that is generated is removed afterwards."""
     if bench.names_model:
         yield ()
         return
     with tempfile.TemporaryDirectory(prefix="machd-experts-") as directory:
-        shape = MoeShape().with_stored_gb(bench.plan.experts_gb)
+        shape = sized(MoeShape(), bench.plan.experts_gb)
         bench.progress.say(f"writing a model with {bench.plan.experts_gb:g} GB of experts")
         cache_directory = user_cache_directory(process_environ())
         path = Path(directory) / f"experts-{bench.plan.experts_gb:g}gb"
-        await asyncio.to_thread(write_moe_checkpoint, path, shape, cache_directory)
+        await asyncio.to_thread(write_generated_checkpoint, path, shape, cache_directory)
         yield ("--model-path", os.fspath(path))
 
 
@@ -196,14 +234,14 @@ async def _check(args: Sequence[str]) -> _Check:
 
 EXPERTS = Scenario(
     name="experts",
-    about="experts on disk, by the share of them that is in memory; ratios are to the model in memory",
+    about="experts on disk, by the share of them in memory; ratios are to the model in memory",
     run=_experts,
     modes=frozenset({Mode.CONTINUOUS}),
     columns=(
         "tps",
         "tps_ratio",
         "ttft_p50_s",
-        "hit_rate",
+        "decode_hit_rate",
         "ahead_share",
         "read_bytes_per_token",
         "rss_bytes",
