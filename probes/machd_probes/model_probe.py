@@ -20,7 +20,7 @@ from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import MachdError
 from machd_probes.bounded import Deadline
-from machd_probes.catalogue import BATCHING_CHECKS, FEATURE_CHECKS
+from machd_probes.catalogue import BATCHING_CHECKS, FEATURE_CHECKS, STAND_IN_CHECKS
 from machd_probes.evidence_store import EvidenceStore, weights_key
 from machd_probes.prober import loaded_subject, run_check
 from machd_probes.runner import WORKER_COMMAND
@@ -211,4 +211,4 @@ def _open(known: tuple[ProbeResult, ...]) -> tuple[str, ...]:
         for one in known
         if one.outcome is not Outcome.NO_DATA or one.measured_on is not MeasuredOn.WEIGHTS
     }
-    return tuple(name for name in FEATURE_CHECKS if name not in done)
+    return tuple(name for name in STAND_IN_CHECKS if name not in done)

@@ -134,6 +134,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.open import residency  # noqa: PLC0415
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,
             weights_key,
@@ -146,6 +147,8 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             max_context_tokens=settings.model.max_context_tokens,
             chat_template=settings.model.chat_template,
             quantize=settings.model.quantize,
+            residency=residency(settings),
+            kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
         )
         basis = probe_basis(
             backend=found.backend,
@@ -163,7 +166,6 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         found,
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
-        resident_gb=settings.experts.resident_gb,
         blas=measure_blas(blas).name,
     )
 

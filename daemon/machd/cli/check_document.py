@@ -71,19 +71,24 @@ class ChatTemplateReport(Struct, frozen=True, kw_only=True):
 
 
 class ExpertsReport(Struct, frozen=True, kw_only=True):
-    """The experts of a model, and what of them would be in memory with these settings.
+    """The experts of a mixture-of-experts model.
 
     Attributes:
         count: Experts of all layers together.
-        bytes: What all of them would take.
-        resident_bytes: What they take: less than all with ``experts.resident_gb``.
-        other_bytes: What all other weights take.
+        bytes: Bytes of all experts in memory.
+        other_bytes: Bytes of all other weights in memory.
+        on_disk: The settings leave experts on disk (``experts.resident_gb``).
+        bank_bytes: Bytes of the experts in memory with these settings; where they leave none on disk,
+            with ``--streaming``.
+        streaming_bytes: Bytes of all weights in memory with that bank.
     """
 
     count: int
     bytes: int
-    resident_bytes: int
     other_bytes: int
+    on_disk: bool
+    bank_bytes: int
+    streaming_bytes: int
 
 
 class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):

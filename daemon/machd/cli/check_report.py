@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import machd
 from machd.capabilities.document import Device, wire_capabilities
 from machd.capabilities.evidence import ProbeResult
-from machd.capabilities.fit import MemoryNeeds, judge_fit
+from machd.capabilities.fit import Fit, FitVerdict, MemoryNeeds, judge_fit
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
 from machd.cli.check_document import (
@@ -18,13 +17,10 @@ from machd.cli.check_document import (
     ModelCheck,
     QuantizationReport,
 )
-from machd.engine.experts.residency import Residency
-from machd.engine.loading.inspection import ModelInspection
+from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
 from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
-
-_GB = 1_000_000_000
 
 
 def model_check(
@@ -32,7 +28,6 @@ def model_check(
     results: Sequence[ProbeResult] = (),
     *,
     kv_budget_gb: float,
-    resident_gb: float | Literal["auto"] | None = None,
     blas: str | None,
 ) -> ModelCheck:
     """Judge what was found.
@@ -41,16 +36,13 @@ def model_check(
         found: Of the model's files.
         results: Of probes on the loaded model; none where it was not loaded.
         kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
-        resident_gb: ``experts.resident_gb``, in units of 10^9 bytes; None for the whole model.
         blas: The CPU's matrix library; None on other backends.
     """
     facts = found.cache
     kv_budget_bytes = effective_budget_bytes(kv_budget_gb, found.device_memory_bytes)
-    experts = _experts(found, resident_gb, kv_budget_bytes)
+    experts = None if found.experts is None else _experts(found, found.experts)
     needs = MemoryNeeds(
-        weights_bytes=found.weights_bytes
-        if experts is None
-        else experts.other_bytes + experts.resident_bytes,
+        weights_bytes=found.weights_bytes,
         working_bytes=found.working_bytes,
         kv_budget_bytes=kv_budget_bytes,
         bytes_per_token=facts.bytes_per_token,
@@ -69,7 +61,7 @@ def model_check(
         model=found.model_id,
         fit=MemoryFit(
             verdict=fit.fit.value,
-            reason=fit.reason,
+            reason=_fit_reason(fit, experts, found.device_memory_bytes),
             weights_bytes=needs.weights_bytes,
             working_bytes=needs.working_bytes,
             kv_budget_bytes=needs.kv_budget_bytes,
@@ -99,24 +91,27 @@ def model_check(
     )
 
 
-def _experts(
-    found: ModelInspection, resident_gb: float | Literal["auto"] | None, kv_budget_bytes: int
-) -> ExpertsReport | None:
-    if not found.experts:
-        return None
-    resident_bytes = found.experts_bytes
-    if resident_gb is not None:
-        asked: int | Literal["auto"] = "auto" if resident_gb == "auto" else int(resident_gb * _GB)
-        resident_bytes = Residency(asked, kv_budget_bytes).bank_bytes(
-            available_bytes=found.available_bytes,
-            dense_bytes=found.weights_bytes - found.experts_bytes,
-            experts_bytes=found.experts_bytes,
-        )
+def _fit_reason(fit: FitVerdict, experts: ExpertsReport | None, device_bytes: int) -> str:
+    """Return the verdict's reason, with what experts on disk would change."""
+    would_fit = experts is not None and experts.streaming_bytes < device_bytes
+    if fit.fit is not Fit.WONT_FIT or experts is None or experts.on_disk or not would_fit:
+        return fit.reason
+    return (
+        f"{fit.reason}; or leave its experts on disk with `--streaming`: weights then take "
+        f"{experts.streaming_bytes / 1e9:.2f} GB"
+    )
+
+
+def _experts(found: ModelInspection, experts: ExpertsInspection) -> ExpertsReport:
+    bank = experts.bank
+    other_bytes = found.weights_bytes - experts.resident_bytes
     return ExpertsReport(
-        count=found.experts,
-        bytes=found.experts_bytes,
-        resident_bytes=resident_bytes,
-        other_bytes=found.weights_bytes - found.experts_bytes,
+        count=experts.count,
+        bytes=bank.experts_bytes if experts.is_banked else experts.resident_bytes,
+        other_bytes=bank.dense_bytes if experts.is_banked else other_bytes,
+        on_disk=experts.is_banked,
+        bank_bytes=bank.bank_bytes,
+        streaming_bytes=bank.dense_bytes + bank.bank_bytes,
     )
 
 

@@ -88,10 +88,11 @@ def _weights(check: ModelCheck) -> str:
 
 
 def _experts(experts: ExpertsReport) -> str:
-    text = f"{experts.count:,}, {_gb(experts.bytes)} of the weights; the rest takes {_gb(experts.other_bytes)}"
-    if experts.resident_bytes == experts.bytes:
-        return f"{text}; with `--streaming` they stay on disk until they are needed"
-    return f"{text}; {_gb(experts.resident_bytes)} of them in memory, and the others on disk until needed"
+    text = f"{experts.count:,}, {_gb(experts.bytes)} in memory; all other weights, {_gb(experts.other_bytes)}"
+    if experts.on_disk:
+        share = experts.bank_bytes / experts.bytes
+        return f"{text}; the experts are on disk, {_gb(experts.bank_bytes)} ({share:.0%}) of them in memory"
+    return f"{text}; with `--streaming` experts stay on disk and weights take {_gb(experts.streaming_bytes)}"
 
 
 def _kv_cache(check: ModelCheck) -> str:

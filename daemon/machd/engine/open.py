@@ -107,7 +107,7 @@ def engine_loader(
             progress=progress,
             blas=report.name,
             kv_format=kv_format_named(settings.cache.kv_quantization),
-            residency=_residency(settings),
+            residency=residency(settings),
             quantize=model.quantize,
         )
         _log_experts(loaded)
@@ -167,8 +167,8 @@ def _log_experts(loaded: LoadedModel) -> None:
     )
 
 
-def _residency(settings: Settings) -> Residency | None:
-    """What of the experts is to be in memory; None for the whole model."""
+def residency(settings: Settings) -> Residency | None:
+    """Return the memory for experts; None to keep the whole model in memory."""
     from machd.engine.experts.residency import Residency  # noqa: PLC0415 - imports mlx
 
     resident_gb = settings.experts.resident_gb

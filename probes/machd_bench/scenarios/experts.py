@@ -160,7 +160,8 @@ async def _bank(server: Server) -> _Bank | None:
 
 async def _experts(bench: Bench) -> AsyncGenerator[Row]:
     async with _model(bench) as model_args:
-        found = await _check((*bench.serve_args, *model_args))
+        whole = await _check((*bench.serve_args, *model_args))
+        found = await _check((*bench.serve_args, *model_args, "--streaming"))
         if found.experts is None:
             raise StartupError(
                 "the scenario experts needs a model with experts; name one, or leave MODEL out to generate one"
@@ -169,12 +170,12 @@ async def _experts(bench: Bench) -> AsyncGenerator[Row]:
         shares = sorted(bench.plan.expert_shares or SHARES, reverse=True)
         for share in (None, *shares):
             case = _IN_MEMORY if share is None else f"{share:g} in a bank"
-            wanted_bytes = found.experts.other_bytes + found.experts.bytes * (share or 1)
+            bank_bytes = found.experts.bytes * (share or 0)
+            wanted_bytes = found.experts.other_bytes + bank_bytes if share else whole.weights_bytes
             if wanted_bytes > psutil.virtual_memory().available:
                 bench.notes.append(f"experts: {case} left out: memory does not hold it")
                 continue
-            resident_gb = found.experts.bytes * (share or 0) / 1e9
-            flags = () if share is None else ("--experts-resident-gb", f"{resident_gb:.6f}")
+            flags = () if share is None else ("--experts-resident-gb", f"{bank_bytes / 1e9:.6f}")
             args = (*model_args, "--no-cache-prefix", "--speculation-mode", "off", *flags)
             async with bench.serve(*args) as server:
                 for streams in STREAMS:

@@ -14,7 +14,7 @@ from machd.capabilities.verdicts import judge
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
 from machd_probes import evidence_store, model_probe
-from machd_probes.catalogue import FEATURE_CHECKS
+from machd_probes.catalogue import STAND_IN_CHECKS
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
 from machd_probes.runner import WORKER_COMMAND
@@ -55,10 +55,10 @@ def test_unknown_code_is_measured_and_remembered(tmp_path: Path) -> None:
 
     wait_until(lambda: not probe.is_measuring, "the rest is measured")
     rest = probe.measure_next(engine) or ()
-    assert {one.probe for one in rest} == set(FEATURE_CHECKS)
+    assert {one.probe for one in rest} == set(STAND_IN_CHECKS)
     assert probe.measure_next(engine) is None
     again = _probe(tmp_path, ("false",))
-    assert {one.probe for one in again.measure(engine) or ()} == set(FEATURE_CHECKS)
+    assert {one.probe for one in again.measure(engine) or ()} == set(STAND_IN_CHECKS)
     assert again.measure_next(engine) is None
 
 

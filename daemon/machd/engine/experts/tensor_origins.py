@@ -8,7 +8,7 @@ location in a file: such a checkpoint has to be stored in mlx-lm's layout by ``m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.safetensors_header import StoredTensor
-from machd.engine.backend.untyped import LanguageModel, Layer
+from machd.engine.backend.untyped import LanguageModel
 from machd.engine.experts.stored_layer import ExpertParameter, Location, StoredLayer
 from machd.errors import ModelFormatError
-
-ChooseDtype = Callable[[str, mx.Dtype, Layer], mx.Dtype]
-"""(parameter name, stored dtype, projection) to the dtype in memory."""
 
 _PARAMETERS = ("weight", "scales", "biases", "bias", "global_scale")
 
@@ -30,7 +27,7 @@ _PARAMETERS = ("weight", "scales", "biases", "bias", "global_scale")
 class TensorOrigins:
     """Records which tensors a model's arrays are, while mlx-lm builds the model.
 
-    It keeps every tensor of the checkpoint alive, unread: drop it before the weights are computed.
+    It keeps every tensor of the checkpoint alive: :meth:`release` them before the weights are computed.
     """
 
     def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]]) -> None:
@@ -88,6 +85,12 @@ class TensorOrigins:
         finally:
             mx.stack = stack
 
+    def release(self) -> None:
+        """Drop the arrays that were recorded."""
+        self._names.clear()
+        self._stacks.clear()
+        self._kept.clear()
+
     def stored_layers(
         self, model: LanguageModel, dense_dtype: mx.Dtype | None, *, backend: str
     ) -> list[StoredLayer]:
@@ -101,50 +104,25 @@ class TensorOrigins:
         Raises:
             ModelFormatError: The files do not hold the experts one by one.
         """
+        return [
+            self._stored_layer(path, switch, dense_dtype, backend)
+            for path, switch in switch_layers(model)
+        ]
 
-        def choose(parameter: str, stored: mx.Dtype, projection: Layer) -> mx.Dtype:
-            if not mx.issubdtype(stored, mx.floating) or parameter == "global_scale":
-                return stored
-            if dense_dtype is not None:
-                return dense_dtype
-            # mlx's gather_mm on the CPU computes float32 only.
-            return mx.float32 if backend == "cpu" and "scales" not in projection else stored
-
-        return [self.stored_layer(path, switch, choose) for path, switch in switch_layers(model)]
-
-    def stored_layer(self, path: str, switch: Module, choose_dtype: ChooseDtype) -> StoredLayer:
-        """Locate the experts of one layer.
-
-        Args:
-            path: Path of the switch layer in the model.
-            switch: The switch layer.
-            choose_dtype: Chooses the dtype in memory.
-
-        Raises:
-            ModelFormatError: The files do not hold the experts one by one.
-        """
+    def _stored_layer(
+        self, path: str, switch: Module, dense_dtype: mx.Dtype | None, backend: str
+    ) -> StoredLayer:
         locations: dict[ExpertParameter, tuple[Location, ...]] = {}
-        for name, linear in projections(switch):
-            for parameter_name in _PARAMETERS:
-                array = linear.get(parameter_name)
-                if array is None:
-                    continue
-                parameter = ExpertParameter(
-                    projection=name,
-                    name=parameter_name,
-                    shape=tuple(array.shape[1:]),
-                    stored_dtype=array.dtype,
-                    dtype=choose_dtype(parameter_name, array.dtype, linear),
+        for parameter, array in expert_parameters(switch, dense_dtype, backend=backend):
+            found = self._locations(array, parameter)
+            if found is None:
+                raise ModelFormatError(
+                    f"the experts of {path} cannot be read one by one: the model computes "
+                    f"{parameter.projection}.{parameter.name} from what the files hold. Store it in "
+                    "mlx-lm's layout with `mlx_lm.convert --hf-path THIS --mlx-path NEW`, or serve it "
+                    "without `--experts-resident-gb`"
                 )
-                found = self._locations(array, parameter)
-                if found is None:
-                    raise ModelFormatError(
-                        f"the experts of {path} cannot be read one by one: the model computes "
-                        f"{name}.{parameter_name} from what the files hold. Store it in mlx-lm's layout "
-                        "with `mlx_lm.convert --hf-path THIS --mlx-path NEW`, or serve it without "
-                        "`--experts-resident-gb`"
-                    )
-                locations[parameter] = found
+            locations[parameter] = found
         return StoredLayer(path, locations)
 
     def _locations(
@@ -186,6 +164,31 @@ def projections(switch: Module) -> list[tuple[str, Any]]:
 
     kinds = (SwitchLinear, QuantizedSwitchLinear)
     return [(name, one) for name, one in switch.children().items() if isinstance(one, kinds)]
+
+
+def expert_parameters(
+    switch: Module, dense_dtype: mx.Dtype | None, *, backend: str
+) -> Iterator[tuple[ExpertParameter, mx.array]]:
+    """Yield the parameters that each expert of a switch layer has, and their arrays [experts, *shape].
+
+    Args:
+        switch: The switch layer, lazily loaded.
+        dense_dtype: Dtype in memory of the model's other weights; None if they stay as stored.
+        backend: ``cpu``, ``metal`` or ``cuda``.
+    """
+    for name, projection in projections(switch):
+        is_quantised = "scales" in projection
+        for parameter_name in _PARAMETERS:
+            array = projection.get(parameter_name)
+            if array is None:
+                continue
+            dtype = array.dtype
+            if mx.issubdtype(dtype, mx.floating) and parameter_name != "global_scale":
+                # mlx's gather_mm on the CPU computes float32 only.
+                plain = mx.float32 if backend == "cpu" and not is_quantised else dtype
+                dtype = dense_dtype or plain
+            shape = tuple(array.shape[1:])
+            yield ExpertParameter(name, parameter_name, shape, array.dtype, dtype), array
 
 
 def _layer_order(path: str) -> list[tuple[bool, int, str]]:

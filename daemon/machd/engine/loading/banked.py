@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.device import available_memory_bytes, backend_name
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.residency import Residency
-from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
+from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.precision import (
     choose_dtype,
@@ -22,6 +25,62 @@ _NOT_ON_CUDA = (
     "experts.resident_gb: experts on disk need memory that the CPU and the device share, which CUDA does "
     "not have; leave it out, or serve a smaller or more strongly quantised model"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BankPlan:
+    """Sizes in memory of a model whose experts lie in a bank.
+
+    Attributes:
+        dense_dtype: Dtype of all weights but the experts; None if they stay as stored.
+        dense_bytes: Bytes of all weights but the experts.
+        experts_bytes: Bytes of all experts, as the bank would hold them.
+        bank_bytes: Bytes of the bank.
+    """
+
+    dense_dtype: mx.Dtype | None
+    dense_bytes: int
+    experts_bytes: int
+    bank_bytes: int
+
+
+def plan_bank(model: Module, residency: Residency, dtype: str, *, available_bytes: int) -> BankPlan:
+    """Size a model's bank.
+
+    Args:
+        model: Lazily loaded, with switch layers.
+        residency: Memory for the experts.
+        dtype: The setting ``model.dtype``.
+        available_bytes: Memory that the process can take before the model is loaded.
+
+    Raises:
+        ModelMemoryError: The dtype was named and does not fit.
+    """
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    backend = backend_name()
+    switches = [switch for _, switch in switch_layers(model)]
+    dense_parameters = int(get_total_parameters(model))
+    dense_parameters -= sum(int(get_total_parameters(one)) for one in switches)
+    requested_bytes = 0 if residency.bytes == "auto" else residency.bytes
+    dense_dtype = choose_dtype(
+        dtype,
+        backend=backend,
+        parameters=dense_parameters,
+        available_bytes=max(available_bytes - requested_bytes, 0),
+    )
+    dense_bytes = weights_bytes(model) - sum(weights_bytes(one) for one in switches)
+    if dense_dtype is not None:
+        dense_bytes = dense_parameters * dense_dtype.size
+    experts_bytes = sum(
+        parameter.nbytes * array.shape[0]
+        for one in switches
+        for parameter, array in expert_parameters(one, dense_dtype, backend=backend)
+    )
+    bank_bytes = residency.bank_bytes(
+        available_bytes=available_bytes, dense_bytes=dense_bytes, experts_bytes=experts_bytes
+    )
+    return BankPlan(dense_dtype, dense_bytes, experts_bytes, bank_bytes)
 
 
 def load_banked(
@@ -46,36 +105,23 @@ def load_banked(
         ModelError: The memory is too small, or files cannot be read.
         SettingsError: The backend is CUDA.
     """
-    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
-
     backend, available_bytes = backend_name(), available_memory_bytes()
     if backend == "cuda":
         raise SettingsError([_NOT_ON_CUDA])
-    switches = [switch for _, switch in switch_layers(model)]
-    experts_parameters = sum(int(get_total_parameters(one)) for one in switches)
-    dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
-    dense_parameters = int(get_total_parameters(model)) - experts_parameters
-    requested_bytes = 0 if residency.bytes == "auto" else residency.bytes
-    dense_dtype = choose_dtype(
-        dtype,
-        backend=backend,
-        parameters=dense_parameters,
-        available_bytes=available_bytes - requested_bytes,
-    )
-    dense_bytes = dense_parameters * dense_dtype.size if dense_dtype else dense_stored_bytes
-    layers = origins.stored_layers(model, dense_dtype, backend=backend)
-    capacity_bytes = residency.bank_bytes(
-        available_bytes=available_bytes,
-        dense_bytes=dense_bytes,
-        experts_bytes=sum(one.experts * one.entry_bytes for one in layers),
-    )
+    plan = plan_bank(model, residency, dtype, available_bytes=available_bytes)
     refuse_if_too_big(
-        dense_bytes + capacity_bytes, available_bytes, what="the weights and experts.resident_gb"
+        plan.dense_bytes + plan.bank_bytes,
+        available_bytes,
+        what="the weights and experts.resident_gb",
     )
-    banked = open_bank(model, layers, capacity_bytes=capacity_bytes, progress=progress)
+    switches = [switch for _, switch in switch_layers(model)]
+    dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
+    layers = origins.stored_layers(model, plan.dense_dtype, backend=backend)
+    origins.release()
+    banked = open_bank(model, layers, capacity_bytes=plan.bank_bytes, progress=progress)
     progress.stage("loading the weights", dense_stored_bytes)
     try:
-        materialise(model, dense_dtype, progress)
+        materialise(model, plan.dense_dtype, progress)
     except RuntimeError as error:
         banked.bank.close()
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error

@@ -7,9 +7,9 @@ for damaged weights, too little memory, and a tokenizer that has no ``tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
@@ -22,9 +22,11 @@ from machd.engine.backend.device import available_memory_bytes, backend_name, de
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import shortened
+from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.loading.architecture import architecture_name, check_architecture
+from machd.engine.loading.banked import BankPlan, plan_bank
 from machd.engine.loading.cache_facts import trace_model
 from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
 from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
@@ -74,6 +76,23 @@ _MODES = (
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsInspection:
+    """The experts of a mixture-of-experts model.
+
+    Attributes:
+        count: Experts of all layers together.
+        resident_bytes: Bytes of all experts, with the whole model in memory.
+        bank: Sizes with the experts on disk.
+        is_banked: Experts are on disk, so that ``weights_bytes`` and ``dtype`` are those of ``bank``.
+    """
+
+    count: int
+    resident_bytes: int
+    bank: BankPlan
+    is_banked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInspection:
     """A model as its files describe it, and as it would be on this machine.
 
@@ -90,8 +109,7 @@ class ModelInspection:
         code: The code that would compute the model.
         device_memory_bytes: Memory of the device in all.
         available_bytes: The part of it that could be taken now.
-        experts: Experts of all layers together; 0 for a model without.
-        experts_bytes: The part of ``weights_bytes`` that they take.
+        experts: The model's experts; None for a model without.
         notes: Warnings for the report.
     """
 
@@ -113,25 +131,27 @@ class ModelInspection:
     available_bytes: int
     code: ModelCode
     packed_into: Quantization | None = None
-    experts: int = 0
-    experts_bytes: int = 0
+    experts: ExpertsInspection | None = None
     notes: tuple[str, ...] = ()
 
 
-def inspect_model(
+def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     source: ModelSource,
     *,
     dtype: str = "auto",
     max_context_tokens: int | None = None,
     chat_template: str | None = None,
     quantize: str | None = None,
+    residency: Residency | None = None,
+    kv_budget_bytes: int = 0,
 ) -> ModelInspection:
     """Read configuration, headers and tokenizer files, and build the model without its weights.
 
     Takes about as long as importing mlx-lm. No code of the checkpoint's runs, whatever the
     settings say; its chat template runs in transformers' sandbox, with little time and memory.
     A model without a chat template is no error, though serving it needs a setting: the template's
-    ``problem`` says which. The arguments are those of ``load_model``.
+    ``problem`` says which. The arguments are those of ``load_model``; ``kv_budget_bytes`` is the KV budget,
+    for the report of what experts on disk would take.
 
     Raises:
         ModelError: One of its kinds: the error that serving the model would raise, and an error for
@@ -147,7 +167,10 @@ def inspect_model(
     # Read before the model is built, under a limit on memory that is not the device's.
     available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
     with _building(source):
-        return _inspect(opened, dtype, quantize, limit_tokens, available_bytes, device_bytes)
+        asked = residency or Residency("auto", kv_budget_bytes)
+        bank = _bank(opened.model, asked, dtype, available_bytes)
+        weights = _Weights(dtype, quantize, bank, is_banked=residency is not None)
+        return _inspect(opened, weights, limit_tokens, available_bytes, device_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +184,39 @@ class _Opened:
     stored_bytes: int
     template: TemplateAbilities
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """How the weights would lie in memory.
+
+    Attributes:
+        dtype: The setting ``model.dtype``.
+        quantize: The setting ``model.quantize``.
+        bank: Sizes with the experts on disk; None for a model without experts.
+        is_banked: Experts would be on disk.
+    """
+
+    dtype: str
+    quantize: str | None
+    bank: BankPlan | None
+    is_banked: bool
+
+
+def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int) -> BankPlan | None:
+    if not switch_layers(model):
+        return None
+    # A dtype that the settings name is reported with its size, not refused.
+    limit_bytes = available_bytes if dtype == "auto" else _NO_LIMIT_BYTES
+    plan = plan_bank(model, residency, dtype, available_bytes=limit_bytes)
+    if dtype == "auto":
+        return plan
+    bank_bytes = residency.bank_bytes(
+        available_bytes=available_bytes,
+        dense_bytes=plan.dense_bytes,
+        experts_bytes=plan.experts_bytes,
+    )
+    return replace(plan, bank_bytes=bank_bytes)
 
 
 def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
@@ -206,8 +262,7 @@ def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
 
 def _inspect(
     opened: _Opened,
-    dtype: str,
-    quantize: str | None,
+    weights: _Weights,
     limit_tokens: int,
     available_bytes: int,
     device_bytes: int,
@@ -217,14 +272,18 @@ def _inspect(
     source, model, backend = opened.source, opened.model, backend_name()
     parameters = int(get_total_parameters(model))
     quantization = quantization_of(model)
-    held_dtype = choose_dtype(
-        dtype,
-        backend=backend,
-        parameters=parameters,
-        # A dtype that the settings name is reported with its size, not refused.
-        available_bytes=available_bytes if dtype == "auto" else _NO_LIMIT_BYTES,
-    )
-    packing = weight_format(quantize, model)
+    bank = weights.bank if weights.is_banked else None
+    if bank is not None:
+        held_dtype = bank.dense_dtype
+    else:
+        held_dtype = choose_dtype(
+            weights.dtype,
+            backend=backend,
+            parameters=parameters,
+            # A dtype that the settings name is reported with its size, not refused.
+            available_bytes=available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
+        )
+    packing = weight_format(weights.quantize, model)
     hold_in(model, held_dtype, packing)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
@@ -248,7 +307,7 @@ def _inspect(
         context_tokens=limit_tokens,
         parameters=parameters,
         stored_bytes=opened.stored_bytes,
-        weights_bytes=weights_bytes(model),
+        weights_bytes=bank.dense_bytes + bank.bank_bytes if bank else weights_bytes(model),
         working_bytes=_working_bytes(model),
         dtype=computed_dtype(model),
         quantization=quantization,
@@ -260,13 +319,23 @@ def _inspect(
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
         packed_into=packing,
-        experts=sum(next(iter(projections(one)))[1].num_experts for one in switches),
-        experts_bytes=sum(weights_bytes(one) for one in switches),
+        experts=_experts(switches, weights),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
             for note in (*opened.notes, *opened.template.notes, traced.note)
             if note
         ),
+    )
+
+
+def _experts(switches: Sequence[Module], weights: _Weights) -> ExpertsInspection | None:
+    if weights.bank is None:
+        return None
+    return ExpertsInspection(
+        count=sum(next(iter(projections(one)))[1].num_experts for one in switches),
+        resident_bytes=sum(weights_bytes(one) for one in switches),
+        bank=weights.bank,
+        is_banked=weights.is_banked,
     )
 
 

@@ -25,6 +25,9 @@ _DTYPES: Mapping[str, mx.Dtype] = {
 _FLOAT32_SHARE = 0.6
 """Share of the available memory that float32 weights may take on the CPU; the rest is for KV."""
 
+_MAX_CACHED_BYTES = 64 << 20
+"""Freed memory that mlx may keep for reuse while weights are loaded; stored weights would add up in it."""
+
 _TRIAL_TOLERANCE = 1e-2
 
 _GIB = 1024**3
@@ -155,6 +158,8 @@ def materialise(
     for stored_bytes, module in _converted(model, dtype, packing):
         mx.eval(module.parameters())
         progress.advance(stored_bytes)
+        if mx.get_cache_memory() > _MAX_CACHED_BYTES:
+            mx.clear_cache()
     mx.eval(model.parameters())
     mx.clear_cache()
 

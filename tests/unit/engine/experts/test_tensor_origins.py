@@ -106,8 +106,8 @@ def test_computed_experts_are_refused(tmp_path: Path) -> None:
     directory = _write(tmp_path, weights, tiny_configuration("qwen3_moe").config)
     origins = TensorOrigins(read_checkpoint(directory, trust_remote_code=False).tensors)
     with origins.recording(weights):
-        path, switch = switch_layers(model)[0]
+        _, switch = switch_layers(model)[0]
         up = dict(projections(switch))["up_proj"]
         up.weight = mx.split(mx.concatenate([up.weight, up.weight], axis=1), 2, axis=1)[0]
     with pytest.raises(ModelFormatError, match=r"mlx_lm\.convert"):
-        origins.stored_layer(path, switch, lambda _name, stored, _projection: stored)
+        origins.stored_layers(model, mx.float32, backend="cpu")
