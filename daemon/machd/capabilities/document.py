@@ -85,11 +85,11 @@ class KvQuantizationReport(FeatureVerdict, frozen=True, kw_only=True):
 
 
 class ExpertStreamingReport(FeatureVerdict, frozen=True, kw_only=True):
-    """Experts on disk: the verdict, and whether they lie there.
+    """Experts on disk: the verdict, and whether they are on disk now.
 
     Attributes:
-        active: They do. Steps are then not dispatched ahead of each other, because a pass waits for what
-            each layer chooses.
+        active: Experts are on disk. No step is then dispatched before the last one's tokens are read, because a
+            pass waits for what each layer's router chooses.
     """
 
     active: bool

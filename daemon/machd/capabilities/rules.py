@@ -59,16 +59,14 @@ def chunked_prefill(facts: CacheFacts) -> Verdict:
 
 
 def expert_streaming(results: Sequence[ProbeResult]) -> Verdict:
-    """Judge experts that are read from disk when they are needed.
+    """Judge whether experts can be read from disk when a step needs them.
 
-    Caches tell nothing of experts, so the probe ``expert_streaming`` says whether there are any.
+    Facts of caches say nothing about experts, so the probe ``expert_streaming`` tells whether there are any.
     """
     mine = [result for result in results if result.probe == "expert_streaming"]
     if any(result.outcome is Outcome.UNSUPPORTED for result in mine):
-        return Verdict(Support.BLOCKED, "no layer has experts that could lie on disk")
-    return Verdict(
-        Support.UNKNOWN, "whether its experts can lie on disk has not been measured for this code"
-    )
+        return Verdict(Support.BLOCKED, "no layer has experts")
+    return Verdict(Support.UNKNOWN, "experts on disk have not been measured for this code")
 
 
 def speculation(facts: CacheFacts) -> Verdict:

@@ -90,7 +90,7 @@ def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> Mo
         expert_streaming=measured(
             expert_streaming(results),
             _fed(results, "expert_streaming"),
-            consequence="leave the whole model in memory",
+            consequence="serve the model from memory",
         ),
     )
 

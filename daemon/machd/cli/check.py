@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
-from machd.cli.check_document import ModelCheck
+from machd.cli.check_document import ModelCheck, QualityReport
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
+from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
+
+if TYPE_CHECKING:
+    from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
 
 _HOLDS = 0
 _HOLDS_NOT = 1
@@ -158,46 +164,92 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         results: Sequence[ProbeResult] = EvidenceStore(cache_directory, basis).find(
             found.architecture, found.code, weights_key(source)
         )
+        quality: QualityReport | None = None
         if measure:
+            measured = _measured(loaded, progress, blas)
             # What was measured is judged with the caches that it was measured on.
-            cache, results = _measured(loaded, progress, blas)
-            found = replace(found, cache=cache)
+            found, results = replace(found, cache=measured.cache), measured.results
+            if settings.model.quantize is not None:
+                quality = _quality(loaded, measured.perplexity, progress, blas)
     return model_check(
         found,
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
+        quality=quality,
         blas=measure_blas(blas).name,
     )
 
 
-def _measured(
-    loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice
-) -> tuple[CacheFacts, Sequence[ProbeResult]]:
-    """Load the model as serve does: its caches, and what every check says, kept for a daemon."""
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Facts that need the loaded model.
+
+    Attributes:
+        results: Results of every check on its weights.
+        perplexity: Perplexity of the bench's fixed text.
+    """
+
+    cache: CacheFacts
+    results: Sequence[ProbeResult]
+    perplexity: float
+
+
+def _measured(loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice) -> _Measured:
+    """Load the model as serve does, and run every check on it; the results are kept for a daemon."""
     # Imported here, because without --measure they would be a tenth of the time.
-    from machd.engine.open import engine_loader  # noqa: PLC0415
-    from machd.telemetry.logs import configure_logs  # noqa: PLC0415
     from machd_probes.model_probe import ModelProbe  # noqa: PLC0415
 
+    with _loaded_engine(loaded.settings, progress, blas) as engine:
+        progress.stage("measuring", None)
+        cache_directory = user_cache_directory(process_environ())
+        probe = ModelProbe(cache_directory, model_path=loaded.settings.model.path)
+        results = probe.measure_weights(engine, anew=True)
+        assert results is not None, "a model in memory has code"
+        return _Measured(engine.model.cache, results, _perplexity(engine))
+
+
+def _quality(
+    loaded: LoadedSettings, perplexity: float, progress: ProgressBar, blas: BlasChoice
+) -> QualityReport:
+    """Compare a quantised model's perplexity with that of the model without ``model.quantize``."""
+    plain = loaded.settings.model.model_copy(update={"quantize": None})
+    settings = loaded.settings.model_copy(update={"model": plain})
+    with _loaded_engine(settings, progress, blas) as engine:
+        progress.stage("measuring", None)
+        unquantised = _perplexity(engine)
+    return QualityReport(perplexity=perplexity, unquantised_perplexity=unquantised)
+
+
+def _perplexity(engine: MlxEngine) -> float:
+    from machd.engine.loading.perplexity import perplexity  # noqa: PLC0415 - imports mlx
+    from machd_bench.perplexity_text import perplexity_text  # noqa: PLC0415
+
+    return perplexity(engine.module, engine.tokenizer, perplexity_text())
+
+
+@contextmanager
+def _loaded_engine(
+    settings: Settings, progress: ProgressBar, blas: BlasChoice
+) -> Iterator[MlxEngine]:
+    """Load a model as serve does, without a disk tier, which is a daemon's alone."""
+    from machd.engine.open import engine_loader  # noqa: PLC0415
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
+    from machd.telemetry.logs import configure_logs  # noqa: PLC0415
+
     # Standard output is the answer's; what loading has to say is not part of it.
-    configure_logs(level="warning", log_format=loaded.settings.logging.format)
-    # The disk tier is a daemon's alone.
-    cache = loaded.settings.cache.model_copy(update={"disk_dir": None})
-    cache_directory = user_cache_directory(process_environ())
+    configure_logs(level="warning", log_format=settings.logging.format)
+    cache = settings.cache.model_copy(update={"disk_dir": None})
     load = engine_loader(
-        loaded.settings.model_copy(update={"cache": cache}),
-        cache_directory=cache_directory,
+        settings.model_copy(update={"cache": cache}),
+        cache_directory=user_cache_directory(process_environ()),
         set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
         progress=progress,
         blas=blas,
     )
     engine = load()
+    assert isinstance(engine, MlxEngine), "a model that was loaded"
     try:
-        progress.stage("measuring", None)
-        probe = ModelProbe(cache_directory, model_path=loaded.settings.model.path)
-        results = probe.measure_weights(engine, anew=True)
-        assert results is not None, "a model in memory has code"
-        return engine.model.cache, results
+        yield engine
     finally:
         engine.close()
 

@@ -91,6 +91,18 @@ class ExpertsReport(Struct, frozen=True, kw_only=True):
     streaming_bytes: int
 
 
+class QualityReport(Struct, frozen=True, kw_only=True):
+    """The quality that ``model.quantize`` costs, as perplexity of a fixed text; lower is better.
+
+    Attributes:
+        perplexity: Perplexity of the weights in that format.
+        unquantised_perplexity: Perplexity of the weights without ``model.quantize``.
+    """
+
+    perplexity: float
+    unquantised_perplexity: float
+
+
 class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     """One model on one machine.
 
@@ -104,8 +116,9 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         weights_bytes: What the weights would take in memory.
         stored_bytes: What they take on disk.
         quantization: Null when the weights are plain.
-        packed_into: What they would be packed into, as ``model.quantize`` says.
-        experts: Null for a model without.
+        quantised_to: The format that ``model.quantize`` names, in full; null without it.
+        quality: The quality that it costs; null without --measure.
+        experts: The experts of a mixture-of-experts model; null for another.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
         notes: What a person should know.
     """
@@ -121,7 +134,8 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     weights_bytes: int
     stored_bytes: int
     quantization: QuantizationReport | None = None
-    packed_into: str | None = None
+    quantised_to: str | None = None
+    quality: QualityReport | None = None
     experts: ExpertsReport | None = None
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport

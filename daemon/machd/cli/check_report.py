@@ -15,6 +15,7 @@ from machd.cli.check_document import (
     ExpertsReport,
     MemoryFit,
     ModelCheck,
+    QualityReport,
     QuantizationReport,
 )
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
@@ -28,6 +29,7 @@ def model_check(
     results: Sequence[ProbeResult] = (),
     *,
     kv_budget_gb: float,
+    quality: QualityReport | None = None,
     blas: str | None,
 ) -> ModelCheck:
     """Judge what was found.
@@ -36,6 +38,7 @@ def model_check(
         found: Of the model's files.
         results: Of probes on the loaded model; none where it was not loaded.
         kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
+        quality: The quality that ``model.quantize`` costs; None if it was not measured.
         blas: The CPU's matrix library; None on other backends.
     """
     facts = found.cache
@@ -78,7 +81,8 @@ def model_check(
         weights_bytes=found.weights_bytes,
         stored_bytes=found.stored_bytes,
         quantization=_quantization(found),
-        packed_into=None if found.packed_into is None else str(found.packed_into),
+        quantised_to=None if found.quantised_to is None else str(found.quantised_to),
+        quality=quality,
         experts=experts,
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),

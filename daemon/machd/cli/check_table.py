@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from rich.text import Text
 
 from machd.capabilities.document import Evidence, FeatureVerdict, SpeculationReport
-from machd.cli.check_document import ChatTemplateReport, ExpertsReport, ModelCheck
+from machd.cli.check_document import ChatTemplateReport, ExpertsReport, ModelCheck, QualityReport
 from machd.cli.ctl_text import print_lines
 
 _GB = 1_000_000_000
@@ -31,6 +31,8 @@ def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     yield "model", Text(f"{check.model} ({check.architecture}, {_parameters(check.parameters)})")
     yield "memory", _marked(check.fit.verdict, check.fit.reason)
     yield "weights", Text(_weights(check))
+    if check.quantised_to is not None:
+        yield "quality", Text(_quality(check.quality))
     if check.experts is not None:
         yield "experts", Text(_experts(check.experts))
     yield "KV cache", Text(_kv_cache(check))
@@ -80,11 +82,21 @@ def _weights(check: ModelCheck) -> str:
         "plain" if stored is None else f"{stored.mode} {stored.bits}-bit, group {stored.group_size}"
     )
     held = f"{_gb(check.weights_bytes)} in {check.versions.dtype}"
-    if check.packed_into is not None:
-        held = f"{_gb(check.weights_bytes)} as {check.packed_into}"
+    if check.quantised_to is not None:
+        held = f"{_gb(check.weights_bytes)} as {check.quantised_to}"
     if stored is not None and stored.kept:
         held = f"{_gb(check.weights_bytes)}, kept packed"
     return f"{_gb(check.stored_bytes)} on disk ({kind}), {held} in memory"
+
+
+def _quality(quality: QualityReport | None) -> str:
+    if quality is None:
+        return "`--measure` tells what the format costs, as perplexity of a fixed text"
+    ratio = quality.perplexity / quality.unquantised_perplexity
+    return (
+        f"perplexity {quality.perplexity:.2f} of a fixed text, {ratio:.2f} times the"
+        f" {quality.unquantised_perplexity:.2f} of the weights as they are"
+    )
 
 
 def _experts(experts: ExpertsReport) -> str:

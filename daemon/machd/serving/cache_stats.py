@@ -85,21 +85,21 @@ class DiskStats(Struct, frozen=True, kw_only=True):
 
 
 class ExpertBankStats(Struct, frozen=True, kw_only=True):
-    """Experts of a model that lie on disk; counts are since the start.
+    """The bank of experts in memory; counts are since the start.
 
-    A layer looks each expert up once a pass, however many tokens need it; a layer whose experts are all
-    in memory looks nothing up.
+    A layer looks each expert up once a pass, however many tokens need it. A layer that is in memory whole
+    looks nothing up.
 
     Attributes:
-        capacity_bytes: What the bank takes, full or not.
-        resident_bytes: What the experts in it take.
-        entries: Experts in it, those of each layer counted apart.
-        hits: Experts that were in memory.
-        misses: Experts that were not when the layer before theirs was computed.
-        evictions: Experts that made room for others.
-        hit_rate: Hits among all that were looked up; null before any.
-        bytes_read: From the model's files.
-        read_ahead_hits: Misses that were read, or being read, when they were needed.
+        capacity_bytes: Memory of the bank, full or not.
+        resident_bytes: Memory of the experts in it.
+        entries: Experts in it, counted for each layer.
+        hits: Lookups of experts that were in memory.
+        misses: Lookups of experts that were not, when the layer before was computed.
+        evictions: Experts that were evicted for others.
+        hit_rate: Share of hits among the lookups; null before any.
+        bytes_read: Bytes read from the model's files.
+        read_ahead_hits: Misses that read-ahead had read, or was reading, when they were needed.
     """
 
     capacity_bytes: int

@@ -1,4 +1,4 @@
-"""The section ``experts``: where the experts of a mixture-of-experts model lie while it is served."""
+"""The section ``experts``: experts on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExpertsSettings(SettingsSection):
     resident_gb: Annotated[_ResidentGb, Mark.RESTART] = Field(
         default=None,
         examples=[8.0],
-        description="Leave a model's experts on disk and keep those in use in so much memory, in units of "
-        "1,000,000,000 bytes; auto takes what the rest of the model and the KV budget leave. Without it "
+        description="Leave a mixture-of-experts model's experts on disk, with this much memory for those in use, in "
+        "units of 1,000,000,000 bytes; auto takes what all other weights and the KV budget leave. Without it "
         "the whole model is in memory.",
     )

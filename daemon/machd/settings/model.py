@@ -76,8 +76,8 @@ class ModelSettings(SettingsSection):
     ] = Field(
         default=None,
         examples=["affine4"],
-        description="Pack the weights into this format when the model is loaded: smaller, faster where memory "
-        "is what a step waits for, and less exact. `machd bench --formats` tells what each brings.",
+        description="Quantise the weights to this format when the model is loaded: smaller, less exact, and faster "
+        "or slower by machine and batch width, as `machd bench --formats` tells.",
     )
     offline: Annotated[bool, Mark.RESTART] = Field(
         default=True,
@@ -390,12 +390,11 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _experts_on_disk_stay_as_stored(self) -> Self:
+    def _experts_on_disk_are_not_quantised(self) -> Self:
         if self.model.quantize is not None and self.experts.resident_gb is not None:
             raise ValueError(
-                "model.quantize: experts that stay on disk are computed as they are stored; leave one of "
-                "model.quantize and experts.resident_gb out, or convert the model once with "
-                "`mlx_lm.convert --quantize`"
+                "model.quantize: experts on disk are computed as they are stored; leave out model.quantize or "
+                "experts.resident_gb, or convert the model once with `mlx_lm.convert --quantize`"
             )
         return self
 

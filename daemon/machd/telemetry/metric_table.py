@@ -172,16 +172,16 @@ METRICS: tuple[MetricSpec, ...] = (
         "dropped because writing could not keep up or failed.",
         "outcome",
     ),
-    _gauge("machd_expert_bank_capacity_bytes", "Memory for experts that lie on disk; 0 if none do."),
-    _gauge("machd_expert_bank_entries", "Experts in it, those of each layer counted apart."),
+    _gauge("machd_expert_bank_capacity_bytes", "Memory of the expert bank; 0 without experts on disk."),
+    _gauge("machd_expert_bank_entries", "Experts in the bank, counted for each layer."),
     _reading(
         "machd_expert_bank_lookups_total",
-        "Experts that a pass needed: hit was in memory, read_ahead was read or being read when it was needed, "
-        "miss was not.",
+        "Experts that a pass needed: hit was in memory, read_ahead was read ahead, miss had to be read "
+        "while the pass waited.",
         "outcome",
     ),
-    _reading("machd_expert_bank_evictions_total", "Experts that made room for others."),
-    _reading("machd_expert_bank_read_bytes_total", "Bytes of experts that were read from the model's files."),
+    _reading("machd_expert_bank_evictions_total", "Experts that were evicted for others."),
+    _reading("machd_expert_bank_read_bytes_total", "Bytes of experts read from the model's files."),
     _gauge("machd_speculation_mode", "1 on who guesses tokens ahead; off is nobody.", "mode"),
     _reading("machd_speculation_cycles_total", "Passes that verified guesses, each row's by itself."),
     _reading("machd_speculation_draft_tokens_total", "Tokens guessed ahead and verified."),

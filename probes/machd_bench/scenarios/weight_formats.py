@@ -1,8 +1,8 @@
-"""Weight formats by batch width: tokens/s of one model in each, and where one overtakes another.
+"""Weight formats by batch width: tokens/s of one model in each, and the width at which one overtakes another.
 
-A server for each format runs all the time, and each width is measured of one after the other, round by
-round, so that a machine whose speed drifts slows all of them. Their first tokens are not counted: what is compared
-is steps of so many rows, which read the weights once each.
+The servers of all formats run at the same time, and each width is measured on one after the other, round by round, so that a
+machine whose speed drifts slows all of them. Only decode is compared: steps of so many rows, which read the weights
+once each.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import statistics
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from importlib.resources import files
+from itertools import permutations
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
 from machd.errors import StartupError
-from machd_bench.answer import Answer, all_gaps_s, tokens_per_second
+from machd_bench.answer import Answer, all_gaps_s
 from machd_bench.bench import Bench, Mode, together
+from machd_bench.perplexity_text import perplexity_text
 from machd_bench.report import Row
 from machd_bench.scenario import Scenario
 from machd_bench.server import Server
@@ -32,12 +33,12 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
         for name in ("affine8", "affine4", "affine2", "mxfp8", "mxfp4", "nvfp4")
     },
 }
-"""Formats, and the settings that serve a model in them."""
+"""Formats, and the flags that serve a model in them."""
 WIDTHS = (1, 2, 4, 8, 16)
 _ROUNDS = 3
-_ASKED = ("nvfp4", "affine2")
-"""The pair of which it is claimed that the first wins from width 4 on."""
-_TEXT = files("machd_bench.scenarios") / "speculation_prompts" / "quote-letter.txt"
+_PROMPT_TOKENS, _NEW_TOKENS = 8, 24
+_CLAIMED = ("nvfp4", "affine2")
+"""The pair of which the ds4 batched-decode issue claims that the first is faster from width 4 on."""
 
 
 class _Logprobs(Struct):
@@ -60,11 +61,12 @@ class _Format:
     rounds: dict[int, list[list[Answer]]] = field(default_factory=dict)
 
     def tps(self, width: int) -> list[float]:
-        return [tokens_per_second(answers) for answers in self.rounds[width]]
+        """Return the tokens/s of each round's decode."""
+        return [width / float(np.median(list(all_gaps_s(one)))) for one in self.rounds[width]]
 
     def row(self, width: int, first: _Format) -> Row:
-        answers = [answer for of_round in self.rounds[width] for answer in of_round]
-        step_s = float(np.median(list(all_gaps_s(answers))))
+        """Return the figures of a width; ratios are to another format."""
+        step_s = width / statistics.median(self.tps(width))
         weights_bytes = (
             self.server.capabilities.model.weights_bytes if self.server.capabilities else 0
         )
@@ -85,14 +87,14 @@ class _Format:
 
 
 def overtakes(faster: Sequence[Sequence[float]], slower: Sequence[Sequence[float]]) -> int | None:
-    """Find the first of the widths from which one format is faster than another at every width.
+    """Return the first width from which one format is faster than another at every width.
 
     Args:
         faster: For each width the tokens/s of each round.
         slower: The same of the other format, round by round.
 
     Returns:
-        An index, or None if there is no such width. A lead counts if most rounds have it.
+        Its index, or None without such a width. Faster at a width means in the median round.
     """
     begin: int | None = None
     for index, (one, other) in enumerate(zip(faster, slower, strict=True)):
@@ -102,10 +104,10 @@ def overtakes(faster: Sequence[Sequence[float]], slower: Sequence[Sequence[float
 
 
 async def _perplexity(server: Server) -> float:
-    """Of a fixed text: the exponential of the mean negative log-probability of its tokens."""
+    """Return a model's perplexity on the fixed text."""
     body = {
         "model": server.model_id,
-        "prompt": _TEXT.read_text(encoding="utf-8").strip(),
+        "prompt": perplexity_text(),
         "max_tokens": 1,
         "echo": True,
         "logprobs": 0,
@@ -117,7 +119,7 @@ async def _perplexity(server: Server) -> float:
 
 
 async def _opened(bench: Bench, stack: AsyncExitStack) -> list[_Format]:
-    """Start a server for each format that the backend computes, as long as there is room."""
+    """Start a server for each format that the backend computes, as far as memory allows."""
     formats: list[_Format] = []
     for name in bench.plan.weight_formats or FORMATS:
         if formats and not bench.has_room(formats[0].server, name):
@@ -133,15 +135,15 @@ async def _opened(bench: Bench, stack: AsyncExitStack) -> list[_Format]:
 
 
 async def _measure(bench: Bench, formats: Sequence[_Format], width: int) -> None:
-    """Ask all formats in turns, each for so many answers at once."""
-    warm_up = bench.prompts(f"warm-up-{width}", width, 8)
+    """Ask each format in turns for so many answers at once."""
+    warm_up = bench.prompts(f"warm-up-{width}", width, _PROMPT_TOKENS)
     for one in formats:
         await together(one.server.ask(prompt, 3) for prompt in warm_up)
     for number in range(_ROUNDS):
         bench.progress.say(f"width {width}, round {number + 1}")
-        prompts = bench.prompts(f"format-{width}-{number}", width, 16)
+        prompts = bench.prompts(f"format-{width}-{number}", width, _PROMPT_TOKENS)
         for one in reversed(formats) if number % 2 else formats:
-            work = (one.server.ask(prompt, bench.plan.max_tokens) for prompt in prompts)
+            work = (one.server.ask(prompt, _NEW_TOKENS) for prompt in prompts)
             one.rounds.setdefault(width, []).append(await together(work))
             bench.progress.advance(width)
 
@@ -158,27 +160,30 @@ async def _weight_formats(bench: Bench) -> AsyncGenerator[Row]:
 
 
 def _crossovers(formats: Sequence[_Format], widths: Sequence[int]) -> list[str]:
-    """Say of each pair which is faster, and from which width on; first of the pair that was asked for."""
-    names = {one.name: one for one in formats}
-    pairs = [(one, other) for one in names for other in names if one != other]
+    """Tell from which width on each format is faster than others; first about the pair of the claim."""
+    tps = {one.name: [one.tps(width) for width in widths] for one in formats}
+    slower: dict[tuple[str, int], list[str]] = {}
+    for one, other in permutations(tps, 2):
+        index = overtakes(tps[one], tps[other])
+        if index is not None:
+            slower.setdefault((one, index), []).append(other)
     sentences: list[str] = []
-    for one, other in sorted(pairs, key=lambda pair: pair != _ASKED):
-        index = overtakes(
-            [names[one].tps(width) for width in widths],
-            [names[other].tps(width) for width in widths],
-        )
-        if index:
-            sentences.append(f"{one} is faster than {other} from width {widths[index]} on")
-        elif index == 0:
-            sentences.append(f"{one} is faster than {other} at every width here")
-        elif (one, other) == _ASKED:
-            sentences.append(f"{one} is faster than {other} at no width here")
+    if set(_CLAIMED) <= set(tps):
+        index = overtakes(*(tps[name] for name in _CLAIMED))
+        begin = "at no width here" if index is None else _from_width(widths, index)
+        sentences.append(f"{_CLAIMED[0]} is faster than {_CLAIMED[1]} {begin}")
+    for (one, index), others in slower.items():
+        sentences.append(f"{one}: {_from_width(widths, index)}, faster than {', '.join(others)}")
     return sentences
+
+
+def _from_width(widths: Sequence[int], index: int) -> str:
+    return f"from width {widths[index]} on" if index else "at every width here"
 
 
 WEIGHT_FORMATS = Scenario(
     name="formats",
-    about="one model in each weight format, by how many rows decode together; ratios are to the first format",
+    about="one model in each weight format, by batch width; ratios are to the first format",
     run=_weight_formats,
     modes=frozenset({Mode.CONTINUOUS}),
     columns=("tps", "tps_ratio", "step_ms", "weights_bytes", "weights_gb_per_s", "perplexity"),

@@ -103,7 +103,7 @@ class ModelInspection:
         working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
         dtype: Dtype of the computation, such as ``float32``.
         quantization: As stored; None when the weights are plain.
-        packed_into: What plain weights would be packed into; None to leave them plain.
+        quantised_to: The format that ``model.quantize`` names; None without it.
         keeps_quantized: Whether the weights would stay quantised in memory.
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
         code: The code that would compute the model.
@@ -130,7 +130,7 @@ class ModelInspection:
     device_memory_bytes: int
     available_bytes: int
     code: ModelCode
-    packed_into: Quantization | None = None
+    quantised_to: Quantization | None = None
     experts: ExpertsInspection | None = None
     notes: tuple[str, ...] = ()
 
@@ -283,8 +283,8 @@ def _inspect(
             # A dtype that the settings name is reported with its size, not refused.
             available_bytes=available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
         )
-    packing = weight_format(weights.quantize, model)
-    hold_in(model, held_dtype, packing)
+    quantised_to = weight_format(weights.quantize, model)
+    hold_in(model, held_dtype, quantised_to)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
@@ -318,7 +318,7 @@ def _inspect(
         device_memory_bytes=device_bytes,
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
-        packed_into=packing,
+        quantised_to=quantised_to,
         experts=_experts(switches, weights),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)

@@ -98,8 +98,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         progress: Told about stages and bytes, on this thread.
         blas: Name of the CPU's BLAS, for the description.
         kv_format: Format of keys and values in the caches.
-        residency: What of the experts is to be in memory; None for the whole model.
-        quantize: The format that weights are packed into, as ``model.quantize``; None for none.
+        residency: Memory for the experts; None to keep the whole model in memory.
+        quantize: The setting ``model.quantize``.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -179,8 +179,8 @@ def _load_gguf(
     )
     progress.stage("loading the weights", stored_bytes)
     model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
-    if (packing := weight_format(quantize, model)) is not None:
-        materialise(model, None, SilentProgress(), packing)
+    if (target := weight_format(quantize, model)) is not None:
+        materialise(model, None, SilentProgress(), target)
     mx.clear_cache()
     return model
 
@@ -195,8 +195,8 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     residency: Residency | None,
     quantize: str | None,
 ) -> tuple[Module, BankedModel | None]:
-    """Load a directory; its experts stay on disk if that is asked for and there are any."""
-    # The class of a checkpoint's own model is not ours to see its tensors through.
+    """Load a directory, with its experts on disk if there are any and ``residency`` is given."""
+    # A checkpoint's own model class is built by its own code, which cannot be recorded.
     may_bank = residency is not None and not checkpoint.has_own_model
     origins = TensorOrigins(checkpoint.tensors) if may_bank else None
     model = _built(checkpoint, origins, trust_remote_code=trust_remote_code)
@@ -251,7 +251,7 @@ def _read_weights(
     checkpoint: Checkpoint,
     dtype: str,
     progress: LoadProgress,
-    packing: Quantization | None = None,
+    quantise_to: Quantization | None = None,
 ) -> None:
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
@@ -263,7 +263,7 @@ def _read_weights(
     )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:
-        materialise(model, plain_dtype, progress, packing)
+        materialise(model, plain_dtype, progress, quantise_to)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
 

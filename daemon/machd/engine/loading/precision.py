@@ -95,20 +95,20 @@ WEIGHT_FORMATS: Mapping[str, Quantization] = {
     "mxfp4": Quantization("mxfp4", 4, 32),
     "nvfp4": Quantization("nvfp4", 4, 16),
 }
-"""The values of ``model.quantize``; groups are those that mlx-lm packs with."""
+"""The values of ``model.quantize``, with the group sizes that mlx-lm uses."""
 
 
 def weight_format(name: str | None, model: Module) -> Quantization | None:
-    """Find the format that weights are to be packed into; None for none.
+    """Return the format that ``model.quantize`` names; None without it.
 
     Raises:
-        SettingsError: The model is packed already, or the backend cannot compute in this format.
+        SettingsError: The model is quantised already, or the backend cannot compute in this format.
     """
     if name is None:
         return None
     wanted = WEIGHT_FORMATS[name]
     if (stored := quantization_of(model)) is not None:
-        problem = f"the model's weights are packed already ({stored})"
+        problem = f"the model is quantised already ({stored})"
     elif not multiplies(wanted):
         problem = f"mlx does not compute {wanted} on {mx.default_device().type.name}"
     else:
@@ -141,7 +141,7 @@ def materialise(
     model: Module,
     dtype: mx.Dtype | None,
     progress: LoadProgress,
-    packing: Quantization | None = None,
+    quantise_to: Quantization | None = None,
 ) -> None:
     """Load the weights of a lazily loaded model module by module, converting them on the way.
 
@@ -153,9 +153,9 @@ def materialise(
         dtype: Dtype of all floating-point weights; None changes nothing. A model with a quantised
             layer of a kind unknown to machd stays as stored.
         progress: Advanced by the bytes of each module as stored.
-        packing: The format that plain layers are packed into; None to leave them plain.
+        quantise_to: Format that plain layers are quantised to; None to leave them plain.
     """
-    for stored_bytes, module in _converted(model, dtype, packing):
+    for stored_bytes, module in _converted(model, dtype, quantise_to):
         mx.eval(module.parameters())
         progress.advance(stored_bytes)
         if mx.get_cache_memory() > _MAX_CACHED_BYTES:
@@ -164,9 +164,9 @@ def materialise(
     mx.clear_cache()
 
 
-def hold_in(model: Module, dtype: mx.Dtype | None, packing: Quantization | None = None) -> None:
+def hold_in(model: Module, dtype: mx.Dtype | None, quantise_to: Quantization | None = None) -> None:
     """Give the weights the shapes and dtypes that :func:`materialise` would, and compute nothing."""
-    for _ in _converted(model, dtype, packing):
+    for _ in _converted(model, dtype, quantise_to):
         pass
 
 
@@ -201,7 +201,7 @@ def _arrays(module: Module) -> list[mx.array]:
 
 
 def _converted(
-    model: Module, dtype: mx.Dtype | None, packing: Quantization | None
+    model: Module, dtype: mx.Dtype | None, quantise_to: Quantization | None
 ) -> Iterator[tuple[int, Module]]:
     """Convert a model leaf by leaf; yields the stored bytes of each, and the leaf to be computed."""
     flat = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
@@ -220,8 +220,8 @@ def _converted(
             model.update_modules(tree_unflatten([(path, module)]))
         elif dtype is not None:
             _cast(module, dtype, path, model)
-        if packing is not None and _can_pack(model, path, module, packing):
-            module = module.to_quantized(packing.group_size, packing.bits, packing.mode)
+        if quantise_to is not None and _can_quantise(model, path, module, quantise_to):
+            module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)
             model.update_modules(tree_unflatten([(path, module)]))
         yield stored_bytes, module
     if dtype is not None:
@@ -229,9 +229,9 @@ def _converted(
         _cast(model, dtype, "", model)
 
 
-def _can_pack(model: Layer, path: str, module: Layer, packing: Quantization) -> bool:
-    """Return True for a layer with a packed form, unless the model wants it left as it is."""
-    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % packing.group_size:
+def _can_quantise(model: Layer, path: str, module: Layer, quantise_to: Quantization) -> bool:
+    """Return True for a layer that has a quantised form, unless the model excludes it."""
+    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % quantise_to.group_size:
         return False
     wants = getattr(model, "quant_predicate", None)
     return wants is None or wants(path, module) is not False

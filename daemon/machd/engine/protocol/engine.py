@@ -58,20 +58,20 @@ class DiskReading:
 
 @dataclass(frozen=True, slots=True)
 class ExpertReading:
-    """The bank of experts at one moment; counts are since the start.
+    """The expert bank at one moment; counts are since the start.
 
-    A layer looks each expert up once a pass, however many tokens need it. Where all experts of a layer
-    are in memory nothing is looked up.
+    A layer looks each expert up once a pass, however many tokens need it. A layer that is in memory whole
+    looks nothing up.
 
     Attributes:
-        capacity_bytes: What the bank takes, full or not.
-        resident_bytes: What the experts in it take.
-        entries: Experts in it, those of each layer counted apart.
-        hits: Experts that were in memory before the layer before theirs was computed.
-        misses: Experts that were not.
-        evictions: Experts that made room for others.
-        bytes_read: From the model's files.
-        read_ahead_hits: Misses that were read, or being read, when they were needed.
+        capacity_bytes: Memory of the bank, full or not.
+        resident_bytes: Memory of the experts in it.
+        entries: Experts in it, counted for each layer.
+        hits: Lookups of experts that were in memory when the layer before was computed.
+        misses: Lookups of experts that were not.
+        evictions: Experts that were evicted for others.
+        bytes_read: Bytes read from the model's files.
+        read_ahead_hits: Misses that read-ahead had read, or was reading, when they were needed.
     """
 
     capacity_bytes: int = 0
